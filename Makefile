@@ -1,0 +1,52 @@
+# The commands of this repository. `make` alone lists them.
+# Every target that needs Python packages sets up .venv itself, once per content of the lock.
+
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-lab test-vllm check crds bench bundle lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
+	@python3 scripts/setup.py
+
+demo: setup ## show Aerie on a real Kubernetes cluster on this machine
+	@$(BIN)/aerie-lab demo
+
+test: setup ## run all tests
+	@$(BIN)/pytest
+
+test-unit: setup ## run the tests that need no cluster (seconds)
+	@$(BIN)/pytest -m unit
+
+test-lab: setup ## run the tests against the lab's cluster (minutes)
+	@$(BIN)/pytest -m lab
+
+test-vllm: setup ## run the tests against real vLLM on CPU
+	@$(BIN)/pytest -m vllm
+
+check: setup ## format, lint, types, import layers, generated files, commands named in the README
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m scripts.generate --check
+	@$(BIN)/python scripts/check_readme.py
+
+crds: setup ## write what is generated: crds/, docs/reference.md, the chart's definition and tables
+	@$(BIN)/python -m scripts.generate
+
+bench: setup ## run one benchmark: make bench NAME=lab; SAVE=1 keeps the figures in benchmarks/results
+	@$(BIN)/python -m benchmarks "$(NAME)" $(if $(SAVE),--save)
+
+bundle: setup ## train the shipped target and drafters anew (OUT=folder: put them there instead)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
+
+lock: ## pin all packages anew, by hash (needs uv; UPGRADE=1 moves to new releases)
+	@python3 scripts/lock.py $(if $(UPGRADE),--upgrade)
+
+clean: ## remove .venv and what the tools leave in this folder (the lab's cache stays)
+	@rm -rf .venv .venv.lock dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

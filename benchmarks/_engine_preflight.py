@@ -1,0 +1,66 @@
+"""Part of the benchmark `engine`: how long preflight takes for a target of a trillion parameters."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from aerie.checkpoints import read_folder
+from aerie.engine.preflight import Subject, run
+from aerie.engine.versions import NEWEST_KNOWN
+
+SHARDS = 700
+TENSORS = 150
+"""Of each shard; together as many as a model of a trillion parameters with 384 experts in each of 60 layers has."""
+
+
+def preflight() -> float:
+    """Seconds to read the headers of 700 shards with 105,000 tensors and to run all checks; the best of five."""
+    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
+        target, drafter = _target(Path(scratch, "target")), _drafter(Path(scratch, "drafter"))
+        seconds = []
+        for _ in range(5):
+            began = time.perf_counter()
+            speculative = {"method": "eagle3", "num_speculative_tokens": 3}
+            subject = Subject(read_folder(target), read_folder(drafter), NEWEST_KNOWN, speculative, gpu_bytes=80 * 2**30, gpus=1)
+            run(subject)
+            seconds.append(time.perf_counter() - began)
+    return round(min(seconds), 2)
+
+
+def _target(folder: Path) -> Path:
+    """Headers of 1.4 TiB of experts in files that take no room on disk."""
+    rows, columns = 2048, 7168
+    index: dict[str, str] = {}
+    for shard in range(SHARDS):
+        file = f"model-{shard:05}-of-{SHARDS:05}.safetensors"
+        names = [f"model.layers.{shard // 12}.mlp.experts.{shard * TENSORS + i}.gate_proj.weight" for i in range(TENSORS)]
+        _write(folder / file, dict.fromkeys(names, ("F8_E4M3", (rows, columns), rows * columns)))
+        index |= dict.fromkeys(names, file)
+    sizes = {"hidden_size": columns, "num_hidden_layers": 61, "num_attention_heads": 64, "vocab_size": 163840}
+    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k2", **sizes}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def _drafter(folder: Path) -> Path:
+    _write(folder / "model.safetensors", {"fc.weight": ("BF16", (64, 192), 2 * 64 * 192)})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}))
+    return folder
+
+
+def _write(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]]) -> None:
+    header: dict[str, Any] = {}
+    position = 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(header).encode()
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + position)

@@ -1,0 +1,109 @@
+"""How quickly the operator reads what engines say, and how far a simulated engine reaches.
+
+| key           | what is measured                                                                                          |
+|---------------|-----------------------------------------------------------------------------------------------------------|
+| parse_300k_ms | one metrics page of 300 KiB: a captured page of real vLLM for as many data-parallel ranks; median of 200  |
+| preflight_s   | headers of a target with 700 shards and 105,000 tensors, from a folder, and all checks; best of five      |
+| sim_rps       | simulated engine as a process: streamed requests (100 tokens in, 32 out) per second of its CPU time      |
+| sim_rss_mib   | the same process: its peak resident memory with 64 clients                                                |
+| des_x_realtime | four simulated pods at 1 request/s each (512 in, 200 out, medians), K = 3, scraped every 15 s: simulated  |
+|               | seconds per second of CPU time, one core; two hours of them                                               |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from aerie.engine.page import parse
+from aerie_lab.engine.acceptance import CLASSES
+from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.request import EngineSettings
+from aerie_lab.engine.step import FORMULAS
+from aerie_lab.engine.traffic import Target, closed_loop
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from benchmarks._engine_preflight import preflight
+
+PAGE = Path(__file__).resolve().parent.parent / "tests" / "unit" / "engine" / "data" / "vllm-0.32.0-ngram-2.prom"
+
+
+def measure() -> dict[str, float]:
+    return {"parse_300k_ms": parse_page(), "preflight_s": preflight(), **simulator(), "des_x_realtime": simulated_fleet()}
+
+
+def parse_page(size: int = 300 * 1024, repeats: int = 200) -> float:
+    """Milliseconds to read a page of at least `size` bytes, labels of every rank told apart."""
+    one = PAGE.read_bytes()
+    ranks = (one.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(-(-size // len(one))))
+    page = b"".join(ranks)
+    parse(page)
+    milliseconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        parse(page)
+        milliseconds.append(1000 * (time.perf_counter() - began))
+    return round(statistics.median(milliseconds), 2)
+
+
+def simulator(requests: int = 6000, clients: int = 64) -> dict[str, float]:
+    """Requests per CPU second and peak MiB of the simulator's process. Raises AssertionError when an answer is wrong."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {"startup_seconds": 0, "step_time": {"formula": {"base": 5e-3, "token": 2e-5, "draft": 2e-4, "prefill": 1e-6}}}
+    speculation = '{"method": "ngram", "num_speculative_tokens": 3}'
+    command = [sys.executable, "-m", "aerie_lab.engine", "bench", "--port", str(port), "--speculative-config", speculation]
+    process = subprocess.Popen(command, env={**os.environ, "AERIE_SIMULATOR": json.dumps(options)}, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _until_healthy(url)
+        kind = TrafficClass("chat", CLASSES["chat"], Lengths(100, 0.5), Lengths(32, 0.5))
+        before = _cpu_seconds(process.pid)
+        made = itertools.islice(turns([kind], Poisson(1.0), 0.0, float("inf")), requests)
+        report = asyncio.run(closed_loop(Target(url, "bench"), made, clients))
+        seconds = _cpu_seconds(process.pid) - before
+        assert not report.errors, report.errors
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+        return {"sim_rps": round(requests / seconds), "sim_rss_mib": round(peak / 1024, 1)}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until_healthy(url: str, within: float = 60.0) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/health").close()
+            return
+        except OSError:
+            if time.monotonic() - began > within:
+                raise
+            time.sleep(0.05)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
+def simulated_fleet(seconds: float = 7200.0) -> float:
+    """Simulated seconds per CPU second."""
+    pods = [Pod(f"pod-{i}", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"], 1 + 0.02 * i) for i in range(4)]
+    kind = TrafficClass("chat", CLASSES["chat"], Lengths(512, 0.5), Lengths(200, 0.5))
+    fleet = Fleet(pods, [kind], Poisson(4.0))
+    began = time.process_time()
+    scrapes = sum(1 for _ in fleet.run(seconds))
+    spent = time.process_time() - began
+    assert scrapes >= 4 * seconds / 15 - 4
+    return round(seconds / spent)

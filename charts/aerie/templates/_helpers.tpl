@@ -1,0 +1,78 @@
+{{/* Stays short enough for a suffix: a Service's name has at most 63 characters. */}}
+{{- define "aerie.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride }}
+{{- else if contains .Chart.Name .Release.Name }}
+{{- .Release.Name | trunc 46 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 46 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "aerie.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "aerie.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "aerie.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "aerie.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "aerie.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "aerie.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}
+{{- printf "%s@%s" .repository .digest }}
+{{- else }}
+{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What the operator may do where it acts: rules of a ClusterRole, or of a Role in each namespace. */}}
+{{- define "aerie.rules" -}}
+- apiGroups: [aerie.dev]
+  resources: [speculativedeployments]
+  verbs: [get, list, watch]
+- apiGroups: [aerie.dev]
+  resources: [speculativedeployments/status]
+  verbs: [patch]
+# Children name the resource as their owner and hold its deletion until they are gone. A cluster with the admission plugin
+# OwnerReferencesPermissionEnforcement asks for this.
+- apiGroups: [aerie.dev]
+  resources: [speculativedeployments/finalizers]
+  verbs: [update]
+{{- $children := list
+  (dict "group" "apps" "resource" "deployments")
+  (dict "group" "" "resource" "services")
+  (dict "group" "" "resource" "configmaps")
+  (dict "group" "policy" "resource" "poddisruptionbudgets")
+  (dict "group" "batch" "resource" "jobs")
+  (dict "group" "gateway.networking.k8s.io" "resource" "httproutes")
+}}
+{{- range $children }}
+- apiGroups: [{{ .group | quote }}]
+  resources: [{{ .resource }}]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+# Why a pod does not start, and the last lines of a preflight or of a crash.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}

@@ -1,0 +1,97 @@
+"""`make bundle`: the whole recipe, from Python's own documentation to folders that `vllm serve` takes.
+
+    1 tokenizer and target     one thread; a number of steps, not a time
+    2 the target's answers     one thread
+    3 drafters                 `eagle train` with the YAML files beside this one, two at a time, one thread each
+    4 export and measuring     acceptance length of each on prompts that were in no training; registry.json
+
+Everything is made in a folder of its own and then put in place, part by part. Same packages, same kind of processor: same bytes
+(README.md has the digests of two runs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from bundle import answers, corpus, registry
+from bundle.target import train_target
+from eagle.cli import console
+from eagle.export import export
+
+HERE = Path(__file__).resolve().parent
+DRAFTERS = {"eagle3": "EAGLE 3", "eagle31": "EAGLE 3.1", "weak": "weak EAGLE 3.1"}
+PARTS = ("target", *DRAFTERS, "prompts.jsonl", "registry.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bundle", usage="make bundle [OUT=folder]", description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE, help="where the parts are put; default: beside the recipe")
+    parser.add_argument("--work", type=Path, default=Path("build/bundle"), help="where they are made; emptied first")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    out, work = arguments.out.resolve(), arguments.work.resolve()
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    os.chdir(work)  # paths in what is written are relative to it
+    begun = time.monotonic()
+    found, texts = corpus.items(), corpus.plain()
+    loss = train_target(Path("target"), found, texts)
+    answers.write_answers(Path(), Path("target"), found)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train_drafter, DRAFTERS))
+    trained = {name: Path("training", name, "best") for name in DRAFTERS}
+    measured = {name: registry.measure(Path("target"), folder, Path("prompts.jsonl")) for name, folder in trained.items()}
+    for name, figures in measured.items():
+        export(
+            trained[name],
+            Path(name),
+            target="target",
+            acceptance_length=figures["acceptance_length"],
+            measured_on="the bundle's prompts.jsonl, greedy",
+            embeddings=False,
+        )
+    made = registry.make(DRAFTERS, measured, corpus.digest(found, texts), loss)
+    registry.write(made, Path("registry.json"))
+    console.out.print(registry.compare(made, HERE / "registry.json"))
+    out.mkdir(parents=True, exist_ok=True)
+    for part in PARTS:
+        put(work / part, out / part)
+    console.err.print(f"{out}: done in {(time.monotonic() - begun) / 60:.0f} minutes")
+
+
+def train_drafter(name: str) -> None:
+    """`eagle train` in a process of its own; its log goes to training-NAME.log."""
+    command = [sys.executable, "-m", "eagle.cli", "train", str(HERE / f"{name}.yaml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    log = Path(f"training-{name}.log")
+    with log.open("w") as stream:
+        status = subprocess.run(command, env=environment, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+    if status:
+        sys.exit(f"the training of {name} ended with status {status}:\n{log.read_text()[-2000:]}")
+    console.err.print(f"{name}: trained")
+
+
+def put(source: Path, place: Path) -> None:
+    """Replace `place` with a copy of `source`."""
+    if place.is_dir():
+        shutil.rmtree(place)
+    if source.is_dir():
+        shutil.copytree(source, place)
+    else:
+        shutil.copyfile(source, place)
+    for file in place.rglob("*"):
+        file.chmod(0o644)  # some libraries write weights for the owner alone
+
+
+if __name__ == "__main__":
+    main()

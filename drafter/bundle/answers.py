@@ -1,0 +1,66 @@
+"""What drafters learn from: the target's own answers, a greedy and a drawn one to each question; and prompts to measure on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from bundle.corpus import Item
+from eagle.cli.console import err
+from eagle.evaluate.answers import answer
+from eagle.evaluate.prompts import Prompt
+from eagle.evaluate.target import Target
+from eagle.train.states import load_model, load_tokenizer
+
+FEW = 500
+TEMPERATURE, MAX_TOKENS, BATCH, SEED = 0.8, 128, 96, 20260512
+
+
+def write_answers(folder: Path, target: Path, found: list[Item], every: int = 1) -> None:
+    """Write answers.jsonl, few.jsonl (its first FEW lines, for the weak drafter) and prompts.jsonl (held out) into `folder`.
+
+    `target` is the target's folder; of the questions to learn from one in `every` is asked, twice.
+    """
+    learned, kept = ([item for item in found if item.held_out is out] for out in (False, True))
+    asked = [item.question for item in learned[::every]]
+    pairs = list(zip(asked * 2, answer_all(target, asked, 0.0) + answer_all(target, asked, TEMPERATURE), strict=True))
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(SEED)).tolist()
+    lines = [json.dumps({"prompt": pairs[at][0], "response": pairs[at][1]}) + "\n" for at in order if pairs[at][1].strip()]
+    (folder / "answers.jsonl").write_text("".join(lines))
+    (folder / "few.jsonl").write_text("".join(lines[:FEW]))
+    prompts = [
+        {"category": item.category, "messages": [{"role": "user", "content": item.question}]}
+        for item in sorted(kept, key=lambda item: item.category)
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+
+
+def answer_all(target_folder: Path, questions: list[str], temperature: float) -> list[str]:
+    """The target's answers."""
+    tokenizer = load_tokenizer(str(target_folder), None)
+    target = Target(load_model(str(target_folder), None, torch.float32, torch.device("cpu")), (1,))
+    draw = torch.Generator().manual_seed(SEED)
+    ids = [_encode(tokenizer, question) for question in questions]
+    order = sorted(range(len(ids)), key=lambda at: len(ids[at]))
+    texts = [""] * len(ids)
+    for begin in range(0, len(order), BATCH):
+        some = order[begin : begin + BATCH]
+        given = answer(
+            target,
+            [ids[at] for at in some],
+            max_tokens=MAX_TOKENS,
+            beyond=0,
+            end_tokens=frozenset({tokenizer.eos_token_id}),
+            temperature=temperature,
+            generator=draw,
+        )
+        for at, text in zip(some, given, strict=True):
+            texts[at] = tokenizer.decode(text.tokens[text.prompt : text.end], skip_special_tokens=True)
+    err.print(f"answers: {len(texts)} at temperature {temperature}")
+    return texts
+
+
+def _encode(tokenizer: object, question: str) -> list[int]:
+    return Prompt("", messages=({"role": "user", "content": question},)).encode(tokenizer)

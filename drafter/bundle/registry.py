@@ -1,0 +1,98 @@
+"""registry.json: what is in the bundle, how good each drafter is, and how the parts can be told from others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from eagle.checkpoint import digest
+from eagle.cli.console import err
+from eagle.evaluate import read_prompts
+from eagle.evaluate.offline import Asking, Pair, as_json, evaluate
+
+USE = {
+    "target": "the served model of every end-to-end test and of the demo",
+    "eagle3": "an EAGLE 3 drafter, trained on the same answers with the same budget as eagle31: the stable side of a canary",
+    "eagle31": "an EAGLE 3.1 drafter: the canary that is to be promoted, or the stable side",
+    "weak": "an EAGLE 3.1 drafter that has seen 500 answers once: the canary that is to be rolled back",
+}
+TOKENS = 3
+SERVE = (
+    "vllm serve drafter/bundle/target --served-model-name docs --dtype float32 --max-model-len 2048 --speculative-config "
+    '\'{{"method": "eagle3", "model": "drafter/bundle/{drafter}", "num_speculative_tokens": 3}}\''
+)
+
+
+def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
+    """Acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
+    found = as_json(evaluate(Pair.load(target, drafter), read_prompts(prompts), Asking(k=TOKENS)))
+    total = found.pop("total")
+    by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in found.items()}
+    err.print(f"{drafter}: AL {total['acceptance_length']:.3f} {by_category}")
+    return {
+        "acceptance_length": round(total["acceptance_length"], 3),
+        "acceptance_per_position": [round(rate, 3) for rate in total["acceptance_per_position"]],
+        "by_category": by_category,
+    }
+
+
+def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_digest: str, loss: float) -> dict[str, Any]:
+    """The registry of the parts in the working folder."""
+    target = {"digest": digest(Path("target")), "tokenizer_sha256": _sha256(Path("target/tokenizer.json"))}
+    return {
+        "licence": {
+            "weights": "Apache-2.0, as this repository",
+            "text": "trained on documentation of Python, (c) Python Software Foundation, PSF License Version 2",
+        },
+        "corpus": {"python": platform.python_version(), "sha256": corpus_digest},
+        "versions": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors", "numpy")},
+        "machine": platform.machine(),
+        "target": {"folder": "target", **target, "loss": round(loss, 3), "use": USE["target"]},
+        "drafters": {
+            name: {
+                "folder": name,
+                "kind": kind,
+                "digest": digest(Path(name)),
+                "num_speculative_tokens": TOKENS,
+                **measured[name],
+                "use": USE[name],
+                "serve": SERVE.format(drafter=name),
+            }
+            for name, kind in drafters.items()
+        },
+        "measured_on": "prompts.jsonl: questions that were in no training, greedy, at most 128 tokens each",
+    }
+
+
+def write(registry: dict[str, Any], file: Path) -> None:
+    """As JSON."""
+    file.write_text(json.dumps(registry, indent=2) + "\n")
+
+
+def digests(registry: dict[str, Any]) -> dict[str, str]:
+    """By part, what tells whether it is the same."""
+    target = registry["target"]
+    return {
+        "corpus": registry["corpus"]["sha256"],
+        "tokenizer": target["tokenizer_sha256"],
+        "target": target["digest"],
+        **{name: each["digest"] for name, each in registry["drafters"].items()},
+    }
+
+
+def compare(made: dict[str, Any], committed: Path) -> str:
+    """A line for each part: its digest, and whether the committed bundle has the same."""
+    before = digests(json.loads(committed.read_text())) if committed.is_file() else {}
+    lines = []
+    for part, value in digests(made).items():
+        verdict = ("same" if before.get(part) == value else "differs") if before else "new"
+        lines.append(f"{part:10} {value.removeprefix('sha256:')[:16]}  {verdict}")
+    return "\n".join(lines)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,5 @@
+"""`python -m eagle.cli`."""
+
+from eagle.cli import main
+
+main()

@@ -1,0 +1,49 @@
+"""Which project wrote a checkpoint, and by which evidence that is known.
+
+Only three projects leave a mark of their own: speculators (speculators_model_type), TorchSpec (_torchspec_version) and this one
+(metadata). The others are told by how they name classes and tensors, which a further project may share; the evidence says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any
+
+
+class Origin(Enum):
+    """A project whose checkpoints are known."""
+
+    AERIE = "aerie"
+    SPECULATORS = "speculators"
+    TORCHSPEC = "torchspec"
+    NEMO = "nemo"
+    SGLANG = "sglang"
+    SAFEAILAB = "safeailab"
+    SPECFORGE = "specforge"
+    OTHER = "other"
+    """None of them, in vLLM's own names."""
+
+
+def detect(config: Mapping[str, Any], names: Collection[str], metadata: Mapping[str, str]) -> tuple[Origin, str]:
+    """The project and the evidence, as the end of a sentence."""
+    architectures = config.get("architectures") or []
+    if "speculators_model_type" in config:
+        return Origin.SPECULATORS, "config.json has speculators_model_type"
+    if any(key.startswith("eagle.") for key in metadata):
+        return Origin.AERIE, "the metadata of its weights says so"
+    if "_torchspec_version" in config or "torchspec_version" in metadata:
+        return Origin.TORCHSPEC, "it names a torchspec version"
+    legacy = next((name for name in names if "aux_norm_" in name), None)
+    if legacy is not None or "use_aux_norm" in config:
+        return Origin.SGLANG, f"{legacy or 'use_aux_norm'} is a name that SGLang had before fc_norm"
+    if "LlamaEagle3DraftModel" in architectures or any(name.startswith("model.") for name in names):
+        return Origin.NEMO, "its tensors have the prefix `model.`, as NeMo Automodel writes them"
+    if "LlamaForCausalLM" in architectures and any(name.startswith("midlayer.") for name in names):
+        return Origin.SAFEAILAB, "its class is LlamaForCausalLM and its layer midlayer, as in SafeAILab/EAGLE"
+    if "LlamaForCausalLMEagle3" in architectures and any(name.startswith("midlayer.") for name in names):
+        return Origin.SPECFORGE, (
+            "its class is LlamaForCausalLMEagle3 and its layer midlayer; SpecForge leaves no mark of its own, "
+            "so name the origin if it is another"
+        )
+    return Origin.OTHER, "nothing in it is a known project's"

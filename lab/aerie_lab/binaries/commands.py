@@ -1,0 +1,82 @@
+"""Runs one long command (a compiler, pip) so that it can be watched, explained and stopped.
+
+Guarantees: all output is in a log file; the caller is called back every BEAT seconds; whatever ends the call early
+(Ctrl-C included) ends the command's whole process group first; and when this process is killed outright, the kernel
+kills the command too. Not guaranteed in that last case: the command's own children, which may finish their one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+Say = Callable[[str], None]
+
+BEAT = 15.0
+
+# Ties the command's life to ours, then becomes the command. Done in a program of its own because the ways to run code
+# between fork and exec are not safe in a process with threads. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    beat: Callable[[float], None],
+) -> int:
+    """Run `command` (an absolute path and its arguments) to its end, and return its exit status.
+
+    Output is appended to `log`; `beat` is called with the seconds so far, every BEAT seconds.
+    """
+    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+    begin = time.monotonic()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            tied,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+    try:
+        while True:
+            try:
+                return process.wait(timeout=BEAT)
+            except subprocess.TimeoutExpired:
+                beat(time.monotonic() - begin)
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`; `waiting` is called first when somebody else has it.
+
+    The kernel lets go of it when its holder ends, however that happens.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

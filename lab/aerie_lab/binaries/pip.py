@@ -1,0 +1,71 @@
+"""Runs pip once, to install what a lock names by hash, and tells apart the ways in which that fails.
+
+Guarantees: nothing is installed whose hash the lock does not have, and nothing is compiled. Where pip gets packages from
+stays the user's choice (PIP_INDEX_URL, pip.conf); settings that would put them elsewhere do not count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie_lab.binaries import commands
+
+_ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PYTHONHOME", "PYTHONPATH")
+_UNREACHABLE = ("NewConnectionError", "NameResolutionError", "Max retries", "ReadTimeout", "ConnectTimeout", "ProxyError")
+
+
+class Cause(enum.Enum):
+    """Why pip failed, as far as it changes what the user has to do."""
+
+    DISK = enum.auto()
+    NO_PIP = enum.auto()
+    UNREACHABLE = enum.auto()
+    WRONG_HASH = enum.auto()
+    OTHER = enum.auto()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong."""
+
+    cause: Cause
+    said: str
+    """pip's own first error."""
+
+
+def install(
+    python: Path,
+    lock: Path,
+    options: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    beat: Callable[[float], None],
+) -> Failure | None:
+    """Install all of `lock` with the pip of `python`; None when that went well. `log` is written anew."""
+    log.unlink(missing_ok=True)
+    command = [str(python), "-m", "pip", "install", "--requirement", str(lock), *options]
+    command += ["--require-hashes", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
+    command += ["--progress-bar=off", "--disable-pip-version-check"]
+    settled = {key: value for key, value in environment.items() if key not in _ELSEWHERE}
+    status = commands.run(command, folder=folder, environment=settled, log=log, beat=beat)
+    return None if status == 0 else failure(log.read_text(errors="replace"), status)
+
+
+def failure(output: str, status: int) -> Failure:
+    """What pip's output says about its exit status."""
+    errors = [line.strip().removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR")]
+    said = errors[0] if errors else f"pip ended with status {status} and gave no reason"
+    if "No space left on device" in output:
+        return Failure(Cause.DISK, said)
+    if "No module named pip" in output:
+        return Failure(Cause.NO_PIP, said)
+    if any(word in output for word in _UNREACHABLE):
+        return Failure(Cause.UNREACHABLE, said)
+    if "DO NOT MATCH THE HASHES" in output:
+        return Failure(Cause.WRONG_HASH, said)
+    return Failure(Cause.OTHER, said)

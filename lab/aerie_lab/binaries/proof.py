@@ -1,0 +1,56 @@
+"""Asks a binary which version it is: a file name proves nothing, and a wrong version fails later, far from its cause.
+
+Not guaranteed: that the binary is honest, or was built from the pinned sources.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+from pathlib import Path
+
+# Three numbers, not inside a word: v1.36.4, 3.6.14, <commit>/1.39.3/Clean.
+_VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)")
+_PATIENCE = 30.0
+
+
+def complaint(binary: Path, arguments: tuple[str, ...] | None, version: str, patience: float = _PATIENCE) -> str | None:
+    """What keeps `binary` from being `version`, as the rest of a sentence about it; None when nothing does.
+
+    Without `arguments` its version is not asked: it only has to be a program.
+    """
+    try:
+        state = binary.stat()
+    except OSError as error:
+        return f"cannot be used ({error.strerror})"
+    if arguments is None:
+        return None if binary.is_file() and os.access(binary, os.X_OK) else "cannot be run (it is no executable file)"
+    found, problem = _reported(binary, arguments, state.st_mtime_ns, state.st_size, patience)
+    if problem:
+        return problem
+    return None if found == version else f"is version {found}"
+
+
+@functools.cache
+def _reported(binary: Path, arguments: tuple[str, ...], mtime: int, size: int, patience: float) -> tuple[str, str]:
+    """The version, or why there is none. `mtime` and `size` make it ask again when the file has changed."""
+    del mtime, size
+    try:
+        done = subprocess.run(
+            [binary, *arguments],
+            cwd="/",
+            # kubectl and helm read a kubeconfig even for this, and a broken one would make them fail.
+            env={**os.environ, "KUBECONFIG": os.devnull},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience,
+        )
+    except OSError as error:
+        return "", f"cannot be run ({error.strerror})"
+    except subprocess.TimeoutExpired:
+        return "", f"does not tell its version within {patience:.0f} s"
+    found = _VERSION.search(f"{done.stdout}\n{done.stderr}")
+    return (found[1], "") if found else ("", "tells no version")

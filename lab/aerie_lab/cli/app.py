@@ -1,0 +1,199 @@
+"""The commands of `aerie-lab`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from aerie_lab import cluster
+from aerie_lab.binaries import NAMES, USUAL, binary, ensure
+from aerie_lab.cli.console import err, out, replace_process, say
+from aerie_lab.cli.demo import demo
+from aerie_lab.cli.fault import fault
+from aerie_lab.cli.traffic import traffic
+from aerie_lab.cluster import Lab, Settings, process, take_down
+from aerie_lab.errors import LabError, StateError
+from aerie_lab.faults import Faults
+from aerie_lab.paths import lab_folder
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="A real Kubernetes cluster on this machine, without a container engine: pods are local processes.",
+)
+app.add_typer(fault)
+app.command()(demo)
+app.command()(traffic)
+
+Name = Annotated[str, typer.Option("--name", help="Which lab; several can run side by side.", envvar="AERIE_LAB_NAME")]
+_DEFAULTS = Settings()
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command()
+def up(
+    name: Name = _DEFAULTS.name,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = _DEFAULTS.nodes,
+    gpus: Annotated[int, typer.Option(help="nvidia.com/gpu of each node.")] = _DEFAULTS.gpus,
+    cpus: Annotated[int, typer.Option(help="cpu of each node, cores.")] = _DEFAULTS.cpus,
+    memory_gib: Annotated[int, typer.Option(help="memory of each node, GiB.")] = _DEFAULTS.memory_gib,
+    pods: Annotated[int, typer.Option(help="Pods that fit on each node.")] = _DEFAULTS.pods,
+    gateway: Annotated[bool, typer.Option(help="Install Contour, Envoy and a Gateway.")] = _DEFAULTS.gateway,
+    api_port: Annotated[int, typer.Option(help="The API server's port on 127.0.0.1; 0: any.")] = 0,
+    gateway_port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1; 0: any.")] = 0,
+    images: Annotated[list[Path] | None, typer.Option(help="A further image table (TOML); may be repeated.")] = None,
+    restart_backoff: Annotated[
+        float, typer.Option(help="Seconds before a crashed container's first restart.")
+    ] = _DEFAULTS.restart_backoff,
+) -> None:
+    """Start a lab, and tell how to reach it."""
+    lab = Lab.up(
+        Settings(
+            name=name,
+            nodes=nodes,
+            gpus=gpus,
+            cpus=cpus,
+            memory_gib=memory_gib,
+            pods=pods,
+            gateway=gateway,
+            api_port=api_port,
+            gateway_port=gateway_port,
+            images=[str(file.absolute()) for file in images or []],
+            restart_backoff=restart_backoff,
+        ),
+        say,
+    )
+    _tell_addresses(lab)
+
+
+def _tell_addresses(lab: Lab) -> None:
+    out.print(f"export KUBECONFIG={lab.kubeconfig}")
+    err.print(f"API server  {lab.api_url}")
+    err.print(f"gateway     {lab.gateway_url or 'none (--no-gateway)'}")
+
+
+@app.command()
+def down(
+    name: Name = _DEFAULTS.name,
+    every: Annotated[bool, typer.Option("--all", help="All labs of this user.")] = False,
+) -> None:
+    """End a lab and remove all of it; the built binaries stay in the cache."""
+    for each in cluster.names() if every else [name]:
+        say(f"lab '{each}' is down" if take_down(each, say) else f"there is no lab '{each}'")
+
+
+@app.command()
+def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Show a lab's components, addresses and faults."""
+    lab = Lab.find(name)
+    found = lab.status()
+    found |= {
+        "kubeconfig": str(lab.kubeconfig),
+        "api_url": lab.api_url,
+        "gateway_url": lab.gateway_url,
+        "faults": [{"id": record.id, "fault": str(record)} for record in Faults(lab).active()],
+        "containers": len(lab.ask_agent("containers")) if found["components"]["node-agent"]["running"] else 0,
+    }
+    if as_json:
+        out.print_json(json.dumps(found))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("COMPONENT", "STATE", "RESTARTS", "LAST EXIT"):
+        table.add_column(heading)
+    for component, part in found["components"].items():
+        state = "[green]running" if part["running"] else "[yellow]held" if part["held"] else "[red]down"
+        table.add_row(component, state, str(part["restarts"]), part["last_exit"])
+    out.print(table)
+    _tell_addresses(lab)
+    err.print(f"up for {found['uptime']:.0f} s, {found['containers']} containers running")
+    for record in found["faults"]:
+        err.print(f"[yellow]fault {record['id']}:[/] {escape(record['fault'])}")
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def kubectl(context: typer.Context) -> None:
+    """Run kubectl against a lab: the arguments are kubectl's (the lab is $AERIE_LAB_NAME)."""
+    _pass_on("kubectl", context.args)
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def helm(context: typer.Context) -> None:
+    """Run helm against a lab: the arguments are helm's (the lab is $AERIE_LAB_NAME)."""
+    _pass_on("helm", context.args)
+
+
+def _pass_on(tool: str, arguments: list[str]) -> None:
+    lab = Lab.find(os.environ.get("AERIE_LAB_NAME", _DEFAULTS.name))
+    program = str(binary(tool, say))
+    replace_process([program, *arguments], {**os.environ, "KUBECONFIG": str(lab.kubeconfig)})
+
+
+@app.command()
+def logs(
+    component: Annotated[str, typer.Argument(help="A component of the lab, as `status` lists them, or supervisor.")],
+    name: Name = _DEFAULTS.name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 100,
+) -> None:
+    """Show the output of a component of the lab. (`aerie-lab kubectl logs` shows a pod's.)"""
+    folder = lab_folder(name) / "logs"
+    file = folder / f"{component}.log"
+    if not file.exists():
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) if folder.is_dir() else ""
+        raise StateError(f"'{component}' has no log in lab '{name}': {known or 'the lab is not up'}.")
+    with file.open(errors="replace") as stream:
+        for line in stream.readlines()[-lines:]:
+            sys.stdout.write(line)
+        while follow and process.living(folder.parent):
+            if chunk := stream.read():
+                sys.stdout.write(chunk)
+                sys.stdout.flush()
+            else:
+                time.sleep(0.2)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def shell(
+    command: Annotated[list[str] | None, typer.Argument(help="A command instead of an interactive shell.")] = None,
+    name: Name = _DEFAULTS.name,
+    inside: Annotated[
+        bool, typer.Option("--inside", help="In the lab's own network, where pods and services have their addresses.")
+    ] = False,
+) -> None:
+    """Open a shell with KUBECONFIG set and the lab's kubectl and helm on the PATH."""
+    lab = Lab.find(name)
+    for tool in ("kubectl", "helm"):
+        binary(tool, say)
+    environment = lab.environment()
+    words = command or [os.environ.get("SHELL", "/bin/sh")]
+    if inside:
+        pid = process.living(lab.folder)
+        environment["KUBECONFIG"] = str(lab.folder / "components" / "admin.kubeconfig")
+        words = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(pid), *words]
+    try:
+        replace_process(words, environment)
+    except FileNotFoundError as error:
+        raise LabError(f"{words[0]}: no such command.") from error
+
+
+@app.command()
+def build(
+    families: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Of {', '.join(NAMES)}. When none is named: all but vllm, which takes 5.5 GiB of disk."),
+    ] = None,
+) -> None:
+    """Build binaries ahead of time. A lab builds what it needs by itself, except vllm."""
+    for family in families or USUAL:
+        if family not in NAMES:
+            raise StateError(f"'{family}' is no family of binaries: one of {', '.join(NAMES)}.")
+        out.print(str(ensure(family, say)))

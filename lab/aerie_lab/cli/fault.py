@@ -1,0 +1,127 @@
+"""`aerie-lab fault ...`: make a fault, list the faults in force, undo them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from aerie_lab.cli.console import err, out
+from aerie_lab.cluster import Lab
+from aerie_lab.errors import StateError
+from aerie_lab.faults import Fault, Faults
+
+fault = typer.Typer(name="fault", no_args_is_help=True, help="Make things go wrong, and right again.")
+
+Name = Annotated[str, typer.Option("--name", help="Which lab.", envvar="AERIE_LAB_NAME")]
+Pod = Annotated[str, typer.Argument(help="The pod.")]
+Container = Annotated[str | None, typer.Option("--container", "-c", help="Needed when the pod runs several.")]
+KubeNamespace = Annotated[str, typer.Option("--namespace", "-n", help="The pod's or object's namespace.")]
+Seconds = Annotated[float | None, typer.Option("--for", help="Undo it after so many seconds; Ctrl-C undoes it too.")]
+
+
+def _faults(name: str) -> Faults:
+    return Faults(Lab.find(name))
+
+
+def _keep(made: Fault, seconds: float | None) -> None:
+    if seconds is None:
+        err.print(f"fault {made.record.id} in force: {escape(str(made.record))}")
+        err.print(f"undo it with: aerie-lab fault undo {made.record.id}")
+        return
+    with made:
+        err.print(f"{escape(str(made.record))}: for {seconds:g} s")
+        time.sleep(seconds)
+    err.print("undone")
+
+
+@fault.command()
+def kill(pod: Pod, container: Container = None, namespace: KubeNamespace = "default", name: Name = "default") -> None:
+    """Kill a container, as the kernel would when memory runs out. Its restart policy brings it back."""
+    _faults(name).kill(pod, container, namespace=namespace)
+
+
+@fault.command()
+def restart(component: Annotated[str, typer.Argument(help="etcd, kube-apiserver, ...")], name: Name = "default") -> None:
+    """Kill a component of the control plane and wait until it is ready again."""
+    _faults(name).restart(component)
+
+
+@fault.command()
+def freeze(
+    pod: Pod,
+    container: Container = None,
+    namespace: KubeNamespace = "default",
+    seconds: Seconds = None,
+    name: Name = "default",
+) -> None:
+    """Stop a container's processes without ending them."""
+    _keep(_faults(name).freeze(pod, container, namespace=namespace), seconds)
+
+
+@fault.command()
+def cut(pod: Pod, namespace: KubeNamespace = "default", seconds: Seconds = None, name: Name = "default") -> None:
+    """Cut a pod off from the network."""
+    _keep(_faults(name).cut(pod, namespace=namespace), seconds)
+
+
+@fault.command()
+def silence(node: Annotated[str, typer.Argument(help="The node.")], seconds: Seconds = None, name: Name = "default") -> None:
+    """Let a node go silent; its pods go on running, and nobody hears of them."""
+    _keep(_faults(name).silence(node), seconds)
+
+
+@fault.command()
+def hold(
+    component: Annotated[str, typer.Argument(help="etcd, kube-apiserver, ...")],
+    seconds: Seconds = None,
+    name: Name = "default",
+) -> None:
+    """Take a component of the control plane down and keep it down."""
+    _keep(_faults(name).hold(component), seconds)
+
+
+@fault.command()
+def fill(node: Annotated[str, typer.Argument(help="The node.")], seconds: Seconds = None, name: Name = "default") -> None:
+    """Leave no cpu, memory or GPU free on a node."""
+    _keep(_faults(name).fill(node), seconds)
+
+
+@fault.command()
+def delete(
+    kind: Annotated[str, typer.Argument(help="As for kubectl: deployment, service, ...")],
+    object_name: Annotated[str, typer.Argument(metavar="NAME", help="The object.")],
+    namespace: KubeNamespace = "default",
+    name: Name = "default",
+) -> None:
+    """Delete an object behind its controller's back; undo creates it again if the controller did not."""
+    _keep(_faults(name).delete(kind, object_name, namespace=namespace), None)
+
+
+@fault.command("list")
+def list_faults(name: Name = "default") -> None:
+    """List the faults in force."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("ID", "FAULT", "SECONDS"):
+        table.add_column(heading)
+    for record in _faults(name).active():
+        table.add_row(str(record.id), escape(str(record)), f"{time.time() - record.since:.0f}")
+    out.print(table if table.row_count else "no fault is in force")
+
+
+@fault.command()
+def undo(
+    number: Annotated[int | None, typer.Argument(metavar="ID", help="As `fault list` shows it.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All faults.")] = False,
+    name: Name = "default",
+) -> None:
+    """Repair a fault."""
+    if every:
+        _faults(name).undo_all()
+    elif number is not None:
+        _faults(name).undo(number)
+    else:
+        raise StateError("name a fault by its id (`aerie-lab fault list`), or give --all.")

@@ -1,0 +1,104 @@
+"""`aerie-lab traffic`: requests with a rate or a number of clients, each answer checked, and a table of what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from aerie_lab.cli.console import err, out
+from aerie_lab.engine.traffic import Report, Target, closed_loop, open_loop
+from aerie_lab.engine.workload import DEFAULT_CLASSES, Arrivals, Bursts, Diurnal, Lengths, Poisson, turns
+from aerie_lab.errors import LabError, StateError
+
+_NAMES = [kind.name for kind in DEFAULT_CLASSES]
+
+
+class Process(StrEnum):
+    """How requests arrive."""
+
+    poisson = "poisson"
+    bursts = "bursts"
+    day = "day"
+
+
+def traffic(
+    url: Annotated[str, typer.Argument(help="The server, as http://127.0.0.1:8000.")],
+    model: Annotated[str, typer.Option(help="The served model's name.")],
+    seconds: Annotated[float, typer.Option(help="For how long requests start.")] = 30.0,
+    rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 2.0,
+    arrivals: Annotated[
+        Process, typer.Option(help="bursts: 8 times the rate in 10 s bursts; day: one day within --seconds.")
+    ] = Process.poisson,
+    clients: Annotated[int, typer.Option(help="A fixed number of clients instead of a rate; 0: use the rate.")] = 0,
+    requests: Annotated[int, typer.Option(help="With --clients: how many requests in all.")] = 100,
+    classes: Annotated[list[str] | None, typer.Option("--class", help=f"Of {', '.join(_NAMES)}; default: all.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Median prompt tokens of every class.")] = None,
+    answer: Annotated[int | None, typer.Option(help="Median answer tokens of every class.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host header, for the lab's gateway.")] = None,
+    bytes_per_token: Annotated[float, typer.Option(help="Bytes of text per token of the server's tokenizer.")] = 4.0,
+    stream: Annotated[bool, typer.Option(help="Ask for streams.")] = True,
+    seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Send requests to a server, and report errors and latencies. Fails when an answer was wrong."""
+    for name in classes or []:
+        if name not in _NAMES:
+            raise StateError(f"'{name}' is no class of traffic: one of {', '.join(_NAMES)}.")
+    kinds = [kind for kind in DEFAULT_CLASSES if kind.name in (classes or _NAMES)]
+    if prompt is not None:
+        kinds = [replace(kind, prompt=Lengths(prompt, 0.5), system=0, turns=1.0) for kind in kinds]
+    if answer is not None:
+        kinds = [replace(kind, answer=Lengths(answer, 0.5)) for kind in kinds]
+    process: Arrivals = Poisson(rate)
+    if arrivals is Process.bursts:
+        process = Bursts(rate / 2, 8 * rate, calm=120.0, burst=10.0)
+    elif arrivals is Process.day:
+        process = Diurnal(rate, day=seconds, peak=seconds * 15 / 24)
+    target = Target(url.rstrip("/"), model, host, bytes_per_token, stream)
+    if clients:
+        endless = turns(kinds, Poisson(1.0), 0.0, float("inf"), seed)
+        report = asyncio.run(closed_loop(target, itertools.islice(endless, requests), clients))
+    else:
+        report = asyncio.run(open_loop(target, turns(kinds, process, 0.0, seconds, seed)))
+    _tell(report, as_json)
+    if report.errors:
+        raise LabError(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}.")
+
+
+def _tell(report: Report, as_json: bool) -> None:
+    summary = report.summary()
+    if as_json:
+        out.print_json(json.dumps(summary | {"failures": dict(report.errors)}))
+        return
+    table = Table(box=None, pad_edge=False)
+    columns = (
+        "requests",
+        "errors",
+        "requests_per_s",
+        "tokens_per_s",
+        "ttft_p50_ms",
+        "ttft_p95_ms",
+        "tpot_p50_ms",
+        "tpot_p95_ms",
+        "e2e_p95_ms",
+    )
+    table.add_column("CLASS")
+    for column in columns:
+        table.add_column(column.replace("_", " ").upper(), justify="right")
+    for name, row in summary.items():
+        table.add_row(
+            name,
+            *(
+                f"{row[column]:,.0f}" if row[column] >= 100 or column in ("requests", "errors") else f"{row[column]:.2f}"
+                for column in columns
+            ),
+        )
+    out.print(table)
+    err.print(f"{report.seconds:.1f} s")

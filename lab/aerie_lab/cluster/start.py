@@ -1,0 +1,242 @@
+"""Bringing a lab up: credentials, the lab's world, its components, and what a user expects of a fresh cluster.
+
+    credentials ─► namespaces and process 1 ─► components healthy ─► gateway applied ─► nodes, account and gateway ready
+
+Guarantee: `start` returns a complete lab or raises a LabError that tells which part failed, with its last lines. What a
+failed start leaves is the caller's to clear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aerie_lab import control, gateway
+from aerie_lab.binaries import ensure
+from aerie_lab.cluster import process
+from aerie_lab.cluster.certificates import Authority, write_kubeconfig
+from aerie_lab.errors import KubeError, StartError, StateError
+from aerie_lab.kube.client import KubeClient, Object, core, path
+from aerie_lab.sandbox.addresses import CONTROL_PLANE, node_address
+from aerie_lab.settings import FORMAT, Settings
+from aerie_lab.supervisor.components import API_PORT, scheduler_configuration
+from aerie_lab.supervisor.supervisor import tail
+
+Say = Callable[[str], None]
+_LIMIT = 120.0
+
+
+def api_url(settings: Settings) -> str:
+    """Where the API server is reached from the machine."""
+    return f"https://127.0.0.1:{settings.api_port}"
+
+
+def supervisor_status(folder: Path) -> dict[str, Any]:
+    """What the supervisor tells of the components."""
+    found: dict[str, Any] = control.ask(folder / "control.sock", "status")
+    return found
+
+
+def start(folder: Path, settings: Settings, say: Say, leash: int | None) -> Settings:
+    """Start a lab in the empty `folder`; its settings with the ports that it got.
+
+    With `leash`, the reading end of a pipe, the lab ends when the other end is closed.
+    """
+    for part in ("logs", "components", "pods"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(_listen(settings.api_port, "--api-port"))
+        descriptors = {"--api": api.fileno()}
+        settings = dataclasses.replace(settings, api_port=api.getsockname()[1])
+        if settings.gateway:
+            door = stack.enter_context(_listen(settings.gateway_port, "--gateway-port"))
+            descriptors["--gateway"] = door.fileno()
+            settings = dataclasses.replace(settings, gateway_port=door.getsockname()[1])
+        if leash is not None:
+            descriptors["--leash"] = leash
+        (folder / "lab.json").write_text(json.dumps({"format": FORMAT, "settings": settings.to_json()}, indent=2))
+        _write_credentials(folder, settings)
+        say("starting the control plane")
+        _start_world(folder, settings, descriptors)
+    _wait_for_components(folder)
+    asyncio.run(_furnish(folder, settings, say))
+    (folder / "complete").touch()
+    return settings
+
+
+def _write_credentials(folder: Path, settings: Settings) -> None:
+    certificates, components = folder / "certificates", folder / "components"
+    authority = Authority(certificates)
+    names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+    names += ["kubernetes.default.svc.cluster.local", "127.0.0.1", "10.96.0.1", CONTROL_PLANE]
+    authority.issue("kube-apiserver", hosts=names)
+    authority.issue("kube-apiserver-to-node", groups=["system:masters"])
+    authority.issue("kube-controller-manager", user="system:kube-controller-manager")
+    authority.issue("kube-scheduler", user="system:kube-scheduler")
+    authority.issue("admin", groups=["system:masters"])
+    nodes = [node_address(i) for i in range(settings.nodes)]
+    # The agent is part of the lab's foundation, as a kubelet is: it may read what any pod may mount.
+    authority.issue("node-agent", groups=["system:masters"], hosts=nodes)
+    authority.issue_token_key()
+    inside = f"https://127.0.0.1:{API_PORT}"
+    for name in ("kube-controller-manager", "kube-scheduler"):
+        write_kubeconfig(components / f"{name}.kubeconfig", inside, certificates, name)
+    write_kubeconfig(components / "admin.kubeconfig", inside, certificates, "admin")
+    write_kubeconfig(folder / "kubeconfig", api_url(settings), certificates, "admin", inline=True)
+    scheduler = scheduler_configuration(components / "kube-scheduler.kubeconfig")
+    (components / "kube-scheduler.yaml").write_text(yaml.safe_dump(scheduler))
+
+
+def _start_world(folder: Path, settings: Settings, descriptors: dict[str, int]) -> None:
+    command = [sys.executable, "-m", "aerie_lab.sandbox.world", str(folder), str(settings.nodes)]
+    command += [sys.executable, "-m", "aerie_lab.supervisor", str(folder)]
+    command += [word for option, descriptor in descriptors.items() for word in (option, str(descriptor))]
+    log = folder / "logs" / "supervisor.log"
+    with log.open("ab") as output:
+        made = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=list(descriptors.values()),
+            start_new_session=True,
+            check=False,
+            cwd="/",
+        )
+    if made.returncode != 0:
+        raise StartError(log.read_text(errors="replace").strip() or f"the lab's process ended ({made.returncode})")
+
+
+def _wait_for_components(folder: Path) -> None:
+    deadline = time.monotonic() + _LIMIT
+    while time.monotonic() < deadline:
+        if process.living(folder) is None:
+            log = (folder / "logs" / "supervisor.log").read_text(errors="replace").strip()
+            raise StartError(f"the lab's process ended while starting: {log[-2000:]}")
+        with contextlib.suppress(StateError):
+            status = supervisor_status(folder)
+            if status["phase"] == "failed":
+                raise StartError(status["problem"])
+            if status["phase"] == "running":
+                return
+        time.sleep(0.05)
+    raise StartError(f"the lab's components were not up after {_LIMIT:g} s.")
+
+
+async def _furnish(folder: Path, settings: Settings, say: Say) -> None:
+    """What a user expects of a fresh cluster: nodes, a default service account, the gateway."""
+
+    async def nodes_ready(client: KubeClient) -> bool:
+        found = (await client.get(core("nodes")))["items"]
+        ready = [node for node in found if _condition(node, "Ready") and not node["spec"].get("taints")]
+        return len(ready) == settings.nodes
+
+    async with KubeClient(api_url(settings), folder / "certificates", "admin") as client:
+        if settings.gateway:
+            say("installing the gateway")
+            await _install_gateway(client)
+        say("waiting for nodes" + (" and gateway" if settings.gateway else ""))
+        await _until(folder, nodes_ready, client, "the nodes were not Ready")
+        await _until(folder, _service_account_there, client, "the default service account was not made")
+        if settings.gateway:
+            await _until(folder, _gateway_ready, client, "the gateway was not ready")
+
+
+async def _install_gateway(client: KubeClient) -> None:
+    """Apply the gateway's objects, each kind after those that it needs: Contour ends when a definition is not served yet."""
+    definitions, rest = gateway.documents(ensure("contour"))
+    await _apply_all(client, definitions)
+    await _apply_all(client, [item for item in rest if item["kind"] == "Namespace"])
+    await _apply_all(client, [item for item in rest if item["kind"] not in ("Namespace", "Deployment")])
+    for definition in definitions:
+        await _served(client, definition["spec"])
+    await _apply_all(client, [item for item in rest if item["kind"] == "Deployment"])
+
+
+async def _apply_all(client: KubeClient, items: list[Object]) -> None:
+    """Apply, and again what was refused because something else is not there yet: a definition is served with a delay."""
+    for attempt in range(100):
+        outcome = await asyncio.gather(*(client.apply(item) for item in items), return_exceptions=True)
+        failed = [(item, result) for item, result in zip(items, outcome, strict=True) if isinstance(result, BaseException)]
+        for _, failure in failed:
+            if attempt == 99 or not (isinstance(failure, KubeError) and failure.status in (0, 404, 409)):
+                raise failure
+        if not failed:
+            return
+        items = [item for item, _ in failed]
+        await asyncio.sleep(0.1)
+
+
+async def _served(client: KubeClient, definition: Object) -> None:
+    """Wait until the resource of a definition is served in all its versions. Raises KubeError when it is not after 10 s."""
+    for version in definition["versions"]:
+        if version["served"]:
+            where = path(f"{definition['group']}/{version['name']}", definition["names"]["plural"])
+            for attempt in range(100):
+                try:
+                    await client.get(where, limit="1")
+                    break
+                except KubeError as error:
+                    if attempt == 99 or error.status not in (0, 404):
+                        raise
+                await asyncio.sleep(0.1)
+
+
+async def _until(folder: Path, check: Callable[[KubeClient], Awaitable[bool]], client: KubeClient, complaint: str) -> None:
+    deadline = time.monotonic() + _LIMIT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(KubeError):
+            if await check(client):
+                return
+        for name, part in (await asyncio.to_thread(supervisor_status, folder))["components"].items():
+            if part["restarts"] > 2:
+                last = tail(folder / "logs" / f"{name}.log")
+                raise StartError(f"{name} ends again and again ({part['last_exit']}). Its last lines:\n{last}")
+        await asyncio.sleep(0.1)
+    raise StartError(f"{complaint} after {_LIMIT:g} s.")
+
+
+def _listen(port: int, option: str) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(
+                f"port {port} of 127.0.0.1 is taken: give another one with {option}, or 0 for a free one."
+            ) from error
+        raise StartError(f"port {port} of 127.0.0.1 cannot be used ({error.strerror}): give another with {option}.") from error
+    return listener
+
+
+def _condition(item: Object, kind: str) -> bool:
+    conditions = (item.get("status") or {}).get("conditions") or []
+    return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+
+async def _service_account_there(client: KubeClient) -> bool:
+    await client.get(core("serviceaccounts", "default", "default"))
+    return True
+
+
+async def _gateway_ready(client: KubeClient) -> bool:
+    where = path("gateway.networking.k8s.io/v1", "gateways", gateway.NAMESPACE, gateway.GATEWAY)
+    pods = (await client.get(core("pods", gateway.NAMESPACE)))["items"]
+    ready = {pod["metadata"]["labels"]["app"] for pod in pods if _condition(pod, "Ready")}
+    return {"contour", "envoy"} <= ready and _condition(await client.get(where), "Programmed")

@@ -1,0 +1,149 @@
+"""What vLLM counts, and when: one Counters per engine, updated as vLLM's frontend does after each engine step.
+
+Names are vLLM's without `vllm:` and suffixes. Buckets and update rules are those of vLLM 0.32.0: vllm/v1/metrics/buckets.py,
+stats.py (IterationStats), loggers.py (PrometheusStatLogger.record) and vllm/v1/spec_decode/metrics.py. In short:
+
+* a step whose outputs are not empty is one observation of iteration_tokens: prompt tokens computed + tokens returned;
+* inter_token_latency is observed once per request and step, whatever the number of tokens; the first output is TTFT instead;
+* prompt tokens count when the first token comes; a request that the client leaves counts in no request_* family;
+* a draft is counted with the tokens accepted before the answer is cut at its end, so generated <= 1 + accepted there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+LATENCY = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+ITERATION = tuple(float(1 << power) for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+PARAMS_N = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+
+FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+
+def token_buckets(max_model_len: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, ... up to `max_model_len`: buckets of the families that count a request's tokens.
+
+    >>> token_buckets(20)
+    (1.0, 2.0, 5.0, 10.0, 20.0)
+    """
+    series = (mantissa * 10.0**power for power in itertools.count() for mantissa in (1, 2, 5))
+    return tuple(itertools.takewhile(lambda value: value <= max_model_len, series))
+
+
+class Histogram:
+    """Counts per bucket (the last one is +Inf) and their sum, as Prometheus keeps them but not yet cumulated."""
+
+    __slots__ = ("_edges", "bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._edges = np.array(self.bounds)
+        self.counts: Ints = np.zeros(len(self.bounds) + 1, dtype=np.int64)
+        self.total = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of observations."""
+        return int(self.counts.sum())
+
+    def copy(self) -> Self:
+        found = copy.copy(self)
+        found.counts = self.counts.copy()
+        return found
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """`times` observations of `value`; a value on an edge falls in the bucket that the edge closes."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def observe_many(self, values: npt.NDArray[np.floating[Any]] | Ints, times: int = 1) -> None:
+        """Each of `values` `times` times."""
+        if len(values) < 8:  # what numpy costs per call is more than a few plain observations
+            for value in values.tolist():
+                self.observe(value, times)
+            return
+        places = self._edges.searchsorted(values, side="left")
+        self.counts += np.bincount(places, minlength=len(self.counts)) * times
+        self.total += float(values.sum()) * times
+
+
+class Counters:
+    """Everything that one engine has counted since it started, and its gauges as of the last step."""
+
+    def __init__(self, max_model_len: int, drafts: int | None) -> None:
+        tokens = token_buckets(max_model_len)
+        self.drafts_max = drafts
+        """`num_speculative_tokens`; None: speculation is off, and its families are not on the page."""
+        # gauges
+        self.num_requests_running = 0
+        self.num_requests_waiting = 0
+        self.kv_cache_usage_perc = 0.0
+        # counters
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self.num_preemptions = 0
+        self.prompt_tokens = 0
+        self.prompt_tokens_cached = 0
+        self.generation_tokens = 0
+        self.request_success = dict.fromkeys(FINISHED_REASONS, 0)
+        self.spec_decode_num_drafts = 0
+        self.spec_decode_num_draft_tokens = 0
+        self.spec_decode_num_accepted_tokens = 0
+        self.spec_decode_num_accepted_tokens_per_pos: Ints = np.zeros(drafts or 0, dtype=np.int64)
+        # histograms
+        self.request_prompt_tokens = Histogram(tokens)
+        self.request_generation_tokens = Histogram(tokens)
+        self.iteration_tokens = Histogram(ITERATION)
+        self.request_max_num_generation_tokens = Histogram(tokens)
+        self.request_params_n = Histogram(PARAMS_N)
+        self.request_params_max_tokens = Histogram(tokens)
+        self.time_to_first_token = Histogram(TTFT)
+        self.inter_token_latency = Histogram(ITL)
+        self.request_time_per_output_token = Histogram(ITL)
+        self.e2e_request_latency = Histogram(LATENCY)
+        self.request_queue_time = Histogram(LATENCY)
+        self.request_inference_time = Histogram(LATENCY)
+        self.request_prefill_time = Histogram(LATENCY)
+        self.request_decode_time = Histogram(LATENCY)
+        self.request_num_preemptions = Histogram(PREEMPTIONS)
+        self.request_prefill_kv_computed_tokens = Histogram(tokens)
+
+    def observe_drafts(self, drafts: int, draft_tokens: int, accepted: Ints) -> None:
+        """`drafts` verified drafts of `draft_tokens` tokens in all; `accepted` tokens of each of them, in any shape."""
+        self.spec_decode_num_drafts += drafts
+        self.spec_decode_num_draft_tokens += draft_tokens
+        at_least = 0
+        counts = np.bincount(accepted.ravel()).tolist()
+        for tokens in range(len(counts) - 1, 0, -1):
+            at_least += counts[tokens]
+            self.spec_decode_num_accepted_tokens += at_least
+            self.spec_decode_num_accepted_tokens_per_pos[tokens - 1] += at_least
+
+    def copy(self) -> Self:
+        """As of now: what a scrape sees."""
+        found = copy.copy(self)
+        for name, value in vars(self).items():
+            if not isinstance(value, int | float | None):
+                setattr(found, name, value.copy())
+        return found

@@ -1,0 +1,119 @@
+"""What vLLM would make of a drafter's files: refuse them as it does, or serve them with a higher or lower acceptance.
+
+Read are config.json and the headers of the safetensors files, never a weight. Each rule is one measured on vLLM 0.32.0 with
+EAGLE 3 and EAGLE 3.1 heads of a small target (docs/simulator.md):
+
+| files | vLLM |
+|---|---|
+| the folder is missing | exit 1 |
+| fc_norm.* weights, `fc_norm` not true in the config | exit 1: no module or parameter named 'fc_norm' |
+| `fc_norm` true, `norm_output` not | loads; later positions are lost: .683 .487 .341 falls to .669 .314 .097 |
+| plain EAGLE 3 weights, `fc_norm` true | loads; acceptance length 2.45 falls to 1.58 |
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie_lab.errors import LabError
+
+
+class EngineError(LabError):
+    """vLLM would not start: the message is what it ends with, its exit status 1."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """What the simulator needs to know of a drafter that loads."""
+
+    method: str
+    form: str
+    """eagle3, eagle3.1, or how the two are mixed up."""
+    shifts: tuple[float, ...] = (0.0,)
+    """Shift of each position's conditional on the logit scale; later positions carry the last on."""
+    rates: tuple[float, ...] | None = None
+    """Per-position acceptance that the config names for the simulator, instead of the traffic classes'."""
+
+    @property
+    def drops_last_block(self) -> bool:
+        """Whether vLLM computes the last cached block again for it."""
+        return self.method in ("eagle", "eagle3", "mtp")
+
+
+# On the logit scale, from what is quoted above: the two rows of conditionals (.683 .713 .700) and (.669 .469 .309); the equal
+# conditionals that give 2.45 and 1.58; and 2.817 to 3.019 at K = 5 for EAGLE 3.1 on ordinary traffic (vllm-project/speculators
+# pull request 610).
+_NO_NORM_OUTPUT = (-0.064, -1.034, -1.652)
+_PLAIN_AS_31 = (-1.26,)
+_EAGLE_31 = (0.14,)
+
+
+def inspect(method: str, model: str) -> Drafter:
+    """The drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
+
+    A model that is no path of this machine is taken for a repository on the Hub and believed to be a fitting EAGLE 3 head.
+    """
+    folder = Path(model)
+    if not folder.is_absolute() and not folder.exists():
+        return Drafter(method, "eagle3")
+    config = _config(folder)
+    names = _tensor_names(folder)
+    simulated = config.get("simulator") or {}
+    rates = tuple(simulated["rates"]) if "rates" in simulated else None
+    extra = float(simulated.get("shift", 0.0))
+    if method != "eagle3":
+        return Drafter(method, method, (extra,), rates)
+    has_norms = any(name.removeprefix("model.").startswith("fc_norm.") for name in names)
+    fc_norm, norm_output = config.get("fc_norm") is True, config.get("norm_output") is True
+    if has_norms and not fc_norm:
+        raise EngineError(
+            "ValueError: There is no module or parameter named 'fc_norm' in Eagle3LlamaForCausalLM. "
+            f'({folder / "config.json"} does not say "fc_norm": true)'
+        )
+    form: str
+    shifts: tuple[float, ...]
+    if fc_norm and not has_norms:
+        form, shifts = "eagle3 weights served as eagle3.1", _PLAIN_AS_31
+    elif fc_norm and not norm_output:
+        form, shifts = "eagle3.1 without norm_output", tuple(a + b for a, b in zip(_NO_NORM_OUTPUT, _EAGLE_31 * 3, strict=True))
+    elif fc_norm:
+        form, shifts = "eagle3.1", _EAGLE_31
+    else:
+        form, shifts = "eagle3", (0.0,)
+    return Drafter(method, form, tuple(shift + extra for shift in shifts), rates)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except OSError as error:
+        raise EngineError(
+            f"Value error, Invalid repository ID or local directory specified: '{folder}'.\n"
+            f"Please verify the following requirements:\n1. Provide a valid Hugging Face repository ID.\n"
+            f"2. Specify a local directory that contains a recognized configuration file. ({error.strerror})"
+        ) from error
+    except ValueError as error:
+        raise EngineError(
+            f"OSError: It looks like the config file at '{folder / 'config.json'}' is not a valid JSON file."
+        ) from error
+    if not isinstance(config, dict):
+        raise EngineError(f"OSError: '{folder / 'config.json'}' holds no JSON object.")
+    return config
+
+
+def _tensor_names(folder: Path) -> set[str]:
+    names: set[str] = set()
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"RuntimeError: Cannot find any model weights with `{folder}`")
+    for file in files:
+        with file.open("rb") as stream:
+            try:
+                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            except (ValueError, OverflowError, MemoryError) as error:
+                raise EngineError(f"SafetensorError: Error while deserializing header of {file}") from error
+        names |= set(header) - {"__metadata__"}
+    return names

@@ -1,0 +1,204 @@
+"""Many engines in virtual time: requests are routed, pods restart, and scrapes are taken, late or not at all.
+
+A replica-day takes seconds. `Fleet.run` yields what a scraper would have seen, in order of time; what users saw is in
+`Fleet.finished`. The same seeds give the same run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from aerie_lab.engine.acceptance import NO_DRIFT, Acceptance, Drift
+from aerie_lab.engine.counters import Counters
+from aerie_lab.engine.replica import Replica
+from aerie_lab.engine.request import EngineSettings, Request
+from aerie_lab.engine.step import Scaled, StepTime
+from aerie_lab.engine.workload import Arrivals, TrafficClass, Turn, turns
+
+Routing = Literal["random", "session", "least"]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A pod that goes away at `time`, with its counters and cache, and is back after `down` seconds."""
+
+    time: float
+    down: float = 60.0
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One engine of the fleet, and in what it differs from the others."""
+
+    name: str
+    settings: EngineSettings
+    step_time: StepTime
+    slowness: float = 1.0
+    """Factor on every step time; pods of one fleet differ by some per cent."""
+    shift: float = 0.0
+    """Shift of all its acceptance on the logit scale: its drafter is better or worse than the classes say."""
+    drift: Drift = NO_DRIFT
+    weight: float = 1.0
+    """Its share of the traffic, relative to the others'."""
+    restarts: tuple[Restart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scraping:
+    """How the pods are scraped."""
+
+    interval: float = 15.0
+    jitter: float = 0.5
+    """Standard deviation of a scrape's delay, seconds (half normal)."""
+    loss: float = 0.0
+    """Chance that a scrape is lost."""
+
+
+class Scrape(NamedTuple):
+    """One scrape: `counters` is None when it was lost or the pod was away."""
+
+    time: float
+    pod: str
+    counters: Counters | None
+
+
+class Finished(NamedTuple):
+    """What a user saw of one request."""
+
+    pod: str
+    kind: str
+    session: int
+    request: Request
+
+
+class _Due(NamedTuple):
+    pod: int
+    lost: bool
+
+
+class _Away(NamedTuple):
+    pod: int
+    restart: Restart
+
+
+_Event = tuple[float, int, Turn | _Due | _Away]
+"""Time, rank among events at one time, and what happens."""
+
+
+class Fleet:
+    """The pods, the traffic and the scraper."""
+
+    def __init__(
+        self,
+        pods: Sequence[Pod],
+        classes: Sequence[TrafficClass],
+        arrivals: Arrivals,
+        *,
+        routing: Routing = "session",
+        scraping: Scraping = Scraping(),
+        seed: int = 0,
+    ) -> None:
+        if len({pod.name for pod in pods}) != len(pods) or not pods:
+            raise ValueError(f"pods are {[pod.name for pod in pods]}: give at least one, each with a name of its own.")
+        self.pods = list(pods)
+        self.classes = tuple(classes)
+        self.arrivals = arrivals
+        self.routing = routing
+        self.scraping = scraping
+        self.seed = seed
+        self.finished: list[Finished] = []
+        self.lost = 0
+        """Requests that a restart cut off, or that found no pod."""
+        self.replicas = [self._replica(index, 0.0) for index in range(len(pods))]
+        self._ready = [0.0] * len(pods)
+        self._turns: list[dict[str, Turn]] = [{} for _ in pods]
+        self._acceptance: dict[tuple[int, str], Acceptance] = {}
+        self._random = np.random.default_rng((seed, 1))
+
+    def run(self, seconds: float) -> Iterator[Scrape]:
+        """Let the fleet work from 0 to `seconds`; yields the scrapes. May be called once."""
+        requests = ((turn.time, 0, turn) for turn in turns(self.classes, self.arrivals, 0.0, seconds, self.seed))
+        scrapes = [self._scrape_times(index, seconds) for index in range(len(self.pods))]
+        restarts = [[(restart.time, 2, _Away(index, restart)) for restart in pod.restarts] for index, pod in enumerate(self.pods)]
+        events: Iterator[_Event] = heapq.merge(requests, *scrapes, *restarts, key=lambda event: event[:2])
+        for time, _, what in events:
+            if isinstance(what, Turn):
+                self._route(what)
+            elif isinstance(what, _Away):
+                self._restart(what.pod, what.restart)
+            else:
+                self._advance(what.pod, time)
+                away = what.lost or time < self._ready[what.pod]
+                yield Scrape(time, self.pods[what.pod].name, None if away else self.replicas[what.pod].counters.copy())
+        for index in range(len(self.pods)):
+            self._advance(index, seconds)
+
+    def _scrape_times(self, index: int, end: float) -> Iterator[_Event]:
+        random = np.random.default_rng((self.seed, 2, index))
+        due, last = random.uniform(0, self.scraping.interval), 0.0
+        while due < end:
+            last = max(last, due + abs(random.normal(0.0, self.scraping.jitter)))
+            yield last, 1, _Due(index, bool(random.random() < self.scraping.loss))
+            due += self.scraping.interval
+
+    def _replica(self, index: int, started: float) -> Replica:
+        pod = self.pods[index]
+        step_time = pod.step_time if pod.slowness == 1.0 else Scaled(pod.step_time, pod.slowness)
+        # A restarted pod is not the old one again: its start is part of the seed.
+        seed = zlib.crc32(f"{self.seed}/{pod.name}/{started}".encode())
+        return Replica(pod.settings, step_time, seed=seed, drift=pod.drift, started=started)
+
+    def _restart(self, index: int, restart: Restart) -> None:
+        self._advance(index, restart.time)
+        self.lost += len(self.replicas[index].running) + len(self.replicas[index].waiting)
+        self._ready[index] = restart.time + restart.down
+        self._turns[index].clear()
+        self.replicas[index] = self._replica(index, self._ready[index])
+
+    def _advance(self, index: int, until: float) -> None:
+        for request in self.replicas[index].advance(until):
+            turn = self._turns[index].pop(request.name)
+            self.finished.append(Finished(self.pods[index].name, turn.kind.name, turn.session, request))
+
+    def _route(self, turn: Turn) -> None:
+        ready = [index for index, since in enumerate(self._ready) if since <= turn.time]
+        if not ready:
+            self.lost += 1
+            return
+        index = self._choose(ready, turn)
+        self._advance(index, turn.time)
+        acceptance = self._acceptance.get((index, turn.kind.name))
+        if acceptance is None:
+            acceptance = self._acceptance[index, turn.kind.name] = turn.kind.acceptance.shifted(self.pods[index].shift)
+        name = str(turn.number)
+        self._turns[index][name] = turn
+        prompt = min(turn.prompt_tokens, self.pods[index].settings.max_model_len - 1)
+        # The model ends most answers by itself; `max_tokens` is what clients send, well above that.
+        request = Request(name, prompt, 2 * turn.answer_tokens, acceptance, stop_after=turn.answer_tokens, segments=turn.segments)
+        self.replicas[index].submit(request, turn.time)
+
+    def _choose(self, ready: list[int], turn: Turn) -> int:
+        if len(ready) == 1:
+            return ready[0]
+        if self.routing == "least":
+            for index in ready:
+                self._advance(index, turn.time)
+            loads = [len(self.replicas[i].running) + len(self.replicas[i].waiting) for i in ready]
+            return ready[loads.index(min(loads))]
+        if self.routing == "session":  # the same pod for a session as long as the same pods are ready
+            point = zlib.crc32(f"{self.seed}/{turn.session}".encode()) / 2**32
+        else:
+            point = float(self._random.random())
+        weights = [self.pods[i].weight for i in ready]
+        left = point * sum(weights)
+        for index, weight in zip(ready, weights, strict=True):
+            left -= weight
+            if left < 0:
+                return index
+        return ready[-1]

@@ -1,0 +1,104 @@
+"""What the simulator simulates, for the command line is vLLM's: JSON, or a file of JSON, in the variable AERIE_SIMULATOR.
+
+    {"step_time": {"grid": "llama3.1-8b-h100-tp1", "prefill": 2e-5, "cached": 2e-8, "noise": 0.03},
+     "acceptance": {"chat": {"rates": [0.73, 0.52, 0.36], "spread": 0.4}},
+     "startup_seconds": 20}
+
+`step_time` names a published grid or a formula (by name, or with the fields of step.Formula). Every field has a default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from aerie_lab.engine.acceptance import CLASSES, NO_DRIFT, Acceptance, Drift, from_rates
+from aerie_lab.engine.step import FORMULAS, Formula, Scaled, StepTime, grid
+from aerie_lab.errors import StateError
+
+VARIABLE = "AERIE_SIMULATOR"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The simulation's own parameters."""
+
+    step_time: StepTime = FORMULAS["dense-8b"]
+    acceptance: Mapping[str, Acceptance] = field(default_factory=lambda: CLASSES)
+    """Per class of traffic, which a request names in its header `x-traffic-class`."""
+    default_class: str = "chat"
+    drafter_effect: bool = True
+    """Whether the drafter's form moves the acceptance; false when `acceptance` was measured with this very drafter."""
+    drift: Drift = NO_DRIFT
+    startup_seconds: float = 2.0
+    """Until the port opens. Real vLLM on CPU takes 20 s and more, on GPUs minutes."""
+    kv_tokens: int = 320_000
+    """Tokens that the KV cache holds."""
+    bytes_per_token: float = 4.0
+    """Bytes of UTF-8 per token of a prompt that comes as text."""
+    answer_tokens: float | None = None
+    """Mean number of tokens after which the model ends an answer by itself (geometric); None: it never does."""
+    seed: int = 0
+    version: str = "0.32.0"
+    """What /version says."""
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
+    """The options that the variable names. Raises StateError with what is wrong in them."""
+    text = environment.get(VARIABLE, "").strip()
+    if text and not text.startswith("{"):
+        try:
+            text = Path(text).read_text()
+        except OSError as error:
+            raise StateError(f"{VARIABLE} names the file {text}, which cannot be read: {error.strerror}.") from error
+    try:
+        document = json.loads(text or "{}")
+    except ValueError as error:
+        raise StateError(f"{VARIABLE} is not JSON: {error}.") from error
+    return from_document(document)
+
+
+def from_document(document: Mapping[str, Any]) -> Options:
+    """The options of a JSON object. Raises StateError."""
+    known = {each.name for each in fields(Options)} | {"speed"}
+    values = dict(document)
+    for unknown in sorted(values.keys() - known):
+        raise StateError(f"{VARIABLE}: unknown field '{unknown}': one of {', '.join(sorted(known))}.")
+    try:
+        speed = float(values.pop("speed", 1.0))
+        if "step_time" in values:
+            values["step_time"] = _step_time(values["step_time"])
+        if speed != 1.0:
+            values["step_time"] = Scaled(values.get("step_time", Options.step_time), 1 / speed)
+        if "acceptance" in values:
+            values["acceptance"] = {name: _acceptance(each) for name, each in values["acceptance"].items()}
+        if "drift" in values:
+            values["drift"] = Drift(**values["drift"])
+        options = Options(**values)
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
+        raise StateError(f"{VARIABLE} cannot be used: {error}.") from error
+    if options.default_class not in options.acceptance:
+        raise StateError(
+            f"{VARIABLE}: default_class is '{options.default_class}': acceptance names {', '.join(options.acceptance)}."
+        )
+    return options
+
+
+def _step_time(value: Mapping[str, Any]) -> StepTime:
+    if "grid" in value:
+        return grid(value["grid"], **{name: float(each) for name, each in value.items() if name != "grid"})
+    formula = value["formula"]
+    if isinstance(formula, str):
+        if formula not in FORMULAS:
+            raise StateError(f"{VARIABLE}: formula '{formula}' is unknown: one of {', '.join(FORMULAS)}.")
+        return FORMULAS[formula]
+    return Formula(**{**formula, "captures": tuple(formula.get("captures", ()))})
+
+
+def _acceptance(value: Mapping[str, Any]) -> Acceptance:
+    conditionals = from_rates(value["rates"]) if "rates" in value else tuple(value["conditionals"])
+    return Acceptance(conditionals, float(value.get("spread", 0.0)))

@@ -1,0 +1,49 @@
+"""Which tokens of a prompt are in the prefix cache already.
+
+A prompt is a chain of segments (key, tokens): over HTTP one per block with the hash of its text, in a simulated fleet one for
+the system prompt and one for the session. A segment counts only when all before it match, as in vLLM, where a block's hash
+includes its parent's. The last segment may match in part. Least recently used segments go first.
+
+Not modelled: that requests in flight share blocks (each is charged for its own), and that their blocks push cached ones out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+Segments = Sequence[tuple[Hashable, int]]
+
+
+class PrefixCache:
+    """Tokens per chain of segments, bounded by a number of tokens."""
+
+    def __init__(self, capacity: int, block: int) -> None:
+        self.capacity = capacity
+        self.block = block
+        self._tokens: dict[int, int] = {}  # least recently used first; half the memory of an OrderedDict
+        self._held = 0
+
+    def match(self, segments: Segments, limit: int) -> int:
+        """Tokens of the prompt that are cached, in whole blocks, at most `limit`."""
+        found, chain = 0, 0
+        for key, tokens in segments:
+            chain = hash((chain, key))
+            held = self._tokens.pop(chain, None)
+            if held is None:
+                break
+            self._tokens[chain] = held
+            found += min(held, tokens)
+            if held < tokens:
+                break
+        return min(found, limit) // self.block * self.block
+
+    def insert(self, segments: Segments) -> None:
+        """The prompt's tokens are in the cache from now on, as far as they fit."""
+        chain = 0
+        for key, tokens in segments:
+            chain = hash((chain, key))
+            held = self._tokens.pop(chain, 0)
+            self._tokens[chain] = max(held, tokens)
+            self._held += self._tokens[chain] - held
+        while self._held > self.capacity:
+            self._held -= self._tokens.pop(next(iter(self._tokens)))

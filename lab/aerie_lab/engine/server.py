@@ -1,0 +1,278 @@
+"""One simulated engine as a process: vLLM's command line in, vLLM's HTTP interface out.
+
+    start-up: the port is closed --> serving --SIGTERM--> draining or cut off --> exit 0
+                                            --SIGUSR1--> as when an engine process of vLLM dies: 503, then exit
+
+What each of these does is what vLLM 0.32.0 was measured to do (docs/simulator.md). Metrics are those of `page` and `http_page`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from aerie_lab.engine import api
+from aerie_lab.engine.api import ApiError
+from aerie_lab.engine.arguments import Arguments, parse
+from aerie_lab.engine.drafter import EngineError
+from aerie_lab.engine.driver import Driver, EngineStoppedError, Ticket
+from aerie_lab.engine.http_page import HttpCounters, process_page
+from aerie_lab.engine.options import Options, from_environment
+from aerie_lab.engine.page import page
+from aerie_lab.engine.replica import Replica
+from aerie_lab.engine.request import Request
+from aerie_lab.engine.setup import Setup, prepare
+from aerie_lab.errors import StateError
+
+_UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
+_WATCHDOG = 5.0
+"""Every so many seconds vLLM looks whether its engine is dead (vllm/entrypoints/launchers/launcher.py); a request that fails for
+that reason makes it look at once."""
+
+_ENDING = 1.5
+"""Seconds that vLLM's processes take to end once the port is closed."""
+
+log = logging.getLogger("aerie_lab.engine")
+
+
+class Server:
+    """The HTTP interface of one engine."""
+
+    def __init__(self, arguments: Arguments, options: Options, setup: Setup, started: float) -> None:
+        self.arguments = arguments
+        self.options = options
+        self.setup = setup
+        self.started = started
+        self.created = time.time()
+        replica = Replica(setup.settings, options.step_time, seed=options.seed, drift=options.drift, started=self.created)
+        self.driver = Driver(replica)
+        self.http = HttpCounters()
+        self.refusing = False
+        """Whether the engine takes no new requests, because the process is ending."""
+        self.open_requests = 0
+        self.found_dead = asyncio.Event()
+        self._limits = api.Limits(
+            arguments.served_model_names,
+            setup.settings.max_model_len,
+            setup.settings.block_size,
+            options.bytes_per_token,
+            setup.drafter is not None,
+        )
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._count, self._authorize], client_max_size=64 * 2**20)
+        app.router.add_post("/v1/completions", self._completion)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        for path in ("/health", "/ping"):
+            app.router.add_get(path, self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/load", self._load)
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
+    # --- around every request -----------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _count(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        route = request.match_info.route.resource
+        name = route.canonical if route is not None else "none"
+        began, status, sent = time.perf_counter(), 500, 0
+        try:
+            response = await handler(request)
+            status, sent = response.status, int(response.headers.get("Content-Length", 0))
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            return web.json_response({"detail": error.reason}, status=error.status)
+        finally:
+            if name not in _UNCOUNTED:
+                self.http.observe(name, request.method, status, request.content_length or 0, sent, time.perf_counter() - began)
+
+    @web.middleware
+    async def _authorize(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        keys = self.arguments.api_keys
+        if keys and request.path.startswith("/v1") and request.headers.get("Authorization") not in {f"Bearer {k}" for k in keys}:
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate("completion", request)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate("chat", request)
+
+    async def _generate(self, kind: api.Kind, http: web.Request) -> web.StreamResponse:
+        name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex[:16]}"
+        self.open_requests += 1
+        ticket = None
+        try:
+            ask = api.read(kind, await http.read(), self._limits)
+            if self.refusing:
+                raise ApiError(500, "cannot schedule new futures after shutdown", "InternalServerError")
+            ticket = self.driver.submit(self._request(name, ask, http), stream=ask.stream)
+            if ask.stream:
+                return await self._stream(http, ask, ticket)
+            async for _ in ticket.progress():
+                pass
+            done = ticket.request
+            body = api.answer(ask, name, int(time.time()), done.generated, done.finish_reason or "", self.options.version)
+            return web.json_response(body)
+        except ApiError as refusal:
+            return web.json_response(refusal.body, status=refusal.status)
+        except EngineStoppedError:
+            error = ApiError(
+                500, "EngineCore encountered an issue. See stack trace (above) for the root cause.", "InternalServerError"
+            )
+            return web.json_response(error.body, status=500)
+        finally:
+            self.open_requests -= 1
+            if ticket is not None:
+                self.driver.leave(ticket)
+
+    def _request(self, name: str, ask: api.Ask, http: web.Request) -> Request:
+        kind = http.headers.get("x-traffic-class", self.options.default_class)
+        acceptance = self.setup.acceptance.get(kind) or self.setup.acceptance[self.options.default_class]
+        stop_after = None
+        if self.options.answer_tokens is not None and not ask.ignore_eos:
+            stop_after = int(self.driver.replica.random.geometric(1 / self.options.answer_tokens))
+        return Request(name, ask.prompt_tokens, ask.max_tokens, acceptance, stop_after=stop_after, segments=ask.segments)
+
+    async def _stream(self, http: web.Request, ask: api.Ask, ticket: Ticket) -> web.StreamResponse:
+        request, created = ticket.request, int(time.time())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(http)
+        with contextlib.suppress(ConnectionError):
+            if ask.kind == "chat":
+                await response.write(_event(api.opening(ask, request.name, created)))
+            told = 0
+            try:
+                async for new in ticket.progress():
+                    await response.write(_event(api.chunk(ask, request.name, created, told, new, request.finish_reason)))
+                    told += new
+            except EngineStoppedError:
+                await response.write(_event(_engine_dead().body))
+            else:
+                if ask.usage_in_stream:
+                    await response.write(_event(api.closing(ask, request.name, created, told, self.options.version)))
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+        return response
+
+    async def _models(self, _: web.Request) -> web.Response:
+        names, longest = self.arguments.served_model_names, self.setup.settings.max_model_len
+        return web.json_response(api.models(names, self.arguments.model, int(self.created), longest))
+
+    async def _health(self, _: web.Request) -> web.Response:
+        dead = self.driver.stopped and not self.refusing
+        return web.Response(status=503 if dead else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.options.version})
+
+    async def _load(self, _: web.Request) -> web.Response:
+        return web.json_response({"server_load": self.open_requests})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self.driver.catch_up()
+        text = process_page(self.started)
+        if not self.arguments.disable_log_stats:
+            counters = self.driver.replica.counters
+            text += page(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
+        text += self.http.page(self.created)
+        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
+
+
+def _engine_dead() -> ApiError:
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return ApiError(500, message, "InternalServerError")
+
+
+def _event(body: object) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def serve(arguments: Arguments, options: Options, setup: Setup | EngineError) -> int:
+    """Run until a signal ends it; the exit status."""
+    loop, started = asyncio.get_running_loop(), time.time()
+    terminate, crash = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, terminate.set)
+    loop.add_signal_handler(signal.SIGUSR1, crash.set)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(terminate.wait(), options.startup_seconds)
+        return 0
+    if isinstance(setup, EngineError):
+        sys.stderr.write(f"{setup}\n")
+        return 1
+    server = Server(arguments, options, setup, started)
+    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, arguments.host or "0.0.0.0", arguments.port, backlog=2048)
+    try:
+        await site.start()
+    except OSError as error:
+        sys.stderr.write(f"OSError: {error}\n")
+        return 1
+    form = setup.drafter.form if setup.drafter is not None else "none"
+    log.info("simulated vLLM %s: model %s, drafter %s, port %d", options.version, arguments.model, form, arguments.port)
+    waiting = {asyncio.create_task(event.wait()) for event in (terminate, crash)}
+    _, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    if crash.is_set():
+        server.driver.stop()
+        watch = _WATCHDOG - (time.time() - server.created) % _WATCHDOG
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.found_dead.wait(), watch)
+    else:
+        await _drain(server, arguments.shutdown_timeout)
+    await site.stop()
+    if runner.server is not None:
+        runner.server.pre_shutdown()  # idle connections are closed with the port
+    while server.open_requests:  # as long as their clients stay, as vLLM's HTTP server does
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(_ENDING)
+    await runner.cleanup()
+    return 0
+
+
+async def _drain(server: Server, timeout: int) -> None:
+    """Let accepted requests finish for `timeout` seconds. What is still open then gets no more tokens, and no end."""
+    server.refusing = True
+    if timeout:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.driver.drained(), timeout)
+    server.driver.freeze()
+
+
+def main(words: Sequence[str]) -> int:
+    """The process: parses, prepares, serves. The exit status."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(asctime)s %(message)s")
+    arguments = parse(words)
+    try:
+        options = from_environment()
+    except StateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    setup: Setup | EngineError
+    try:
+        setup = prepare(arguments, options)
+    except EngineError as error:
+        setup = error
+    return asyncio.run(serve(arguments, options, setup))

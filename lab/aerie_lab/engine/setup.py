@@ -1,0 +1,179 @@
+"""From vLLM's arguments and the simulation's options to the engine that they describe, or to vLLM's refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie_lab.engine.acceptance import Acceptance, from_rates
+from aerie_lab.engine.arguments import Arguments
+from aerie_lab.engine.drafter import Drafter, EngineError, inspect
+from aerie_lab.engine.options import Options
+from aerie_lab.engine.request import EngineSettings
+
+# The fields of vllm/config/speculative.py, SpeculativeConfig (0.32.0), that a user may give.
+_SPECULATION_FIELDS = """
+enforce_eager num_speculative_tokens model method draft_tensor_parallel_size tensor_parallel_size quantization moe_backend
+attention_backend kv_cache_dtype max_model_len revision code_revision index_share_for_mtp_iteration
+disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction use_heterogeneous_vocab prompt_lookup_max
+prompt_lookup_min parallel_drafting num_speculative_tokens_per_batch_size suffix_decoding_max_tree_depth
+suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config
+rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification
+draft_sample_method dspark_draft_topk
+"""
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
+_PLEASE_SEE = "For further information visit https://errors.pydantic.dev/2.14/v/"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An engine ready to be started."""
+
+    settings: EngineSettings
+    acceptance: Mapping[str, Acceptance]
+    """Per class of traffic, with what the drafter makes of it."""
+    drafter: Drafter | None
+    cache_config: dict[str, str]
+    """Labels of vllm:cache_config_info."""
+
+
+def prepare(arguments: Arguments, options: Options) -> Setup:
+    """Raises EngineError where vLLM ends with exit status 1."""
+    longest = _positions(arguments.model)
+    if arguments.max_model_len not in (None, -1) and longest is not None and arguments.max_model_len > longest:
+        raise EngineError(
+            f"Value error, User-specified max_model_len ({arguments.max_model_len}) is greater than the derived max_model_len "
+            f"(max_position_embeddings={longest} or model_max_length=None in model's config.json)."
+        )
+    asked = None if arguments.max_model_len == -1 else arguments.max_model_len
+    speculation = arguments.speculative_config
+    drafter = _drafter(speculation) if speculation is not None else None
+    block = arguments.block_size or 16
+    schedule = (speculation or {}).get("num_speculative_tokens_per_batch_size")
+    try:
+        settings = EngineSettings(
+            max_num_seqs=arguments.max_num_seqs or 256,
+            max_num_batched_tokens=arguments.max_num_batched_tokens or 8192,
+            max_model_len=asked or longest or 32768,
+            block_size=block,
+            num_blocks=arguments.num_gpu_blocks_override or max(options.kv_tokens // block, 2),
+            num_speculative_tokens=int(speculation["num_speculative_tokens"]) if speculation is not None else None,
+            schedule=tuple((int(a), int(b), int(k)) for a, b, k in schedule) if schedule else None,
+            drops_last_block=drafter is not None and drafter.drops_last_block,
+            enable_prefix_caching=arguments.enable_prefix_caching,
+        )
+    except ValueError as error:
+        raise EngineError(f"ValueError: {error}") from error
+    acceptance = options.acceptance
+    if options.drafter_effect:
+        acceptance = {name: _with(drafter, each) for name, each in acceptance.items()}
+    return Setup(settings, acceptance, drafter, _cache_config(settings))
+
+
+def _positions(model: str) -> int | None:
+    """max_position_embeddings of a model on this machine; a name of the Hub is believed."""
+    folder = Path(model)
+    if not folder.is_absolute() and not folder.exists():
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        if not folder.exists():
+            raise EngineError(
+                f"huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+                f"'{model}'. Use `repo_type` argument if needed."
+            ) from error
+        raise EngineError(f"ValueError: Invalid repository ID or local directory specified: '{model}'.") from error
+    text = config.get("text_config", config)
+    found = text.get("max_position_embeddings")
+    return int(found) if found else None
+
+
+def _drafter(speculation: dict[str, Any]) -> Drafter:
+    for key in speculation:
+        if key not in _SPECULATION_FIELDS.split():
+            raise EngineError(
+                f"pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n{key}\n"
+                f"  Unexpected keyword argument [type=unexpected_keyword_argument, input_value={speculation[key]!r}, "
+                f"input_type={type(speculation[key]).__name__}]\n    {_PLEASE_SEE}unexpected_keyword_argument"
+            )
+    count, model = speculation.get("num_speculative_tokens"), speculation.get("model")
+    method = speculation.get("method") or _method_in(str(model or ""))
+    if not isinstance(count, int) or count < 1:
+        raise _invalid(
+            "num_speculative_tokens must be provided with speculative model unless the draft model config contains an "
+            "n_predict parameter."
+            if count is None
+            else f"Expected num_speculative_tokens to be greater than zero ({count})."
+        )
+    if method in _WITHOUT_MODEL:
+        return Drafter(method, method)
+    if not model:
+        raise _invalid("num_speculative_tokens was provided but without speculative model.")
+    return inspect(method, str(model))
+
+
+def _method_in(path: str) -> str:
+    """Without a method vLLM guesses it from the model's path."""
+    return next((method for method in ("eagle3", "eagle") if method in path.lower()), "draft_model")
+
+
+def _invalid(sentence: str) -> EngineError:
+    return EngineError(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
+        f"  Value error, {sentence} [type=value_error]\n    {_PLEASE_SEE}value_error"
+    )
+
+
+def _with(drafter: Drafter | None, acceptance: Acceptance) -> Acceptance:
+    if drafter is None:
+        return acceptance
+    if drafter.rates is not None:
+        acceptance = Acceptance(from_rates(drafter.rates), acceptance.spread)
+    return acceptance.shifted(*drafter.shifts)
+
+
+def _cache_config(settings: EngineSettings) -> dict[str, str]:
+    """As vLLM 0.32.0 on CPU shows it; sizes are the simulation's."""
+    size = settings.num_blocks * settings.block_size
+    return {
+        "_block_size_resolved": "True",
+        "block_size": str(settings.block_size),
+        "cache_dtype": "auto",
+        "cache_hit_alignment_tokens": "None",
+        "effective_attention_block_size": str(settings.block_size),
+        "enable_mamba_shared_prefix_checkpoint": "False",
+        "enable_prefix_caching": str(settings.enable_prefix_caching),
+        "gpu_memory_utilization": "0.92",
+        "hash_block_size": "None",
+        "is_attention_free": "False",
+        "kv_cache_dtype_skip_layers": "[]",
+        "kv_cache_layout": "None",
+        "kv_cache_max_concurrency": str(size / settings.max_model_len),
+        "kv_cache_memory_bytes": "None",
+        "kv_cache_size_tokens": str(size),
+        "kv_offloading_backend": "native",
+        "kv_offloading_size": "None",
+        "kv_sharing_fast_prefill": "False",
+        "mamba_block_size": "None",
+        "mamba_cache_dtype": "auto",
+        "mamba_cache_mode": "none",
+        "mamba_page_size_padded": "None",
+        "mamba_ssm_cache_dtype": "float32",
+        "num_cpu_blocks": "None",
+        "num_gpu_blocks": str(settings.num_blocks),
+        "num_gpu_blocks_override": "None",
+        "prefix_cache_retention_interval": "0",
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_match_unit": "None",
+        "replayssm_buffer_len": "16",
+        "skip_page_size_padded": "None",
+        "sliding_window": "None",
+        "swa_bounded_replay": "True",
+        "use_kda_recoverssm": "False",
+        "use_replayssm": "False",
+        "user_specified_block_size": "False",
+    }

@@ -1,0 +1,197 @@
+"""How long one engine step takes, as a pure function of what is in it.
+
+    T(B, K, C, P) = fixed(B, K) + cached * C + prefill * P
+
+B decode requests, K drafted tokens each, C tokens of the batch in the KV cache, P prompt tokens computed in the step.
+`fixed` is either a formula (Formula) or a lookup in a published grid (Grid), so that what a tuner fits is not what it is
+judged by. Times are seconds. Not modelled: the host's own jitter beyond a log-normal factor, the network, compilation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Protocol
+
+from aerie_lab.errors import StateError
+
+
+class StepTime(Protocol):
+    """A profile of step times."""
+
+    @property
+    def cached(self) -> float:
+        """Seconds per token of the batch in the KV cache: attention reads them all in every step."""
+        ...
+
+    @property
+    def prefill(self) -> float:
+        """Seconds per prompt token computed."""
+        ...
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the logarithm of a step's time; 0: none."""
+        ...
+
+    def fixed(self, batch: int, drafts: int) -> float:
+        """Seconds of a step with `batch` decode requests that verify `drafts` tokens each, cache and prefill apart."""
+        ...
+
+
+@dataclass(frozen=True)
+class Formula:
+    """fixed(B, K) = base + verify(n) + K * (draft + draft_request * B), with n = B * (K + 1) verified tokens.
+
+    verify(n) = token * n below the knee and token_after per token beyond it: a mixture of experts is concave, because more
+    tokens wake more experts until all are awake; a dense model is linear until compute binds. Below the largest captured
+    CUDA graph n is padded to the next captured size; above it a step runs without graph and pays `uncaptured`.
+    Form and magnitudes: fits to the published grids of step_time_grids.json, within 2-8 % (median) of them.
+    """
+
+    base: float
+    token: float
+    draft: float = 0.0
+    draft_request: float = 0.0
+    knee: float | None = None
+    token_after: float = 0.0
+    captures: tuple[int, ...] = ()
+    """Captured sizes in tokens, ascending; empty: no graphs, no padding, no cliff."""
+    uncaptured: float = 0.0
+    cached: float = 0.0
+    prefill: float = 0.0
+    noise: float = 0.0
+
+    def fixed(self, batch: int, drafts: int) -> float:
+        tokens, jump = batch * (drafts + 1), 0.0
+        if self.captures and tokens:
+            if tokens > self.captures[-1]:
+                jump = self.uncaptured
+            else:
+                tokens = self.captures[bisect.bisect_left(self.captures, tokens)]
+        if self.knee is None or tokens <= self.knee:
+            verify = self.token * tokens
+        else:
+            verify = self.token * self.knee + self.token_after * (tokens - self.knee)
+        return self.base + verify + drafts * (self.draft + self.draft_request * batch) + jump
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A published grid of throughputs as step times: T(B, K) = B * AL(K) / throughput(B, K), bilinear in B and K.
+
+    Outside the grid the last segment is carried on, and never falls: a larger batch or a longer draft takes no less time.
+    Below the first batch the first segment is carried towards 0 requests (a step of prefill alone) and never rises.
+    A cell that is not usable is left out, so that its neighbours in B are joined.
+    """
+
+    name: str
+    columns: Mapping[int, tuple[tuple[int, ...], tuple[float, ...]]]
+    """Per K: the batches, and the seconds of a step with each."""
+    lengths: Mapping[int, float]
+    """Per K: the acceptance length that was published with the grid, bonus token included."""
+    cached: float = 0.0
+    prefill: float = 0.0
+    noise: float = 0.0
+    _known: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def fixed(self, batch: int, drafts: int) -> float:
+        if (found := self._known.get((batch, drafts))) is None:
+            found = self._known[batch, drafts] = self._interpolate(batch, drafts)
+        return found
+
+    def _interpolate(self, batch: int, drafts: int) -> float:
+        ks = tuple(self.columns)
+        times = {k: _line(*self.columns[k], batch) for k in self._neighbours(drafts)}
+        if len(times) == 1:
+            return next(iter(times.values()))
+        (low, at_low), (high, at_high) = sorted(times.items())
+        slope = (at_high - at_low) / (high - low)
+        if drafts > ks[-1]:
+            slope = max(slope, 0.0)
+            return at_high + slope * (drafts - high)
+        return at_low + slope * (drafts - low)
+
+    def _neighbours(self, drafts: int) -> tuple[int, ...]:
+        ks = tuple(self.columns)
+        if drafts in self.columns:
+            return (drafts,)
+        right = min(bisect.bisect_left(ks, drafts), len(ks) - 1)
+        return ks[right - 1], ks[right]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Another profile, `factor` times as slow."""
+
+    inner: StepTime
+    factor: float
+
+    @property
+    def cached(self) -> float:
+        return self.inner.cached * self.factor
+
+    @property
+    def prefill(self) -> float:
+        return self.inner.prefill * self.factor
+
+    @property
+    def noise(self) -> float:
+        return self.inner.noise
+
+    def fixed(self, batch: int, drafts: int) -> float:
+        return self.inner.fixed(batch, drafts) * self.factor
+
+
+def _line(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    """Piecewise linear through the points; outside as Grid says."""
+    right = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
+    slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
+    if x > xs[-1]:
+        return ys[-1] + max(slope, 0.0) * (x - xs[-1])
+    if x < xs[0]:
+        return max(ys[0] - max(slope, 0.0) * (xs[0] - x), 0.0)
+    return ys[right - 1] + slope * (x - xs[right - 1])
+
+
+@cache
+def _published() -> dict[str, Any]:
+    text = resources.files("aerie_lab.engine").joinpath("step_time_grids.json").read_text()
+    return {grid["name"]: grid for grid in json.loads(text)["grids"]}
+
+
+def grid_names() -> list[str]:
+    """The published grids by name."""
+    return list(_published())
+
+
+def grid(name: str, *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> Grid:
+    """The published grid `name`. It says nothing of cache and prefill: their cost is the caller's assumption.
+
+    Raises StateError when there is none of that name.
+    """
+    if name not in _published():
+        raise StateError(f"step-time grid '{name}' is unknown: one of {', '.join(grid_names())}.")
+    data = _published()[name]
+    lengths = {int(k): float(length) for k, length in data["acceptance_length"].items()}
+    columns = {}
+    for key, throughputs in data["throughput"].items():
+        cells = [(b, b * lengths[int(key)] / t) for b, t in zip(data["batch"], throughputs, strict=True) if t is not None]
+        columns[int(key)] = (tuple(b for b, _ in cells), tuple(seconds for _, seconds in cells))
+    return Grid(name, dict(sorted(columns.items())), lengths, cached=cached, prefill=prefill, noise=noise)
+
+
+_MS, _US = 1e-3, 1e-6
+FORMULAS: dict[str, Formula] = {
+    # Fits to the grid of the same name; cache and prefill are assumptions, for no public grid varies them.
+    "dense-32b": Formula(7.8 * _MS, 23.5 * _US, 0.32 * _MS, 13 * _US, cached=0.02 * _US, prefill=30 * _US, noise=0.03),
+    "dense-8b": Formula(7.1 * _MS, 16 * _US, 0.64 * _MS, cached=0.02 * _US, prefill=20 * _US, noise=0.03),
+    "moe-30b-a3b": Formula(
+        3.1 * _MS, 291 * _US, 0.34 * _MS, knee=16, token_after=20 * _US, cached=0.01 * _US, prefill=15 * _US, noise=0.03
+    ),
+}
+"""Formulas by name: dense targets on GB200 and H100, and a mixture of experts."""

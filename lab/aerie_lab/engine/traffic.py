@@ -1,0 +1,209 @@
+"""Sends real HTTP requests to an OpenAI-compatible server, checks every answer, and reports errors and latency percentiles.
+
+Open loop: requests start when an arrival process says so, however slow the server is. Closed loop: a fixed number of clients,
+each asking again as soon as it has its answer. A request is right when its status is 200, its stream ends with [DONE], and the
+server says that it generated as many tokens as were asked for. Prompts repeat what a prefix cache can find: the class's system
+prompt and the session's earlier turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from aerie_lab.engine.workload import Turn
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go, and how."""
+
+    url: str
+    """Up to the path, as http://127.0.0.1:8000."""
+    model: str
+    host: str | None = None
+    """The Host header, for a gateway."""
+    bytes_per_token: float = 4.0
+    """How many bytes of text the server's tokenizer takes for a token."""
+    stream: bool = True
+    temperature: float = 0.0
+    timeout: float = 300.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request, as its client saw it. Seconds; None where it did not come so far."""
+
+    kind: str
+    error: str | None
+    tokens: int = 0
+    first_token: float | None = None
+    total: float = 0.0
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds per token after the first."""
+        if self.first_token is None or self.tokens < 2:
+            return None
+        return (self.total - self.first_token) / (self.tokens - 1)
+
+
+@dataclass
+class Report:
+    """All outcomes of a run."""
+
+    seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def errors(self) -> Counter[str]:
+        return Counter(outcome.error for outcome in self.outcomes if outcome.error is not None)
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Per class of traffic and for `all`: counts, rates, and percentiles in milliseconds."""
+        kinds = sorted({outcome.kind for outcome in self.outcomes})
+        return {name: self._row([o for o in self.outcomes if name in (o.kind, "all")]) for name in [*kinds, "all"]}
+
+    def _row(self, outcomes: list[Outcome]) -> dict[str, float]:
+        good = [outcome for outcome in outcomes if outcome.error is None]
+        row = {
+            "requests": float(len(outcomes)),
+            "errors": float(len(outcomes) - len(good)),
+            "requests_per_s": len(good) / self.seconds if self.seconds else 0.0,
+            "tokens_per_s": sum(outcome.tokens for outcome in good) / self.seconds if self.seconds else 0.0,
+        }
+        for name, values in (
+            ("ttft", [o.first_token for o in good if o.first_token is not None]),
+            ("tpot", [o.per_token for o in good if o.per_token is not None]),
+            ("e2e", [o.total for o in good]),
+        ):
+            for percentile in PERCENTILES:
+                row[f"{name}_p{percentile}_ms"] = 1000 * at_percentile(values, percentile)
+        return row
+
+
+def at_percentile(values: list[float], percentile: float) -> float:
+    """The nearest-rank percentile; 0 of no values.
+
+    >>> at_percentile([3.0, 1.0, 2.0], 50), at_percentile([], 99)
+    (2.0, 0.0)
+    """
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)]
+
+
+async def open_loop(target: Target, turns: Iterable[Turn], speed: float = 1.0) -> Report:
+    """Send each turn at its time, `speed` times as fast, and wait for all answers."""
+    report, began = Report(), time.monotonic()
+    async with _session(target) as session, asyncio.TaskGroup() as tasks:
+        for turn in turns:
+            await asyncio.sleep(max(0.0, began + turn.time / speed - time.monotonic()))
+            tasks.create_task(_record(report, session, target, turn))
+    report.seconds = time.monotonic() - began
+    return report
+
+
+async def closed_loop(target: Target, turns: Iterator[Turn], clients: int) -> Report:
+    """`clients` clients work the turns off, without regard to the turns' times."""
+    report, began = Report(), time.monotonic()
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        for turn in turns:
+            await _record(report, session, target, turn)
+
+    async with _session(target) as session, asyncio.TaskGroup() as tasks:
+        for _ in range(clients):
+            tasks.create_task(work(session))
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _session(target: Target) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=target.timeout), connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+    )
+
+
+async def _record(report: Report, session: aiohttp.ClientSession, target: Target, turn: Turn) -> None:
+    report.outcomes.append(await ask(session, target, turn))
+
+
+async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Outcome:
+    """Send one request and check its answer."""
+    body = {
+        "model": target.model,
+        "prompt": prompt(turn, target.bytes_per_token),
+        "max_tokens": turn.answer_tokens,
+        "ignore_eos": True,
+        "temperature": target.temperature,
+    }
+    if target.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    headers = {"x-traffic-class": turn.kind.name} | ({"Host": target.host} if target.host else {})
+    began = time.monotonic()
+    first: float | None = None
+    tokens, done = 0, not target.stream
+    try:
+        async with session.post(f"{target.url}/v1/completions", json=body, headers=headers) as answer:
+            if answer.status != 200:
+                return Outcome(turn.kind.name, f"status {answer.status}", total=time.monotonic() - began)
+            if not target.stream:
+                tokens = (await answer.json())["usage"]["completion_tokens"]
+            else:
+                async for event in _events(answer):
+                    if event == "[DONE]":
+                        done = True
+                        continue
+                    document = json.loads(event)
+                    if "error" in document:
+                        return Outcome(turn.kind.name, "error in the stream", total=time.monotonic() - began)
+                    if document.get("choices") and first is None:
+                        first = time.monotonic() - began
+                    if usage := document.get("usage"):
+                        tokens = usage["completion_tokens"]
+    except TimeoutError:
+        return Outcome(turn.kind.name, "timeout", total=time.monotonic() - began)
+    except (aiohttp.ClientError, ValueError, KeyError) as error:
+        return Outcome(turn.kind.name, type(error).__name__, total=time.monotonic() - began)
+    total = time.monotonic() - began
+    wrong = None if done else "stream without [DONE]"
+    if wrong is None and tokens != turn.answer_tokens:
+        wrong = "wrong number of tokens"
+    return Outcome(turn.kind.name, wrong, tokens, first, total)
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """The `data:` lines of a stream of server-sent events."""
+    async for line in answer.content:
+        if line.startswith(b"data: "):
+            yield line[6:].decode().strip()
+
+
+def prompt(turn: Turn, bytes_per_token: float) -> str:
+    """Text of the turn's length; equal segments begin with equal text, whatever their length."""
+    segments = turn.segments or ((turn.number, turn.prompt_tokens),)
+    return "".join(_filler(key, round(tokens * bytes_per_token)) for key, tokens in segments)
+
+
+_TEXT = """
+a the of to in is are was it that this for on with as by from at be or an not which when each value list name file line text
+function returns object if else used can may one two new first last call class module string number time data set key
+"""
+_WORDS = _TEXT.split()
+
+
+def _filler(key: Hashable, length: int) -> str:
+    words = random.Random(str(key)).choices(_WORDS, k=length // 2 + 1)  # noqa: S311 - filler, no secrets
+    return " ".join(words)[: max(length - 1, 1)] + " "

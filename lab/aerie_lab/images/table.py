@@ -1,0 +1,166 @@
+"""Turns an image reference into the command on this machine that stands for it. The rows are data: images.toml.
+
+Guarantees: an unknown reference is an ImageError that names it and says how to add a row; nothing is ever downloaded.
+Not guaranteed: that tag or digest mean anything. The lab has one version of each program.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from aerie_lab.binaries import folder_of
+from aerie_lab.errors import BuildError, LabError, StateError
+
+
+class ImageError(LabError):
+    """An image reference that the lab cannot stand in for."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a container of this image runs unless its pod says otherwise."""
+
+    entrypoint: list[str]
+    arguments: list[str] = field(default_factory=list)
+    path: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def repository(reference: str) -> str:
+    """The reference without tag and digest, with the registry and folder that container engines add.
+
+    >>> repository("busybox:1.36"), repository("ghcr.io/a/b@sha256:00"), repository("vllm/vllm-openai:v0.33.0")
+    ('docker.io/library/busybox', 'ghcr.io/a/b', 'docker.io/vllm/vllm-openai')
+    """
+    name = reference.split("@", 1)[0]
+    head, _, last = name.rpartition("/")
+    name = f"{head}/{last.split(':', 1)[0]}" if head else last.split(":", 1)[0]
+    first = name.split("/", 1)[0]
+    if "/" not in name:
+        return f"docker.io/library/{name}"
+    if "." not in first and ":" not in first and first != "localhost":
+        return f"docker.io/{name}"
+    if first == "docker.io" and name.count("/") == 1:
+        return f"docker.io/library/{name.removeprefix('docker.io/')}"
+    return name
+
+
+class ImageTable:
+    """The rows of the given TOML files, then the lab's own."""
+
+    def __init__(self, files: Sequence[Path] = (), folder_of: Callable[[str], Path] = folder_of) -> None:
+        own = resources.files("aerie_lab.images").joinpath("images.toml").read_text()
+        texts = [(file, _read(file)) for file in files] + [(Path("images.toml"), own)]
+        self._images: list[dict[str, Any]] = []
+        self._volumes: list[dict[str, Any]] = []
+        self._folder_of = folder_of
+        for file, text in texts:
+            try:
+                document = tomllib.loads(text)
+            except tomllib.TOMLDecodeError as error:
+                raise StateError(f"image table {file} is not TOML: {error}.") from error
+            for unknown in sorted(document.keys() - {"image", "volume"}):
+                raise StateError(f"image table {file}: unknown entry '{unknown}': [[image]] and [[volume]] rows only.")
+            self._images += _rows(document, str(file), "image", ("repository", "entrypoint"), _IMAGE_FIELDS)
+            for row in _rows(document, str(file), "volume", ("repository", "folder"), _VOLUME_FIELDS):
+                self._volumes.append(row | {"folder": str(file.absolute().parent / row["folder"])})
+
+    def image(self, reference: str) -> Image:
+        """The command that stands for `reference`. Raises ImageError."""
+        row = self._find(self._images, reference)
+        if row is None:
+            raise ImageError(
+                f"image '{reference}' is not in the lab's image table: add a row with repository = "
+                f"'{repository(reference)}' to a TOML file and start the lab with `aerie-lab up --images FILE`"
+            )
+        try:
+            return Image(
+                entrypoint=[self._fill(part) for part in row["entrypoint"]],
+                arguments=[self._fill(part) for part in row.get("arguments", [])],
+                path=[self._fill(part) for part in row.get("path", [])],
+                environment={k: self._fill(v) for k, v in row.get("environment", {}).items()},
+            )
+        except BuildError as error:
+            raise ImageError(f"image '{reference}': {error}") from error
+
+    def volume(self, reference: str) -> Path:
+        """The folder that stands for the image volume `reference`. Raises ImageError."""
+        row = self._find(self._volumes, reference)
+        if row is None:
+            raise ImageError(
+                f"image volume '{reference}' is not in the lab's image table: add a [[volume]] row with repository = "
+                f"'{repository(reference)}' and folder = '...' to a TOML file given with `aerie-lab up --images FILE`"
+            )
+        folder = Path(row["folder"])
+        if not folder.is_dir():
+            raise ImageError(f"image volume '{reference}': {folder} is not a folder")
+        return folder
+
+    @staticmethod
+    def _find(rows: list[dict[str, Any]], reference: str) -> dict[str, Any] | None:
+        name = repository(reference)
+        return next((row for row in rows if fnmatch.fnmatchcase(name, _pattern(row["repository"]))), None)
+
+    def _fill(self, text: str) -> str:
+        def value(match: re.Match[str]) -> str:
+            word = match[1]
+            if word == "python":
+                return sys.executable
+            if word == "python-folder":
+                return str(Path(sys.executable).parent)
+            if word.startswith("binaries:"):
+                return str(self._folder_of(word.removeprefix("binaries:")))
+            raise AssertionError(f"{match[0]} was let through by _check_placeholders")
+
+        return _PLACEHOLDER.sub(value, text)
+
+
+_PLACEHOLDER = re.compile(r"\{([a-z:-]+)\}")
+_IMAGE_FIELDS: dict[str, type] = {"repository": str, "entrypoint": list, "arguments": list, "path": list, "environment": dict}
+_VOLUME_FIELDS: dict[str, type] = {"repository": str, "folder": str}
+
+
+def _pattern(row: str) -> str:
+    return row if row.startswith("*") else repository(row)  # a row that begins with * means any registry
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise StateError(f"image table {file} cannot be read: {error.strerror}.") from error
+
+
+def _rows(
+    document: dict[str, Any], name: str, kind: str, needed: tuple[str, ...], known: dict[str, type]
+) -> list[dict[str, Any]]:
+    rows = document.get(kind, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise StateError(f"image table {name}: write each row as [[{kind}]].")
+    for row in rows:
+        for missing in sorted(set(needed) - row.keys()):
+            raise StateError(f"image table {name}: a [[{kind}]] row has no '{missing}': {row}.")
+        for unknown in sorted(row.keys() - known.keys()):
+            raise StateError(f"image table {name}: unknown field '{unknown}' in a [[{kind}]] row: {', '.join(sorted(known))}.")
+        for key, value in row.items():
+            _check_value(f"image table {name}: '{key}' of {row['repository']}", value, known[key])
+    return rows
+
+
+def _check_value(where: str, value: Any, kind: type) -> None:
+    parts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else [value]
+    if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
+        shape = {"str": "a string", "list": "a list of strings", "dict": "a table of strings"}[kind.__name__]
+        raise StateError(f"{where} is {value!r}: it must be {shape}.")
+    for part in parts:
+        for word in _PLACEHOLDER.findall(part):
+            if word not in ("python", "python-folder") and not word.startswith("binaries:"):
+                raise StateError(f"{where}: unknown placeholder {{{word}}}: {{python}}, {{python-folder}}, {{binaries:FAMILY}}.")

@@ -1,0 +1,204 @@
+"""The environment, command and arguments of a container, as a kubelet works them out. Pure.
+
+Order, later wins: service variables, envFrom, env; `$(NAME)` in env, command and args expands to what is known by then,
+`$$` is a dollar sign, and an unknown name stays as it is written (kubernetes.io: "Define Dependent Environment Variables").
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from aerie_lab.kube.client import Object
+
+_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
+_SUFFIXES = {
+    **{name: Decimal(10) ** power for name, power in zip(("n", "u", "m", "", "k", *"MGTPE"), range(-9, 19, 3), strict=True)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+}
+
+
+class ConfigError(Exception):
+    """Something that the container refers to is missing: a kubelet's CreateContainerConfigError."""
+
+
+def expand(text: str, known: Mapping[str, str]) -> str:
+    """`text` with each $(NAME) that is known replaced.
+
+    >>> expand("$(A)-$(B)-$$(A)", {"A": "1"})
+    '1-$(B)-$(A)'
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        return known.get(match[2], match[0])
+
+    return _REFERENCE.sub(replace, text)
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity as a number: '500m' is 0.5, '2Gi' is 2147483648."""
+    return float(_exact(text))
+
+
+def _exact(text: str) -> Decimal:
+    match = re.fullmatch(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(m|u|n|[kMGTPE]|[KMGTPE]i)?", str(text))
+    if match is None:
+        raise ConfigError(f"'{text}' is not a quantity")
+    return Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+
+
+def field_value(pod: Object, field: str, status: Mapping[str, str]) -> str:
+    """The value of a downward API fieldRef. `status` holds podIP, hostIP, podIPs, hostIPs."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field):
+        value: str = (metadata.get(match[1]) or {}).get(match[2], "")
+        return value
+    if field in ("metadata.labels", "metadata.annotations"):
+        pairs = metadata.get(field.removeprefix("metadata.")) or {}
+        return "\n".join(f'{key}="{_quote(value)}"' for key, value in sorted(pairs.items()))
+    simple = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+        "spec.nodeName": spec.get("nodeName", ""),
+        "spec.serviceAccountName": spec.get("serviceAccountName", ""),
+    } | {f"status.{name}": value for name, value in status.items()}
+    if field not in simple:
+        raise ConfigError(f"fieldRef '{field}' is not known")
+    return str(simple[field])
+
+
+def _quote(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def resource_value(pod: Object, container: Object, reference: Mapping[str, Any], node: Mapping[str, str]) -> str:
+    """The value of a resourceFieldRef; a limit that is not set is the node's, as a kubelet has it."""
+    name = reference.get("containerName") or container["name"]
+    target = next((c for c in _all_containers(pod) if c["name"] == name), container)
+    kind, _, resource = reference["resource"].partition(".")
+    resources = target.get("resources") or {}
+    text = (resources.get(kind) or {}).get(resource)
+    if text is None:
+        text = node.get(resource, "0") if kind == "limits" else (resources.get("limits") or {}).get(resource, "0")
+    divisor = _exact(reference.get("divisor") or "1") or Decimal(1)
+    return str(math.ceil(_exact(text) / divisor))
+
+
+def _all_containers(pod: Object) -> Iterable[Object]:
+    return [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]
+
+
+def service_variables(services: Iterable[Object], namespace: str, links: bool) -> dict[str, str]:
+    """The variables of each service that a pod of `namespace` sees: the API server's always, its neighbours' with `links`."""
+    variables: dict[str, str] = {}
+    for service in services:
+        metadata, spec = service["metadata"], service["spec"]
+        is_api = metadata["namespace"] == "default" and metadata["name"] == "kubernetes"
+        address = spec.get("clusterIP")
+        if not address or address == "None" or not (is_api or (links and metadata["namespace"] == namespace)):
+            continue
+        prefix = metadata["name"].upper().replace("-", "_")
+        ports = spec.get("ports") or []
+        if not ports:
+            continue
+        variables[f"{prefix}_SERVICE_HOST"] = address
+        variables[f"{prefix}_SERVICE_PORT"] = str(ports[0]["port"])
+        first = f"{ports[0].get('protocol', 'TCP').lower()}://{address}:{ports[0]['port']}"
+        variables[f"{prefix}_PORT"] = first
+        for port in ports:
+            if port.get("name"):
+                variables[f"{prefix}_SERVICE_PORT_{port['name'].upper().replace('-', '_')}"] = str(port["port"])
+            protocol = port.get("protocol", "TCP")
+            stem = f"{prefix}_PORT_{port['port']}_{protocol}"
+            variables[stem] = f"{protocol.lower()}://{address}:{port['port']}"
+            variables |= {f"{stem}_PROTO": protocol.lower(), f"{stem}_PORT": str(port["port"]), f"{stem}_ADDR": address}
+    return variables
+
+
+Lookup = Callable[[str, str], Object | None]
+"""(plural, name) -> the config map or secret of the pod's namespace, or None."""
+
+
+def keys_of(plural: str, item: Object) -> dict[str, bytes]:
+    """All keys of a config map or secret with their bytes."""
+    binary = item.get("data" if plural == "secrets" else "binaryData") or {}
+    text = (item.get("data") or {}) if plural == "configmaps" else {}
+    return {k: v.encode() for k, v in text.items()} | {k: base64.b64decode(v) for k, v in binary.items()}
+
+
+def environment(
+    pod: Object,
+    container: Object,
+    *,
+    base: Mapping[str, str],
+    lookup: Lookup,
+    status: Mapping[str, str],
+    node: Mapping[str, str],
+) -> dict[str, str]:
+    """The variables that Kubernetes gives a container; `base` are those of services. Raises ConfigError.
+
+    Those of the image are not among them: a kubelet does not know them, so $(NAME) does not expand to them either.
+    """
+    known = dict(base)
+    for source in container.get("envFrom") or []:
+        for field, plural in (("configMapRef", "configmaps"), ("secretRef", "secrets")):
+            if reference := source.get(field):
+                item = _find(lookup, plural, reference)
+                for key, raw in (keys_of(plural, item) if item else {}).items():
+                    known[(source.get("prefix") or "") + key] = raw.decode(errors="replace")
+    for entry in container.get("env") or []:
+        value = _value(entry, pod, container, known, lookup, status, node)
+        if value is not None:
+            known[entry["name"]] = value
+    return known
+
+
+def _value(
+    entry: Object,
+    pod: Object,
+    container: Object,
+    known: Mapping[str, str],
+    lookup: Lookup,
+    status: Mapping[str, str],
+    node: Mapping[str, str],
+) -> str | None:
+    source = entry.get("valueFrom")
+    if not source:
+        return expand(entry.get("value", ""), known)
+    if reference := source.get("fieldRef"):
+        return field_value(pod, reference["fieldPath"], status)
+    if reference := source.get("resourceFieldRef"):
+        return resource_value(pod, container, reference, node)
+    for field, plural in (("configMapKeyRef", "configmaps"), ("secretKeyRef", "secrets")):
+        if reference := source.get(field):
+            item = _find(lookup, plural, reference)
+            values = keys_of(plural, item) if item else {}
+            if reference["key"] in values:
+                return values[reference["key"]].decode(errors="replace")
+            if reference.get("optional"):
+                return None
+            raise ConfigError(f"couldn't find key {reference['key']} in {plural.removesuffix('s')} {reference['name']}")
+    raise ConfigError(f"env {entry['name']}: valueFrom {', '.join(source)} is not offered by the lab")
+
+
+def _find(lookup: Lookup, plural: str, reference: Mapping[str, Any]) -> Object | None:
+    item = lookup(plural, reference["name"])
+    if item is None and not reference.get("optional"):
+        raise ConfigError(f'{plural.removesuffix("s")} "{reference["name"]}" not found')
+    return item
+
+
+def command_line(container: Object, entrypoint: list[str], arguments: list[str], known: Mapping[str, str]) -> list[str]:
+    """What is executed: `command` replaces entrypoint and arguments of the image, `args` its arguments."""
+    command = [expand(part, known) for part in container.get("command") or []]
+    given = [expand(part, known) for part in container.get("args") or []]
+    if command:
+        return command + given
+    return entrypoint + (given or arguments)

@@ -1,0 +1,169 @@
+"""Container output on disk, in the CRI line format, and its reading for `kubectl logs`.
+
+    2026-11-21T08:30:00.123456789Z stdout F the line
+
+One file per run of a container: logs/CONTAINER/RUN.log. A file past 10 MiB is set aside as RUN.log.1, so that a chatty
+container keeps at most the last 10 to 20 MiB, as a kubelet's defaults do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+_ROTATE = 10 * 1024 * 1024
+_POLL = 0.2
+_LONGEST = 1_000_000  # bytes of a line; a longer one is broken
+
+
+class LogFile:
+    """Takes a container's output; one writer."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+
+    async def copy(self, reader: asyncio.StreamReader, stream: str) -> None:
+        """Write every line of `reader` as it is complete, until it ends; `stream` is stdout or stderr."""
+        rest = b""
+        while chunk := await reader.read(65_536):
+            lines, newline, rest = (rest + chunk).rpartition(b"\n")
+            if newline:
+                self.write(lines + newline, stream)
+            if len(rest) > _LONGEST:
+                self.write(rest + b"\n", stream)
+                rest = b""
+        if rest:
+            self.write(rest + b"\n", stream)
+
+    def write(self, chunk: bytes, stream: str) -> None:
+        """Write whole lines."""
+        nanoseconds = time.time_ns()
+        moment = datetime.datetime.fromtimestamp(nanoseconds // 10**9, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        prefix = f"{moment}.{nanoseconds % 10**9:09d}Z {stream} F ".encode()
+        with contextlib.suppress(OSError):  # a full disk loses log lines, not the container
+            self._file.write(b"".join(prefix + line + b"\n" for line in chunk[:-1].split(b"\n")))
+            if self._file.tell() > _ROTATE:
+                self._file.close()
+                self.path.replace(_set_aside(self.path))
+                self._file = self.path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """No more output will come."""
+        self._file.close()
+
+
+def _set_aside(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """What `kubectl logs` asks for; the fields are those of PodLogOptions."""
+
+    tail_lines: int | None = None
+    limit_bytes: int | None = None
+    since: float | None = None
+    """Seconds since the epoch."""
+    timestamps: bool = False
+    follow: bool = False
+    stream: str | None = None
+
+
+def _shown(raw: bytes, query: LogQuery) -> bytes | None:
+    moment, _, rest = raw.partition(b" ")
+    stream, _, rest = rest.partition(b" ")
+    _, _, text = rest.partition(b" ")
+    if query.since is not None:
+        seconds = datetime.datetime.fromisoformat(moment.decode()[:19] + "+00:00").timestamp()
+        if seconds < int(query.since):
+            return None
+    if query.stream and stream.decode() != query.stream:
+        return None
+    return (moment + b" " + text if query.timestamps else text) + b"\n"
+
+
+def _open(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def _read(file: BinaryIO | None) -> bytes:
+    return file.read() if file is not None else b""
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of text, for messages."""
+    with contextlib.ExitStack() as opened:
+        raw = b""
+        for part in (_set_aside(path), path):
+            if file := _open(part):
+                raw += opened.enter_context(file).read()
+    found = raw.split(b"\n")[:-1][-lines:]
+    return "\n".join((_shown(line, LogQuery()) or b"").decode(errors="replace").rstrip("\n") for line in found)
+
+
+async def stream_log(path: Path, query: LogQuery, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """The log as `kubectl logs` wants it; with follow, until the container has ended and all is read."""
+    left = query.limit_bytes if query.limit_bytes is not None else 1 << 62
+    async for text in _texts(path, query, ended):
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+async def _texts(path: Path, query: LogQuery, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    # The current file is opened first and kept: when it is set aside meanwhile, it is read to its end under its new name.
+    file = _open(path)
+    try:
+        finished = ended.is_set()
+        raw = b""
+        if (older := _open(_set_aside(path))) is not None:
+            with older:
+                if file is None or not os.path.sameopenfile(older.fileno(), file.fileno()):
+                    raw = older.read()
+        *lines, rest = (raw + _read(file)).split(b"\n")
+        shown = [text for line in lines if (text := _shown(line, query)) is not None]
+        for text in shown if query.tail_lines is None else shown[len(shown) - min(len(shown), query.tail_lines) :]:
+            yield text
+        while query.follow:
+            chunk = _read(file)
+            if not chunk and (newer := _newer(path, file)) is not None:
+                chunk = _read(file)  # what was written between the last look and the setting aside
+                if file is not None:
+                    file.close()
+                file = newer
+            if chunk:
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if (text := _shown(line, query)) is not None:
+                        yield text
+            elif finished:
+                return
+            else:
+                finished = ended.is_set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), 0 if finished else _POLL)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _newer(path: Path, file: BinaryIO | None) -> BinaryIO | None:
+    """The current file, if it is another one than `file`."""
+    current = _open(path)
+    if current is None or file is None or not os.path.sameopenfile(current.fileno(), file.fileno()):
+        return current
+    current.close()
+    return None

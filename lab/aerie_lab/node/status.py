@@ -1,0 +1,197 @@
+"""A pod's status as a kubelet writes it, from what is known of its containers. Pure.
+
+Sources of reasons and rules: kubernetes pkg/kubelet (getPhase, GenerateContainersReadyCondition, GeneratePodReadyCondition,
+kubelet's event and waiting reasons), read for behaviour.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aerie_lab.kube.client import Object
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since the epoch as Kubernetes writes them."""
+    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class ContainerState:
+    """What is known of one container. Exactly one of waiting, running and terminated is told, in the order of the fields."""
+
+    name: str
+    image: str
+    init: bool = False
+    terminated: dict[str, Any] | None = None
+    running_since: float | None = None
+    waiting: tuple[str, str] = ("ContainerCreating", "")
+    last_terminated: dict[str, Any] | None = None
+    restarts: int = 0
+    started: bool = False
+    """The startup probe, if any, has succeeded and the container runs."""
+    ready: bool = False
+    container_id: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Ended, and not to be started again."""
+        return self.terminated is not None
+
+    def to_status(self) -> Object:
+        """The containerStatuses entry."""
+        if self.terminated is not None:
+            state: dict[str, Any] = {"terminated": self.terminated}
+        elif self.running_since is not None:
+            state = {"running": {"startedAt": timestamp(self.running_since)}}
+        elif self.last_terminated is not None and self.waiting == ("", ""):
+            state = {"terminated": self.last_terminated}  # ended, and about to be started again at once
+        else:
+            reason, message = self.waiting
+            state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+        status: dict[str, Any] = {
+            "name": self.name,
+            "image": self.image,
+            "imageID": f"lab://{self.image}" if self.container_id else "",
+            "restartCount": self.restarts,
+            "ready": self.ready or (self.init and self.terminated is not None and self.terminated["exitCode"] == 0),
+            "started": self.started and self.running_since is not None and self.terminated is None,
+            "state": state,
+            "lastState": {"terminated": self.last_terminated} if self.last_terminated else {},
+        }
+        if self.container_id:
+            status["containerID"] = f"lab://{self.container_id}"
+        return status
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """Everything beside the containers that a pod's status tells."""
+
+    pod: Object
+    node_address: str
+    pod_address: str | None
+    started_at: float
+    networked: bool
+    failure: tuple[str, str] | None = None
+    """(reason, message) when the pod as a whole has failed."""
+    over: bool = False
+    """Nothing of the pod runs, and nothing will run any more."""
+
+
+def phase(init: Sequence[ContainerState], main: Sequence[ContainerState]) -> str:
+    """Pending, Running, Succeeded or Failed."""
+    if any(c.terminated and c.terminated["exitCode"] != 0 for c in init):
+        return "Failed"
+    if not all(c.done for c in init):
+        return "Pending"
+    if all(c.done for c in main):
+        codes = [(c.terminated or {})["exitCode"] for c in main]
+        return "Failed" if any(codes) else "Succeeded"
+    never_started = any(
+        c.running_since is None and c.terminated is None and c.last_terminated is None and c.waiting[0] != "CrashLoopBackOff"
+        for c in main
+    )
+    return "Pending" if never_started else "Running"
+
+
+def conditions(
+    facts: PodFacts, current_phase: str, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float
+) -> list[Object]:
+    """The kubelet's conditions; lastTransitionTime moves only where the status differs from the one in `facts.pod`."""
+    known = {c["type"]: c for c in (facts.pod.get("status") or {}).get("conditions") or []}
+    unready = [c.name for c in main if not c.ready]
+    pending_init = [c.name for c in init if not (c.terminated and c.terminated["exitCode"] == 0)]
+    finished = current_phase in ("Succeeded", "Failed")
+    initialized = not pending_init
+    if finished:
+        why = ("PodCompleted" if current_phase == "Succeeded" else "PodFailed", "")
+    else:
+        why = ("ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]")
+    containers_ready = not unready and not finished
+    gates = [gate["conditionType"] for gate in facts.pod["spec"].get("readinessGates") or []]
+    closed = [gate for gate in gates if known.get(gate, {}).get("status") != "True"]
+    if containers_ready and closed:
+        ready_why = ("ReadinessGatesNotReady", "; ".join(f'corresponding condition of pod readiness gate "{g}" does not exist.'
+                     if g not in known else f'the status of pod readiness gate "{g}" is not "True"' for g in closed))  # fmt: skip
+    else:
+        ready_why = why
+    wanted = [
+        ("PodReadyToStartContainers", facts.networked and not finished, ("", "")),
+        (
+            "Initialized",
+            initialized,
+            ("ContainersNotInitialized", f"containers with incomplete status: [{' '.join(pending_init)}]"),
+        ),
+        ("ContainersReady", containers_ready, why),
+        ("Ready", containers_ready and not closed, ready_why),
+        ("PodScheduled", True, ("", "")),
+    ]
+    result = []
+    for kind, is_true, (reason, message) in wanted:
+        status = "True" if is_true else "False"
+        previous = known.get(kind)
+        moved = previous is None or previous["status"] != status
+        entry: Object = {
+            "type": kind,
+            "status": status,
+            "lastProbeTime": None,
+            "lastTransitionTime": timestamp(now) if previous is None or moved else previous["lastTransitionTime"],
+            "observedGeneration": facts.pod["metadata"].get("generation", 0),
+            "reason": reason if not is_true else ("PodCompleted" if kind == "Initialized" and finished else None),
+            "message": message if not is_true else None,
+        }
+        result.append({name: value for name, value in entry.items() if value != ""})
+    return result
+
+
+def pod_status(facts: PodFacts, init: Sequence[ContainerState], main: Sequence[ContainerState], now: float) -> Object:
+    """The status to write; a strategic merge patch keeps the conditions of others."""
+    current_phase = phase(init, main)
+    if facts.over and (facts.failure or current_phase != "Succeeded"):
+        current_phase = "Failed"
+    elif facts.failure and current_phase in ("Succeeded", "Failed"):
+        current_phase = "Running"  # it will be Failed; a controller must not see another outcome before
+    status: Object = {
+        "phase": current_phase,
+        "observedGeneration": facts.pod["metadata"].get("generation", 0),
+        "conditions": conditions(facts, current_phase, init, main, now),
+        "hostIP": facts.node_address,
+        "hostIPs": [{"ip": facts.node_address}],
+        "startTime": timestamp(facts.started_at),
+        "containerStatuses": [c.to_status() for c in main],
+        "qosClass": (facts.pod.get("status") or {}).get("qosClass", "BestEffort"),
+    }
+    if init:
+        status["initContainerStatuses"] = [c.to_status() for c in init]
+    if facts.pod_address:
+        status |= {"podIP": facts.pod_address, "podIPs": [{"ip": facts.pod_address}]}
+    if facts.failure:
+        status["reason"], status["message"] = facts.failure
+    return status
+
+
+def tells(known: object, wanted: object) -> bool:
+    """Whether a status `known` to the API server says all that `wanted` says, so that nothing need be written.
+
+    Absent and empty are the same; a `state` or `lastState` must be the same kind; conditions of others do not count.
+    """
+    if isinstance(wanted, dict):
+        found = known if isinstance(known, dict) else {}
+        for name, value in wanted.items():
+            if name == "conditions":
+                by_type = {entry["type"]: entry for entry in found.get(name) or []}
+                if not all(tells(by_type.get(entry["type"]), entry) for entry in value):
+                    return False
+            elif not tells(found.get(name), value):
+                return False
+            elif name in ("state", "lastState") and (found.get(name) or {}).keys() != value.keys():
+                return False  # the new kind is told, and the old one is told too
+        return True
+    if isinstance(wanted, list):
+        entries = known if isinstance(known, list) else []
+        return len(entries) == len(wanted) and all(tells(k, w) for k, w in zip(entries, wanted, strict=True))
+    return known == wanted or (not known and not wanted)

@@ -1,0 +1,101 @@
+"""Which parts of a pod the lab honours, which it accepts without effect, and which it refuses. Data and one pure function.
+
+A field that is in neither list is refused with its path, so that nothing is passed over in silence when Kubernetes or a
+chart grows. What is accepted without effect is so because a process of this machine cannot tell the difference in a way
+that matters to a test (resource limits, identity), or because another component acts on it (scheduling, quotas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aerie_lab.kube.client import Object
+
+_HONOURED = {
+    "pod": {
+        "activeDeadlineSeconds", "containers", "enableServiceLinks", "hostAliases", "hostname", "imagePullSecrets",
+        "initContainers", "readinessGates", "restartPolicy", "serviceAccountName", "terminationGracePeriodSeconds",
+        "volumes",
+    },
+    "container": {
+        "args", "command", "env", "envFrom", "image", "lifecycle", "livenessProbe", "name", "ports", "readinessProbe",
+        "securityContext", "startupProbe", "terminationMessagePath", "terminationMessagePolicy", "volumeMounts",
+        "workingDir",
+    },
+    "container securityContext": {"readOnlyRootFilesystem"},
+    "volume": {
+        "configMap", "downwardAPI", "emptyDir", "hostPath", "image", "name", "persistentVolumeClaim", "projected", "secret",
+    },
+    "volume mount": {"mountPath", "name", "readOnly", "subPath", "subPathExpr"},
+    "probe": {
+        "exec", "failureThreshold", "httpGet", "initialDelaySeconds", "periodSeconds", "successThreshold", "tcpSocket",
+        "terminationGracePeriodSeconds", "timeoutSeconds",
+    },
+    "lifecycle": {"preStop"},
+    "preStop": {"exec", "httpGet", "sleep"},
+    "port": {"containerPort", "name", "protocol"},
+}  # fmt: skip
+
+_WITHOUT_EFFECT = {
+    # acted on by the scheduler, the API server or a controller, or only naming what the lab has one of
+    "pod": {
+        "affinity", "automountServiceAccountToken", "dnsConfig", "dnsPolicy", "nodeName", "nodeSelector", "overhead",
+        "preemptionPolicy", "priority", "priorityClassName", "runtimeClassName", "schedulerName", "schedulingGates",
+        "securityContext", "serviceAccount", "setHostnameAsFQDN", "subdomain", "tolerations", "topologySpreadConstraints",
+        "os", "resources",
+    },
+    # resources are counted by the scheduler and not enforced; nothing is pulled; standard input is empty
+    "container": {"imagePullPolicy", "resizePolicy", "resources", "stdin", "stdinOnce", "tty"},
+    # every process runs as the lab's user, in namespaces of its own
+    "container securityContext": {
+        "allowPrivilegeEscalation", "appArmorProfile", "capabilities", "privileged", "procMount", "runAsGroup",
+        "runAsNonRoot", "runAsUser", "seLinuxOptions", "seccompProfile",
+    },
+    "volume": set[str](),
+    "volume mount": {"mountPropagation", "recursiveReadOnly"},
+    "probe": set[str](),
+    "lifecycle": set[str](),
+    "preStop": set[str](),
+    "port": set[str](),
+}  # fmt: skip
+
+PROCESSLESS = "lab.aerie.dev/processless"
+"""A pod with this annotation set to "true" is Ready at once and runs nothing: for tests of scale."""
+
+
+def is_processless(pod: Object) -> bool:
+    """Whether the pod is to be Ready without a process."""
+    return bool((pod["metadata"].get("annotations") or {}).get(PROCESSLESS) == "true")
+
+
+def unsupported(pod: Object) -> list[str]:
+    """The paths of all fields of the pod that the lab does not honour; empty when it can run the pod as asked."""
+    return list(_unsupported(pod["spec"]))
+
+
+def _unsupported(spec: Object) -> Iterator[str]:
+    yield from _unknown("pod", spec, "spec")
+    for field in ("initContainers", "containers"):
+        for container in spec.get(field) or []:
+            where = f"spec.{field}[{container['name']}]"
+            yield from _unknown("container", container, where)
+            yield from _unknown("container securityContext", container.get("securityContext"), f"{where}.securityContext")
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                yield from _unknown("probe", container.get(probe), f"{where}.{probe}")
+            lifecycle = container.get("lifecycle")
+            yield from _unknown("lifecycle", lifecycle, f"{where}.lifecycle")
+            yield from _unknown("preStop", (lifecycle or {}).get("preStop"), f"{where}.lifecycle.preStop")
+            for port in container.get("ports") or []:
+                yield from _unknown("port", port, f"{where}.ports[{port['containerPort']}]")
+            for mount in container.get("volumeMounts") or []:
+                yield from _unknown("volume mount", mount, f"{where}.volumeMounts[{mount['name']}]")
+    for volume in spec.get("volumes") or []:
+        yield from _unknown("volume", volume, f"spec.volumes[{volume['name']}]")
+
+
+def _unknown(kind: str, part: Mapping[str, Any] | None, where: str) -> Iterator[str]:
+    known = _HONOURED[kind] | _WITHOUT_EFFECT[kind]
+    for field, value in (part or {}).items():
+        if field not in known and value not in (None, False, [], {}, ""):
+            yield f"{where}.{field}"

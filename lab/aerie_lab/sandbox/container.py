@@ -1,0 +1,166 @@
+"""Starting, signalling and waiting for a container's process, from the node agent's event loop.
+
+The launcher (launch.py) makes the namespaces and leaves the process to us; from then on it is known by a pidfd, so that a
+signal can never reach a stranger that got the same number. Guarantees: when process 1 of a container has ended, the kernel
+has ended all its other processes; `start` returns only once the command runs, or raises LaunchError with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie_lab.errors import LabError
+
+
+class LaunchError(LabError):
+    """The container's command could not be started."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All that a container's process gets."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    working_directory: str
+    hostname: str
+    mounts: Sequence[Mapping[str, Any]]
+    """source, path, read_only; outer paths first."""
+    read_only_root: bool
+    shared_memory: str
+
+
+def _launcher(verb: str, spec: Path) -> list[str]:
+    return [sys.executable, "-S", "-m", "aerie_lab.sandbox.launch", verb, str(spec)]
+
+
+# Without `site` the launcher starts three times as fast; then the package's own folder must be named. What it compiles
+# is kept in the lab's own /run, whether or not the package's folder may be written to.
+_LAUNCHER_ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONPYCACHEPREFIX": "/run/aerie-lab/compiled"}
+
+
+class ContainerProcess:
+    """A running container: process 1 of its own PID namespace."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(self._handle, self._collect)
+
+    def _collect(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._handle)
+        result = os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
+        os.close(self._handle)
+        self._handle = -1
+        if not self._ended.done():
+            assert result is not None
+            self._ended.set_result(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+
+    async def wait(self) -> int:
+        """The exit code, negative for the signal that ended it."""
+        return await asyncio.shield(self._ended)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to process 1 of the container; nothing happens when it has ended."""
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to every process of the container. Raises ProcessLookupError when it has ended."""
+        if self._handle < 0:
+            raise ProcessLookupError(self.pid)
+        try:
+            namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        except OSError as error:  # a zombie has no namespace any more
+            raise ProcessLookupError(self.pid) from error
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == namespace:
+                    os.kill(int(entry), number)
+
+
+async def start(launch: Launch, network: int | None, spec: Path, stdout: int, stderr: int) -> ContainerProcess:
+    """Start a container. `network` is its network namespace's descriptor; `spec` the file to write for the launcher.
+
+    Raises LaunchError. The calling process must be a subreaper (linux.become_subreaper).
+    """
+    report, reported = os.pipe()
+    document = asdict(launch) | {"network_fd": network, "report_fd": reported}
+    try:
+        spec.write_bytes(marshal.dumps(document))
+        launcher = await asyncio.create_subprocess_exec(
+            *_launcher("run", spec),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=_LAUNCHER_ENVIRONMENT,
+            pass_fds=[reported] if network is None else [reported, network],
+        )
+    except OSError as error:
+        os.close(report)
+        raise LaunchError(f"the launcher cannot be started: {error}") from error
+    finally:
+        os.close(reported)
+    answer = (await _read_all(report)).decode(errors="replace")
+    await launcher.wait()
+    told = dict(line.split(" ", 1) for line in answer.splitlines())
+    if "pid" not in told:
+        raise LaunchError(f"the launcher failed (exit code {launcher.returncode})")
+    process = ContainerProcess(int(told["pid"]))
+    if "error" in told:
+        await process.wait()
+        raise LaunchError(f"{told['error']} [command: {launch.command[0]}]")
+    return process
+
+
+async def execute(
+    process: ContainerProcess, command: Sequence[str], launch: Launch, spec: Path, timeout: float
+) -> tuple[int | None, str]:
+    """Run a command inside a running container: (exit code, output); the code is None when it took too long."""
+    document = {
+        "pid": process.pid,
+        "command": list(command),
+        "environment": dict(launch.environment),
+        "working_directory": launch.working_directory,
+    }
+    spec.write_bytes(marshal.dumps(document))
+    child = await asyncio.create_subprocess_exec(
+        *_launcher("enter", spec),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=_LAUNCHER_ENVIRONMENT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = await asyncio.wait_for(child.communicate(), timeout)
+        return child.returncode, output.decode(errors="replace")
+    except TimeoutError:
+        return None, ""
+    finally:
+        if child.returncode is None:  # too late, or not wanted any more: the container has ended
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
+        spec.unlink(missing_ok=True)
+
+
+async def _read_all(descriptor: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb"))
+    try:
+        return await reader.read()
+    finally:
+        transport.close()

@@ -1,0 +1,44 @@
+"""Runs a command inside a lab's namespaces: `python -m aerie_lab.sandbox.inside PID COMMAND...`; PID is the lab's process 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from aerie_lab.sandbox import linux
+
+_KINDS = (
+    ("user", linux.CLONE_NEWUSER),
+    ("net", linux.CLONE_NEWNET),
+    ("ipc", linux.CLONE_NEWIPC),
+    ("pid", linux.CLONE_NEWPID),
+    ("mnt", linux.CLONE_NEWNS),
+)
+
+
+def main() -> int:
+    """Enter, run, and hand back the exit code."""
+    process, command = sys.argv[1], sys.argv[2:]
+    own_user = os.readlink("/proc/self/ns/user")
+    where = os.getcwd()
+    handles = []
+    for name, kind in _KINDS:
+        path = f"/proc/{process}/ns/{name}"
+        if name != "user" or os.readlink(path) != own_user:  # a process may not enter the user namespace it is in
+            handles.append((os.open(path, os.O_RDONLY | os.O_CLOEXEC), kind))
+    for handle, kind in handles:
+        linux.setns(handle, kind)
+    child = os.fork()  # the PID namespace takes effect for children
+    if child == 0:
+        try:
+            os.chdir(where)
+            os.execvp(command[0], command)
+        except OSError as error:
+            sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        os._exit(127)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

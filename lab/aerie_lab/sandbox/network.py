@@ -1,0 +1,148 @@
+"""The lab's network: one bridge in the lab's network namespace, and a namespace with one address for each pod.
+
+    lab namespace     lo         127.0.0.1, control plane 10.245.0.1, nodes 10.245.0.11.., all of 10.96.0.0/16 (services)
+                      lab0       bridge, 10.244.0.1/16
+                       ├─ p1 ═══ eth0 10.244.0.2/16   a pod's namespace; default route by the bridge
+                       └─ p2 ═══ eth0 10.244.0.3/16
+
+A pod binds 0.0.0.0 and its own 127.0.0.1 as on any cluster. A whole service range is local to the lab's namespace, so
+that a proxy may listen on any cluster IP without adding addresses. No packet can leave: there is no way out of the lab.
+Guarantees: a pod's namespace lives as long as its file descriptor or a process in it; nothing is written to /run/netns.
+Not guaranteed: IPv6, network policies, more than 1,000 pods with a network of their own (the bridge's port limit).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from pyroute2 import IPRoute, NetlinkError
+
+from aerie_lab.sandbox import linux
+from aerie_lab.sandbox.addresses import BRIDGE, BRIDGE_MAC, CONTROL_PLANE, SERVICE_RANGE, node_address
+
+_PREFIX = 16
+_BRIDGE = "lab0"
+_LOCAL_TABLE = 255
+_HIGHEST = 65_000
+"""The last pod address, as a number within the bridge's range."""
+
+
+def set_up_lab_network(nodes: int) -> None:
+    """Furnish the network namespace that this process is alone in."""
+    with IPRoute() as ip:
+        loopback = _index(ip, "lo")
+        ip.link("set", index=loopback, state="up")
+        for address in (CONTROL_PLANE, *(node_address(i) for i in range(nodes))):
+            ip.addr("add", index=loopback, address=address, prefixlen=32)
+        ip.route("add", dst=SERVICE_RANGE, type="local", oif=loopback, table=_LOCAL_TABLE, scope="host")
+        ip.link("add", ifname=_BRIDGE, kind="bridge", address=BRIDGE_MAC)
+        bridge = _index(ip, _BRIDGE)
+        ip.addr("add", index=bridge, address=BRIDGE, prefixlen=_PREFIX)
+        ip.link("set", index=bridge, state="up")
+
+
+def _index(ip: IPRoute, name: str) -> int:
+    return int(ip.link_lookup(ifname=name)[0])
+
+
+def _drop(ip: IPRoute, link: int) -> None:
+    try:
+        ip.link("del", index=link)
+    except NetlinkError as error:
+        if error.code != errno.ENODEV:  # gone with the last process in its namespace
+            raise
+
+
+@dataclass(frozen=True)
+class PodNetwork:
+    """A pod's network namespace: `fd` keeps it alive, `link` is the bridge's end of its cable."""
+
+    fd: int
+    link: int
+    address: str
+
+
+class PodNetworks:
+    """Makes and removes pod networks. Blocking (~12 ms each): call it from a worker thread, one call at a time."""
+
+    def __init__(self) -> None:
+        self._lab = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._count = 0
+        self._taken: set[str] = set()
+        # Anywhere: endpoints of an agent that died must not point at the pods of its successor.
+        self._next = int(time.time()) % _HIGHEST
+
+    def clear(self) -> None:
+        """Remove the cables that an agent left which died."""
+        with IPRoute() as ip:
+            for link in ip.link_lookup(master=_index(ip, _BRIDGE)):
+                _drop(ip, link)
+
+    def reserve(self) -> str:
+        """An address that no pod has. Addresses are handed out in rotation, so that a stale endpoint meets nobody."""
+        for _ in range(_HIGHEST):
+            self._next = self._next + 1 if self._next < _HIGHEST else 2
+            address = f"10.244.{self._next // 256}.{self._next % 256}"
+            if self._next % 256 not in (0, 255) and address not in self._taken:
+                self._taken.add(address)
+                return address
+        raise OSError(0, "no pod address is left")
+
+    def release(self, address: str) -> None:
+        """Give an address back."""
+        self._taken.discard(address)
+
+    def create(self, address: str) -> PodNetwork:
+        """A new namespace that has `address`, joined to the bridge."""
+        self._count += 1
+        name = f"p{self._count}"
+        made: list[int] = []
+        failure: list[BaseException] = []
+
+        def inside() -> None:  # a thread of its own: a network namespace belongs to a thread
+            try:
+                linux.unshare(linux.CLONE_NEWNET)
+                made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+                with IPRoute() as ip:
+                    ip.link("add", ifname="eth0", kind="veth", peer={"ifname": name, "net_ns_fd": self._lab})
+                    for link in ("lo", "eth0"):
+                        index = _index(ip, link)
+                        if link == "eth0":
+                            ip.addr("add", index=index, address=address, prefixlen=_PREFIX)
+                        ip.link("set", index=index, state="up")
+                    ip.route("add", dst="default", gateway=BRIDGE)
+            except BaseException as error:  # noqa: BLE001  raised again in the calling thread
+                failure.append(error)
+
+        thread = threading.Thread(target=inside)
+        thread.start()
+        thread.join()
+        if failure:
+            for fd in made:
+                os.close(fd)
+            raise OSError(0, f"cannot make the pod's network: {failure[0]}") from failure[0]
+        try:
+            with IPRoute() as ip:
+                link = _index(ip, name)
+                ip.link("set", index=link, master=_index(ip, _BRIDGE), state="up")
+        except (NetlinkError, IndexError) as error:
+            os.close(made[0])  # and with it the namespace and the cable
+            raise OSError(0, f"cannot connect the pod's network: {error}") from error
+        return PodNetwork(made[0], link, address)
+
+    def remove(self, network: PodNetwork) -> None:
+        """Drop the pod's cable and our hold on its namespace."""
+        try:
+            with IPRoute() as ip:
+                _drop(ip, network.link)
+        finally:
+            os.close(network.fd)
+
+    def cut(self, network: PodNetwork, connected: bool) -> None:
+        """Pull the pod's cable, or plug it in again."""
+        with IPRoute() as ip:
+            ip.link("set", index=network.link, state="up" if connected else "down")

@@ -1,0 +1,69 @@
+"""What a lab is made of, chosen at `up` and kept in its folder. Data only; every field has one meaning and one default."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from aerie_lab.errors import StateError
+
+FORMAT = 1  # of lab.json; a lab with another one is refused with a sentence
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The choices of one lab."""
+
+    name: str = "default"
+    nodes: int = 2
+    """How many Nodes the agent plays, named node-1, node-2, ..."""
+    gpus: int = 8
+    """`nvidia.com/gpu` of each node. They are counted by the scheduler and backed by nothing."""
+    cpus: int = 32
+    """`cpu` of each node, cores."""
+    memory_gib: int = 256
+    """`memory` of each node, GiB."""
+    pods: int = 250
+    """How many pods the scheduler may put on a node."""
+    gateway: bool = True
+    """Whether Contour, Envoy and a Gateway are installed."""
+    api_port: int = 0
+    """The API server's port on 127.0.0.1; 0 takes a free one."""
+    gateway_port: int = 0
+    """The gateway's port on 127.0.0.1; 0 takes a free one."""
+    images: list[str] = field(default_factory=list)
+    """Further image tables (TOML files), looked at before the lab's own."""
+    restart_backoff: float = 10.0
+    """Seconds before a crashed container's first restart; doubles up to 30 times this, as a kubelet's 10 s does to 300 s."""
+
+    def __post_init__(self) -> None:
+        bounds = {"nodes": (1, 100), "gpus": (0, 64), "cpus": (1, 1024), "memory_gib": (1, 65536), "pods": (1, 5000)}
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise StateError(f"{name} is {value}: choose a number from {low} to {high}.")
+        if self.restart_backoff <= 0:
+            raise StateError(f"restart_backoff is {self.restart_backoff}: choose seconds above 0.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as they stand in lab.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """The settings of the lab in `folder`. Raises StateError when they cannot be read."""
+        path = folder / "lab.json"
+        try:
+            document = json.loads(path.read_text())
+            if document["format"] != FORMAT:
+                raise StateError(
+                    f"{path} was written by another version of the lab (format {document['format']}, this one writes "
+                    f"{FORMAT}): run `aerie-lab down --name {folder.name}` and then `up` again."
+                )
+            return cls(**document["settings"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StateError(
+                f"{path} cannot be read ({error}): run `aerie-lab down --name {folder.name}` and then `up` again."
+            ) from error

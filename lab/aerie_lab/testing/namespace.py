@@ -1,0 +1,117 @@
+"""One Kubernetes namespace of a lab, as a test uses it: apply, look, wait.
+
+Waiting is by asking the API server again and again until a bound; a test never sleeps and hopes. Guarantee: what was
+waited for and what was there instead is in the failure's message.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import yaml
+
+from aerie_lab.cluster import Lab
+from aerie_lab.errors import LabError
+from aerie_lab.faults import Faults
+
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T], what: str, *, within: float = 60.0, every: float = 0.1) -> T:
+    """Call `look` until it returns something true, and return that. Raises AssertionError after `within` seconds."""
+    deadline = time.monotonic() + within
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            last = look()
+        except LabError as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(every)
+    raise AssertionError(f"not within {within:g} s: {what} (last seen: {last})")
+
+
+class Namespace:
+    """A namespace of `lab`, its own for one test."""
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        self.lab = lab
+        self.name = name
+        self.faults = Faults(lab)
+
+    def apply(self, *objects: dict[str, Any] | str) -> None:
+        """Apply objects, as dicts or as YAML, into this namespace unless they name another."""
+        documents: list[dict[str, Any]] = []
+        for item in objects:
+            documents += [d for d in yaml.safe_load_all(item) if d] if isinstance(item, str) else [copy.deepcopy(item)]
+        for document in documents:
+            document.setdefault("metadata", {}).setdefault("namespace", self.name)
+        self.lab.apply(*documents)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """kubectl in this namespace."""
+        return self.lab.kubectl("-n", self.name, *arguments, stdin=stdin)
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """One object."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return found
+
+    def list_all(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """All objects of a kind."""
+        arguments = ["get", kind, "-o", "json", *(["-l", selector] if selector else [])]
+        found: list[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
+        return found
+
+    def exists(self, kind: str, name: str) -> bool:
+        """Whether there is such an object."""
+        return bool(self.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip())
+
+    def until(
+        self, kind: str, name: str, check: Callable[[dict[str, Any]], object], what: str, *, within: float = 60.0
+    ) -> dict[str, Any]:
+        """Wait until the object fulfils `check`; the object."""
+        seen: dict[str, Any] = {}
+
+        def look() -> bool:
+            nonlocal seen
+            seen = self.get(kind, name)
+            return bool(check(seen))
+
+        try:
+            until(look, what, within=within)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(seen.get('status'), indent=1)}") from None
+        return seen
+
+    def until_ready(self, pod: str, *, within: float = 60.0) -> dict[str, Any]:
+        """Wait until a pod is Ready; the pod."""
+        return self.until("pod", pod, is_ready, f"pod {pod} Ready", within=within)
+
+    def until_phase(self, pod: str, phase: str, *, within: float = 60.0) -> dict[str, Any]:
+        """Wait until a pod is in `phase`; the pod."""
+        return self.until("pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", within=within)
+
+    def until_gone(self, kind: str, name: str, *, within: float = 60.0) -> None:
+        """Wait until there is no such object."""
+        until(lambda: not self.exists(kind, name), f"{kind} {name} gone", within=within)
+
+    def rolled_out(self, deployment: str, *, within: float = 60.0) -> None:
+        """Wait until a Deployment is rolled out."""
+        self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={within:g}s")
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """(reason, message) of the events about an object."""
+        return [(e["reason"], e["message"]) for e in self.list_all("events") if e["involvedObject"]["name"] == name]
+
+
+def is_ready(item: dict[str, Any]) -> bool:
+    """Whether the object's Ready condition is True."""
+    conditions = item.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

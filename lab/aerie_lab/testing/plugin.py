@@ -1,0 +1,76 @@
+"""pytest fixtures: one lab per test session, one Kubernetes namespace per test.
+
+    def test_something(namespace: Namespace) -> None:
+        namespace.apply(...)
+
+What takes long to start can be shared by the tests of a module: a fixture of theirs with `new_namespace`.
+
+The lab is started when the first test asks for it. It is leashed to the test process, so that a killed session leaves
+nothing behind. A test's faults are undone and its namespace is deleted when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aerie_lab.cluster import Lab, Settings
+from aerie_lab.testing.namespace import Namespace
+
+
+@pytest.fixture(scope="session")
+def say(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Shows a line of progress past pytest's capture: the first build takes minutes."""
+    return shown(pytestconfig)
+
+
+def shown(config: pytest.Config) -> Callable[[str], None]:
+    """What `say` is, for hooks."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def show(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            sys.stderr.write(f"lab: {line}\n")
+
+    return show
+
+
+@pytest.fixture(scope="session")
+def lab_images() -> list[str]:
+    """Further image tables for the lab of this session; a conftest.py may override it."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def lab(say: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
+    """A lab of this session: two nodes with eight GPUs each, a gateway, and quick restarts of crashed containers."""
+    settings = Settings(name=f"test-{os.getpid()}", restart_backoff=1.0, images=lab_images)
+    with Lab.up(settings, say, leashed=True) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """A namespace of the test's own."""
+    with new_namespace(lab, request.node.name.removeprefix("test_")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def new_namespace(lab: Lab, label: str) -> Iterator[Namespace]:
+    """A namespace named after `label`; gone, with the faults made through it, at the end."""
+    words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    name = f"{words[:40].strip('-')}-{os.urandom(2).hex()}"
+    lab.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    found = Namespace(lab, name)
+    try:
+        found.until("serviceaccount", "default", lambda _: True, "the default service account")
+        yield found
+    finally:
+        found.faults.undo_all()
+        lab.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,67 @@
+"""Pods as tests write them: little to type, everything else as the API server's defaults have it.
+
+pod("hello", shell("echo hello"), restartPolicy="Never")
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Object = dict[str, Any]
+
+
+def pod(name: str, *containers: Object, metadata: Object | None = None, **spec: Any) -> Object:
+    """A pod that ends without a grace period unless `spec` says otherwise; a container without a name is `main`."""
+    spec = {"terminationGracePeriodSeconds": 0, **spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}, **(metadata or {})},
+        "spec": {"containers": [{"name": "main", **container} for container in containers], **spec},
+    }
+
+
+def shell(script: str, **fields: Any) -> Object:
+    """A container that runs a script of the machine's sh."""
+    return {"image": "aerie.dev/lab/shell", "command": ["sh", "-ec", script], **fields}
+
+
+def python(script: str, **fields: Any) -> Object:
+    """A container that runs a script of the lab's Python."""
+    return {"image": "aerie.dev/lab/shell", "command": ["python", "-u", "-c", script], **fields}
+
+
+def echo(**fields: Any) -> Object:
+    """A container of the small HTTP server of aerie_lab.images.echo, on port 8080."""
+    return {"image": "aerie.dev/lab/echo:1", **fields}
+
+
+def config_map(name: str, **data: str) -> Object:
+    """A config map."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def container_status(item: Object, name: str = "main") -> Object:
+    """The status of one container of a pod, init containers included."""
+    status = item["status"]
+    found: Object = next(
+        c for c in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])) if c["name"] == name
+    )
+    return found
+
+
+def message(item: Object, name: str = "main") -> str:
+    """What a container that has ended left in its termination message."""
+    text: str = container_status(item, name)["state"]["terminated"].get("message", "")
+    return text
+
+
+def answer(item: Object, name: str = "main") -> Any:
+    """The termination message, read as JSON."""
+    return json.loads(message(item, name))
+
+
+def condition(item: Object, kind: str) -> str:
+    """The status of a condition, or ''."""
+    return next((str(c["status"]) for c in item["status"].get("conditions", []) if c["type"] == kind), "")

@@ -1,0 +1,11 @@
+"""The resource as Pydantic models, and the one place that its CustomResourceDefinition and its documentation come from.
+
+`make crds` writes both. `SpeculativeDeployment.from_dict` reads what the API server returns; with
+unknown="refuse" it reads what a person wrote. What only CEL rules say (`Rule`) is checked by the API server at apply and not
+when reading.
+"""
+
+from aerie.api.base import ResourceError
+from aerie.api.resource import API_VERSION, GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment
+
+__all__ = ["API_VERSION", "GROUP", "KIND", "PLURAL", "VERSION", "ResourceError", "SpeculativeDeployment"]

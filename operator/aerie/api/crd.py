@@ -1,0 +1,192 @@
+"""The CustomResourceDefinition of the models: a structural OpenAPI v3 schema, as the API server asks for it.
+
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
+
+Pydantic's JSON Schema is turned into that form: references are put in place, an optional field is one that is not required
+(never a nullable one), and what is no keyword of the API server stops the generation instead of being dropped. The default
+of a nested object is written out whole: the API server runs the rules on it before it fills in the defaults inside.
+
+`annotated_schema` keeps two keywords of our own for the docs: x-bounds and x-type.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from aerie.api import duration
+from aerie.api.base import Json, Model
+from aerie.api.resource import GROUP, KIND, LONGEST_NAME, PLURAL, VERSION, SpeculativeDeployment
+
+SINGULAR = KIND.lower()
+SHORT_NAME = "specdep"
+
+_OWN = {"x-bounds", "x-type"}
+_KEYWORDS = _OWN | {
+    "type",
+    "format",
+    "description",
+    "default",
+    "enum",
+    "properties",
+    "required",
+    "items",
+    "additionalProperties",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+    "minimum",
+    "maximum",
+    "x-kubernetes-int-or-string",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-list-type",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-validations",
+}
+
+
+class SchemaError(Exception):
+    """A model says something that the API server's schema cannot."""
+
+
+class _Structural(GenerateJsonSchema):
+    """Pydantic's generator where it would write what a structural schema must not hold."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        return {"type": "string", "enum": list(schema["expected"])}
+
+    def encode_default(self, dft: Any) -> Any:
+        if isinstance(dft, Model):
+            return dft.to_dict()
+        if isinstance(dft, timedelta):
+            return duration.format(dft)
+        return super().encode_default(dft)
+
+
+def annotated_schema(model: type[Model]) -> Json:
+    """The structural schema of a model, with our own keywords. Raises SchemaError."""
+    document = model.model_json_schema(by_alias=True, schema_generator=_Structural)
+    return _structural(document, document.get("$defs", {}), model.__name__)
+
+
+def _structural(node: Json, definitions: Json, path: str) -> Json:
+    """One schema without references and titles, its parts in the order of `_KEYWORDS`' meaning: what it is comes first."""
+    if "$ref" in node:
+        target = definitions[node["$ref"].rpartition("/")[2]]
+        node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+    node = {key: value for key, value in node.items() if key not in ("$defs", "title") and (key, value) != ("default", None)}
+    if node.get("additionalProperties") in (True, False):
+        del node["additionalProperties"]
+    if unknown := node.keys() - _KEYWORDS:
+        raise SchemaError(f"{path}: the API server knows no {', '.join(sorted(unknown))}: write the field in another way.")
+    if "description" in node:
+        node["description"] = re.sub(r"\s*\n\s*", " ", node["description"].strip())
+    if "properties" in node:
+        node["properties"] = {
+            name: _structural(child, definitions, f"{path}.{name}") for name, child in node["properties"].items()
+        }
+    for key, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+        if key in node:
+            node[key] = _structural(node[key], definitions, path + suffix)
+    return node
+
+
+def _published(node: Json) -> Json:
+    """Without our own keywords; default and bounds are told in the description, because `kubectl explain` tells no others."""
+    found = {key: value for key, value in node.items() if key not in _OWN}
+    if "description" in node:
+        found["description"] = " ".join([node["description"], *_limits(node)])
+    if "properties" in node:
+        found["properties"] = {name: _published(child) for name, child in node["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            found[key] = _published(node[key])
+    return found
+
+
+def _limits(node: Json) -> Iterator[str]:
+    default, low, high = node.get("default"), node.get("minimum"), node.get("maximum")
+    if default not in (None, "") and not isinstance(default, dict):
+        yield f"Default: {default if isinstance(default, str) else json.dumps(default)}."
+    if "x-bounds" in node:
+        yield f"From {node['x-bounds']}."
+    elif low is not None and high is not None:
+        yield f"From {low} to {high}."
+
+
+def _column(name: str, kind: str, path: str, description: str, **more: Any) -> Json:
+    return {"name": name, "type": kind, "jsonPath": path, "description": description, **more}
+
+
+COLUMNS = [
+    _column("Phase", "string", ".status.phase", "What is going on, in a word."),
+    _column("Drafter", "string", ".status.stable.drafter", "The accepted drafter."),
+    _column("K", "integer", ".status.stable.setting.tokens", "Tokens proposed per step."),
+    _column("AL", "number", ".status.stable.acceptanceLength", "Acceptance length: mean tokens per step."),
+    _column("Canary", "string", ".status.canary.change", "What is new in the revision under judgement."),
+    _column("Canary-AL", "number", ".status.canary.acceptanceLength", "Acceptance length of the canary."),
+    _column("Ready", "integer", ".status.readyReplicas", "Pods that serve."),
+    _column("Age", "date", ".metadata.creationTimestamp", "Time since the resource was created."),
+]
+
+
+def root_schema() -> Json:
+    """The schema of the whole object, with our own keywords."""
+    root = annotated_schema(SpeculativeDeployment)
+    names = {
+        "apiVersion": f"{GROUP}/{VERSION}.",
+        "kind": f"{KIND}.",
+    }
+    root["properties"] |= {name: {"type": "string", "description": text} for name, text in names.items()}
+    root["properties"]["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": LONGEST_NAME}}}
+    root["required"] = ["spec"]
+    return root
+
+
+def custom_resource_definition() -> Json:
+    """The CustomResourceDefinition, as plain objects."""
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": COLUMNS,
+        "schema": {"openAPIV3Schema": _published(root_schema())},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["aerie", "all"],
+            },
+            "scope": "Namespaced",
+            "versions": [version],
+        },
+    }

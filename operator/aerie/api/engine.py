@@ -1,0 +1,260 @@
+"""The engine's container: image and version, arguments, environment, resources, and what is merged into its pod.
+
+Flags of vLLM that Aerie sets itself, or that would take away what it works with, are refused one by one, each with the
+field to use instead (`_OWNED`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`, takes `--flag value`,
+`--flag=value` and, for flags that hold JSON, `--flag.key value`, and as any argparse the unambiguous beginning of a name;
+the rules see all of these (`--model` and `--config` are themselves the beginnings of other names). `--tokenizer` and
+`--tokenizer-revision` stay with the user: another tokenizer is a choice that Aerie has no field for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from aerie.api.base import Model, Name, Quantity, Rule, rules
+
+_VERSION = r"[0-9]+[.][0-9]+[.][0-9]+"
+IMAGE_WITH_VERSION = f"^[^@]*:([^/@]*vllm[-_]?)?v?{_VERSION}[^/@]*(@.*)?$"
+"""An image reference whose tag looks like a version of vLLM; for Python's `re` and for RE2 alike. What the version is, and the
+few tags that look like one and are none, `aerie.engine.versions` knows."""
+
+_ANY = "[^=.]*"  # the rest of a name, for those whose beginning is Aerie's alone
+_SERVICE = "and clients use the Service that bears the name of the resource"
+_OWNED = {
+    "--model": ("--model", "the model belongs in spec.model.source"),
+    "--revision": (f"--rev{_ANY}", "the commit belongs in spec.model.source.huggingFace.revision"),
+    "--served-model-name": (f"--served{_ANY}", "the name belongs in spec.model.servedName"),
+    "--speculative-config": (
+        f"(--spec(u{_ANY}|[-_]{_ANY})?|-sc)",
+        "the drafter belongs in spec.drafter, K in spec.speculation.tokens",
+    ),
+    "--host": (f"--hos{_ANY}", f"engines listen on the address of their pod, {_SERVICE}"),
+    "--port": (f"--por{_ANY}", f"engines listen on a port that Aerie gives, {_SERVICE}"),
+    "--uds": (f"--ud{_ANY}", f"engines listen on the address of their pod, {_SERVICE}"),
+    "--shutdown-timeout": (f"--shut{_ANY}", "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
+    "--hf-token": (
+        f"--hf[-_]t{_ANY}",
+        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret",
+    ),
+    "--config": (
+        "--config",
+        "Aerie does not see when a file in the pod changes, its flags belong in spec.engine.args one by one",
+    ),
+    "--disable-log-stats": (f"--disable[-_]log[-_]s{_ANY}", "without the engine's metrics no drafter can be judged"),
+    "--ssl-*": (f"--ssl{_ANY}", "probes and metrics use plain HTTP, TLS belongs at the gateway"),
+}
+"""Flags that are Aerie's: as a person knows them, as a regular expression of their names, and what to do instead."""
+
+
+def _refuse(flag: str, name: str, instead: str) -> Rule:
+    # What follows the name ends it: `--model` has to leave `--model-impl` alone.
+    return Rule(f"!self.matches('^{name}([=.]|$)')", f"leave {flag} out: {instead}")
+
+
+Argument = Annotated[
+    str, Field(min_length=1, max_length=4096, json_schema_extra=rules(*(_refuse(flag, *rest) for flag, rest in _OWNED.items())))
+]
+
+Key = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class KeySelector(Model):
+    """One key of a Secret or ConfigMap in the namespace of the resource."""
+
+    name: Name
+    """Name of the object."""
+    key: Key
+    """Key in its data."""
+    optional: bool | None = None
+    """Whether pods start without it."""
+
+
+class FieldSelector(Model):
+    """A field of the pod."""
+
+    field_path: Annotated[str, Field(min_length=1, max_length=253)]
+    """Path of the field, such as status.podIP."""
+
+
+class VariableSource(Model):
+    """Where the value of an environment variable comes from: exactly one of three."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(given, given).size() == 1",
+                "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            )
+        )
+    )
+
+    secret_key_ref: KeySelector | None = None
+    """A key of a Secret."""
+    config_map_key_ref: KeySelector | None = None
+    """A key of a ConfigMap."""
+    field_ref: FieldSelector | None = None
+    """A field of the pod."""
+
+
+class Variable(Model):
+    """An environment variable of the engine's container."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule("!(has(self.value) && has(self.valueFrom))", "write either value or valueFrom, not both"),
+        )
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
+    """Name of the variable."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value. Default: empty."""
+    value_from: VariableSource | None = None
+    """Where its value comes from instead."""
+
+
+class DeviceClaim(Model):
+    """A claim of dynamic resource allocation that the container uses."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of an entry of resourceClaims in the pod."""
+    request: Annotated[str, Field(max_length=253)] | None = None
+    """Name of one request in the claim. Default: all of it."""
+
+
+class Resources(Model):
+    """What the engine's container asks of its node, as in any container; at least the GPUs, as limits."""
+
+    limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+    """Most that it may use, by resource; GPUs belong here, as nvidia.com/gpu."""
+    requests: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+    """What is set aside for it, by resource. Default: the limits."""
+    claims: Annotated[
+        list[DeviceClaim],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default_factory=list)
+    """Claims of dynamic resource allocation, for devices that are not counted."""
+
+
+class PodMetadata(Model):
+    """Labels and annotations for the engine's pods."""
+
+    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels to add. Those that begin with aerie.dev/ are Aerie's own and stay as they are."""
+    annotations: Annotated[dict[str, Annotated[str, Field(max_length=16384)]], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations to add."""
+
+
+class PodTemplate(Model):
+    """What is merged into the pods: scheduling, volumes, further containers, and whatever else a pod's spec has."""
+
+    metadata: PodMetadata | None = None
+    """Labels and annotations to add."""
+    spec: Annotated[
+        dict[str, Any],
+        Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
+    ] = Field(default_factory=dict)
+    """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... It
+    is merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's
+    container is the one named engine. The API server's answer to a pod that it refuses is shown in the conditions."""
+
+
+class TokenSecret(Model):
+    """Secret with the Hugging Face token by which model and drafter are read, where they are not public."""
+
+    name: Name
+    """Name of the Secret, in the namespace of the resource."""
+    key: Key = "token"
+    """Key in its data that holds the token."""
+
+
+class Cache(Model):
+    """Volume that keeps what the engine downloads and compiles. Default: one of the pod, empty with every new pod."""
+
+    claim_name: Name | None = None
+    """Name of a PersistentVolumeClaim that keeps it beyond the pod; several pods on several nodes need one that may be
+    mounted for writing by many. Default: a volume of the pod, empty with every new pod."""
+    size_limit: Quantity | None = None
+    """Most that the volume of the pod may hold, when no claim is named. Default: no limit."""
+
+
+class Engine(Model):
+    """The vLLM container that serves the model."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                f"has(self.version) || self.image.matches('{IMAGE_WITH_VERSION}')",
+                "engine.version is missing, and the tag of engine.image is no version: write the version of vLLM in the image, "
+                "such as 0.33.0, because flags and metrics differ from version to version",
+                field=".version",
+                lacks=True,
+            ),
+            Rule(
+                "!has(self.tokenSecret) || !has(self.env) || !self.env.exists(variable, variable.name == 'HF_TOKEN')",
+                "tokenSecret sets the variable HF_TOKEN, which env sets too: leave one of them out",
+                field=".env",
+            ),
+        )
+    )
+
+    image: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=512,
+            json_schema_extra=rules(
+                Rule(
+                    "self.matches('^[^\\\\s@]+(@sha256:[0-9a-f]{64})?$')",
+                    "write an image reference, as registry/name:tag or registry/name:tag@sha256:<64 hexadecimal characters>",
+                )
+            ),
+        ),
+    ]
+    """Image with vLLM's OpenAI server, such as vllm/vllm-openai:v0.33.0."""
+
+    version: (
+        Annotated[
+            str,
+            Field(
+                max_length=64,
+                json_schema_extra=rules(
+                    Rule(
+                        f"self.matches('^{_VERSION}[0-9A-Za-z.+-]*$')",
+                        "write the version of vLLM with three numbers and no v, such as 0.33.0",
+                    )
+                ),
+            ),
+        ]
+        | None
+    ) = None
+    """Version of vLLM in the image. Default: the tag of the image; required where that is no version."""
+
+    args: Annotated[
+        list[Argument],
+        Field(
+            max_length=64,
+            json_schema_extra=rules(
+                Rule(
+                    "self.size() == 0 || self[0].startsWith('-')",
+                    "the first argument is a value without a flag: write a flag first; the model belongs in spec.model.source",
+                ),
+                **{"x-kubernetes-list-type": "atomic"},
+            ),
+        ),
+    ] = Field(default_factory=list)
+    """Further arguments of `vllm serve`, such as --max-model-len=8192. Flags that Aerie sets itself are refused, each with
+    the field that stands for it."""
+
+    env: Annotated[
+        list[Variable],
+        Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default_factory=list)
+    """Environment variables of the engine's container."""
+
+    resources: Resources | None = None
+    token_secret: TokenSecret | None = None
+    cache: Cache | None = None
+    pod_template: PodTemplate | None = None

@@ -1,0 +1,129 @@
+"""The resource itself, `SpeculativeDeployment` of aerie.dev/v1alpha1.
+
+Everything of the spec may change, and makes a new revision that is rolled out, but for the name by which clients ask for the
+model: two revisions serve side by side during a rollout, and each would refuse the requests that bear the other's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from aerie.api.base import Between, Model, Rule, Time, rules, unless_malformed
+from aerie.api.engine import Engine
+from aerie.api.rollout import Rollout
+from aerie.api.source import Drafter, Target
+from aerie.api.speculation import Speculation
+from aerie.api.status import Status
+
+GROUP = "aerie.dev"
+VERSION = "v1alpha1"
+KIND = "SpeculativeDeployment"
+PLURAL = "speculativedeployments"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+_TAKEN = "self.rollout.canary.replicas * (self.rollout.canary.control == 'Fresh' ? 2 : 1)"
+
+
+class Metrics(Model):
+    """How Aerie reads the engines' metrics."""
+
+    interval: Annotated[timedelta, Between("1s", "5m")] = timedelta(seconds=15)
+    """Time between two readings of a pod."""
+
+
+class Spec(Model):
+    """What is wanted: a model, the engine that serves it, a drafter, and how changes reach the fleet."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                f"self.replicas == 0 || self.rollout.canary.capacity != 'Reuse' || self.replicas > {_TAKEN}",
+                "capacity: Reuse takes canary and control pods out of replicas and has to leave one stable pod: raise replicas, "
+                "lower rollout.canary.replicas, or write capacity: Surge",
+                "'capacity: Reuse takes %d pods for canary and control out of replicas, which is %d, and has to leave one stable "
+                "pod: raise replicas to %d or more, lower rollout.canary.replicas, or write capacity: Surge'"
+                f".format([{_TAKEN}, self.replicas, {_TAKEN} + 1])",
+                ".replicas",
+            ),
+            Rule(
+                f"{unless_malformed('self.metrics.interval', 'self.rollout.analysis.block')} || "
+                "duration(self.metrics.interval) + duration(self.metrics.interval) <= duration(self.rollout.analysis.block)",
+                "metrics.interval is more than half of rollout.analysis.block, and a block is the difference of two readings at "
+                "least: shorten metrics.interval or lengthen rollout.analysis.block",
+                field=".metrics.interval",
+            ),
+        )
+    )
+
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Pods that serve the model. Canary and control pods come on top, or are among them where rollout.canary.capacity is
+    Reuse."""
+    model: Target
+    engine: Engine
+    drafter: Drafter | None = None
+    """The small model that proposes tokens. Default: the EAGLE 3.1 drafter that Aerie's catalog names for the target, where it
+    names one."""
+    speculation: Speculation = Speculation()
+    rollout: Rollout = Rollout()
+    metrics: Metrics = Metrics()
+
+
+class Metadata(Model):
+    """What Aerie reads of an object's metadata; the rest of it is passed over, whoever wrote it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the resource; its children bear it too."""
+    namespace: str | None = None
+    uid: str | None = None
+    generation: int | None = None
+    resource_version: str | None = None
+    deletion_timestamp: Time | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, document: object) -> object:
+        known = {field.alias for field in cls.model_fields.values()}
+        return {key: value for key, value in document.items() if key in known} if isinstance(document, Mapping) else document
+
+
+LONGEST_NAME = 40
+"""Characters of the longest name. A Job's name is a label of its pods, at most 63, and Aerie's Jobs bear a revision besides."""
+
+_SERVED_NAME = "(has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name)"
+
+
+class SpeculativeDeployment(Model):
+    """A model served by vLLM with a drafter, whose changes are proven by a canary on live acceptance length."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                "metadata.name becomes part of the names of Services and Jobs: write a-z, 0-9 and - only, a letter first and no "
+                "- last",
+            ),
+            Rule(
+                f"{_SERVED_NAME.format('self')} == {_SERVED_NAME.format('oldSelf')}",
+                "spec.model.servedName cannot change, because old and new pods serve side by side during a rollout, and each "
+                "would refuse requests for the other's name: write the old name, or create another SpeculativeDeployment",
+                field=".spec.model.servedName",
+            ),
+        )
+    )
+
+    api_version: Literal["aerie.dev/v1alpha1"] = "aerie.dev/v1alpha1"
+    kind: Literal["SpeculativeDeployment"] = "SpeculativeDeployment"
+    metadata: Metadata
+    spec: Spec
+    status: Status | None = None
+
+    @property
+    def served_name(self) -> str:
+        """The name by which clients ask for the model."""
+        return self.spec.model.served_name or self.metadata.name

@@ -1,0 +1,191 @@
+"""How a change reaches the fleet: the canary, what decides about it, its traffic, and its time limits.
+
+What the analysis fields mean is in docs/reference.md; the sequential test behind them is a confidence sequence over paired
+blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which may be looked at after every block.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from aerie.api.base import DNS_LABEL, Between, Model, Name, Rule, rules, unless_malformed
+
+
+class Canary(Model):
+    """How a new revision is started next to the stable one, and how its traffic grows once it is accepted."""
+
+    replicas: Annotated[int, Field(ge=1, le=100)] = 1
+    """Pods of the new revision while it is judged. With control Fresh, as many control pods are started with them."""
+    control: Literal["Fresh", "Stable"] = "Fresh"
+    """What the canary is compared with. Fresh: pods of the stable revision started together with it, so that both are of an
+    age. Stable: the running pods; needs no extra pods, and favours the canary where acceptance falls with a pod's age."""
+    capacity: Literal["Surge", "Reuse"] = "Surge"
+    """Where canary and control pods come from. Surge: spare capacity of the cluster. Reuse: pods of the stable revision
+    make room for them, so that no spare GPU is needed."""
+    ramp: Annotated[
+        list[Annotated[int, Field(ge=1, le=99)]],
+        Field(
+            max_length=16,
+            json_schema_extra=rules(
+                Rule(
+                    "self.isSorted() && self.all(share, self.exists_one(other, other == share))",
+                    "write shares that rise, such as [25, 50]; the last step to 100 needs no entry",
+                    "'the shares %s do not rise: write each larger than the one before, such as [25, 50]; the last step to 100 "
+                    "needs no entry'.format([self])",
+                ),
+                **{"x-kubernetes-list-type": "atomic"},
+            ),
+        ),
+    ] = Field(default=[25, 50])
+    """Percent of the traffic that an accepted canary gets, step by step, before it is promoted. Empty: promoted at once."""
+    ramp_hold: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
+    """How long each step of the ramp lasts, with only the tests armed that roll back."""
+    approval: Literal["Automatic", "Manual"] = "Automatic"
+    """Whether an accepted canary is promoted by itself, or waits for a person."""
+
+
+class Analysis(Model):
+    """How a canary is judged. Time is cut into blocks; over each, the acceptance length of the canary is compared with the
+    control's, by a test whose error rates hold although it is looked at after every block. The parameters are frozen when an
+    analysis begins: changing them takes effect with the next one."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                f"{unless_malformed('self.warmup', 'self.soak', 'self.deadline')} || "
+                "duration(self.warmup) + duration(self.soak) <= duration(self.deadline)",
+                "warmup and soak together are longer than deadline, so no canary could ever be accepted: raise deadline, or "
+                "shorten soak or warmup",
+                "'warmup (%s) and soak (%s) together are longer than deadline (%s), so no canary could ever be accepted: raise "
+                "deadline, or shorten soak or warmup'.format([self.warmup, self.soak, self.deadline])",
+                ".soak",
+            ),
+            Rule(
+                f"{unless_malformed('self.warmup', 'self.block', 'self.deadline')} || "
+                "duration(self.warmup).getSeconds() + self.minBlocks * duration(self.block).getSeconds() "
+                "<= duration(self.deadline).getSeconds()",
+                "warmup and minBlocks blocks together are longer than deadline, so no canary could ever be judged: raise "
+                "deadline, or lower minBlocks, block or warmup",
+                "'warmup (%s) and %d blocks of %s together are longer than deadline (%s), so no canary could ever be judged: "
+                "raise deadline, or lower minBlocks, block or warmup'"
+                ".format([self.warmup, self.minBlocks, self.block, self.deadline])",
+                ".minBlocks",
+            ),
+        )
+    )
+
+    block: Annotated[timedelta, Between("5s", "1h")] = timedelta(minutes=2)
+    """Length of one block: counters of both arms are differenced over the same block and compared. Well above the length of a
+    common request, because requests that span blocks make neighbouring blocks alike."""
+    warmup: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
+    """Time after all pods of both arms are ready that counts for nothing: graphs are captured, prefix caches fill."""
+    min_blocks: Annotated[int, Field(ge=2, le=1000)] = 5
+    """Blocks that have to be closed before any decision. Fewer than 5 are seldom enough for one."""
+    soak: Annotated[timedelta, Between("0s", "168h")] = timedelta(minutes=30)
+    """Time under analysis before a canary may be accepted, however clear the figures are."""
+    deadline: Annotated[timedelta, Between("1m", "336h")] = timedelta(hours=4)
+    """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive."""
+    goal: Literal["NonInferior", "Superior"] = "NonInferior"
+    """What the canary has to show. NonInferior: an acceptance length not below the control's by more than the margin.
+    Superior: one above the control's."""
+    margin: Annotated[
+        float,
+        Field(
+            json_schema_extra=rules(
+                Rule(
+                    "self >= 0.001 && self <= 0.2",
+                    "write the margin as a fraction from 0.001 to 0.2: 0.02 stands for 2 %; to accept only what is better, write "
+                    "goal: Superior",
+                ),
+                **{"x-bounds": "0.001 to 0.2"},
+            )
+        ),
+    ] = 0.02
+    """Loss of acceptance length that goal NonInferior tolerates, as a fraction of the control's: 0.02 is 2 %. The smaller, the
+    longer a decision takes. Goal Superior tolerates none."""
+    on_inconclusive: Literal["Hold", "Rollback"] = "Hold"
+    """What follows when the deadline passes without a decision. Hold: canary and control keep their traffic until a person
+    decides. Rollback: the canary is removed. Never a promotion."""
+
+
+class ParentReference(Model):
+    """A Gateway that serves the route."""
+
+    name: Name
+    """Name of the Gateway."""
+    namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)] | None = None
+    """Its namespace. Default: that of the resource."""
+    section_name: Name | None = None
+    """Name of one of its listeners. Default: all that fit."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of its listeners. Default: all."""
+
+
+class Gateway(Model):
+    """Where the HTTPRoute of mode Gateway is attached. Aerie owns the route, with one weight for each arm."""
+
+    parent_refs: Annotated[
+        list[ParentReference],
+        Field(min_length=1, max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ]
+    """Gateways that serve the route; at least one."""
+    hostnames: Annotated[
+        list[
+            Annotated[
+                str,
+                Field(
+                    min_length=1,
+                    max_length=253,
+                    json_schema_extra=rules(
+                        Rule(
+                            r"self.matches('^([*][.])?[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+                            "write a host name in lower case without scheme, port and path, such as chat.example.com",
+                        )
+                    ),
+                ),
+            ]
+        ],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = Field(default_factory=list)
+    """Host names that the route answers to. Default: all of the Gateway's."""
+
+
+class Traffic(Model):
+    """How requests are split between stable, canary and control."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "self.mode != 'Gateway' || has(self.gateway)",
+                "mode Gateway needs to know the Gateway: write gateway.parentRefs, or mode: Service",
+                field=".gateway",
+                lacks=True,
+            ),
+            Rule(
+                "self.mode != 'Service' || !has(self.gateway)",
+                "gateway is of no use in mode Service: write mode: Gateway, or leave gateway out",
+                field=".gateway",
+            ),
+        )
+    )
+
+    mode: Literal["Service", "Gateway"] = "Service"
+    """Service: one Service over all serving pods, so a share of the traffic is a share of the pods. Gateway: an HTTPRoute with
+    exact weights; needs the Gateway API and a gateway."""
+    gateway: Gateway | None = None
+
+
+class Rollout(Model):
+    """How a change of the resource reaches the fleet: canary, analysis, traffic, and time limits."""
+
+    canary: Canary = Canary()
+    analysis: Analysis = Analysis()
+    traffic: Traffic = Traffic()
+    progress_deadline: Annotated[timedelta, Between("1m", "24h")] = timedelta(minutes=30)
+    """Time that new pods have to become ready before the rollout counts as failed; it has to cover downloading and loading
+    the model."""
+    paused: bool = False
+    """Whether Aerie leaves everything as it is and only goes on reporting."""

@@ -1,0 +1,66 @@
+"""How many tokens are proposed per step, and how far Aerie may change that by itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from aerie.api.base import Between, Model, Rule, rules
+
+MOST_TOKENS = 15
+"""Most tokens that may be proposed per step."""
+
+
+class LatencyObjective(Model):
+    """Latencies that a tuned setting must keep. A latency that is left out is not looked at."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "has(self.timePerOutputToken) || has(self.timeToFirstToken)",
+                "write timePerOutputToken, timeToFirstToken or both, or leave slo out",
+            )
+        )
+    )
+
+    time_per_output_token: Annotated[timedelta, Between("1ms", "1m")] | None = None
+    """Time per output token (TPOT) of a request, such as 40ms. Not the time between tokens: a step that yields several
+    tokens counts as one gap there."""
+    time_to_first_token: Annotated[timedelta, Between("1ms", "1h")] | None = None
+    """Time from a request's arrival to its first token (TTFT), such as 1s."""
+    percentile: Annotated[int, Field(ge=50, le=99)] = 95
+    """Percent of the requests that have to be within the times."""
+
+
+class Tuning(Model):
+    """How Aerie chooses the number of tokens, and the mode: off, fixed, by batch size, or adaptive."""
+
+    mode: Literal["Auto", "Recommend", "Off"] = "Auto"
+    """Auto: a setting that the model of the engine's steps finds better is proven by a canary and then kept. Recommend: it is
+    shown in the status only. Off: spec.speculation.tokens stands."""
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 7
+    """Most tokens per step that tuning may choose; not below spec.speculation.tokens. Without effect in mode Off."""
+    slo: LatencyObjective | None = None
+    """Latencies that a chosen setting must keep. Default: none, the throughput decides."""
+
+
+class Speculation(Model):
+    """How many tokens the drafter proposes per step, and whether Aerie changes that by itself."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "self.tuning.mode == 'Off' || self.tuning.maxTokens >= self.tokens",
+                "tuning.maxTokens is below tokens: raise tuning.maxTokens or lower tokens",
+                "'tuning.maxTokens is %d, below tokens, which is %d: raise tuning.maxTokens or lower tokens'"
+                ".format([self.tuning.maxTokens, self.tokens])",
+                ".tuning.maxTokens",
+            )
+        )
+    )
+
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 3
+    """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter."""
+    tuning: Tuning = Tuning()

@@ -1,0 +1,211 @@
+"""What Aerie writes about a resource: the state from which any replica of the operator goes on, and what a person reads.
+
+Figures are rounded by whoever writes them, so that a status changes when something happened and not because time passed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from aerie.api.base import Model, Time
+from aerie.api.rollout import Analysis
+from aerie.api.speculation import MOST_TOKENS
+
+Text = Annotated[str, Field(max_length=1024)]
+Word = Annotated[str, Field(max_length=128)]
+Count = Annotated[int, Field(ge=0)]
+
+Phase = Literal[
+    "Pending",
+    "Preflight",
+    "Starting",
+    "Ready",
+    "WarmingUp",
+    "Analyzing",
+    "AwaitingApproval",
+    "Ramping",
+    "Promoting",
+    "RollingBack",
+    "Held",
+    "Paused",
+    "Failed",
+]
+
+
+class Condition(Model):
+    """One aspect of the state, as Kubernetes defines conditions."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Ready, Progressing, PreflightPassed or Degraded."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
+    """Why, as one word for programs."""
+    message: Annotated[str, Field(max_length=8192)]
+    """Why, as a sentence for people, with what to do where something is wrong."""
+    last_transition_time: Time
+    """When status last changed."""
+    observed_generation: Count | None = None
+    """Generation of the resource that it speaks of."""
+
+
+class Tier(Model):
+    """One tier of a schedule: the number of tokens for a range of batch sizes."""
+
+    first: Annotated[int, Field(ge=1)]
+    """Smallest batch size of the tier."""
+    last: Annotated[int, Field(ge=1)]
+    """Largest batch size of the tier."""
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    """Tokens proposed per step."""
+
+
+class Setting(Model):
+    """A speculation setting."""
+
+    mode: Literal["Off", "Static", "Schedule", "Adaptive"]
+    """Off: no drafter. Static: the same number of tokens always. Schedule: by batch size. Adaptive: up to tokens, as the
+    engine decides."""
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    """Most tokens proposed per step (K); 0 when off."""
+    schedule: Annotated[list[Tier], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] | None = None
+    """Tiers of mode Schedule, by rising batch size."""
+
+
+class Arm(Model):
+    """The pods of one revision and what they achieve."""
+
+    revision: Word
+    """Hash of all that determines the pods: target, engine, drafter and speculation setting."""
+    drafter: Text | None = None
+    """The drafter: its source in short, with the kind that its config tells, such as EAGLE 3.1."""
+    setting: Setting | None = None
+    """The speculation setting."""
+    replicas: Count = 0
+    """Pods that there should be."""
+    ready_replicas: Count = 0
+    """Pods that serve."""
+    weight: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Percent of the traffic."""
+    acceptance_length: float | None = None
+    """Mean tokens per step, the target's own included: 1 means that no proposed token was accepted."""
+    time_per_output_token: float | None = None
+    """Mean time per output token, in seconds."""
+    time_to_first_token: float | None = None
+    """Mean time to the first token, in seconds."""
+
+
+class CanaryArm(Arm):
+    """The revision under judgement, with its control."""
+
+    change: Text
+    """What is new in it, in a word: the drafter, K=5, the image..."""
+    started_at: Time
+    """When its rollout began."""
+    ready_at: Time | None = None
+    """When all pods of both arms were ready: warm-up and deadline count from here."""
+    step: Count | None = None
+    """Step of the ramp, from 0."""
+    step_started_at: Time | None = None
+    """When the step began."""
+    control: Arm | None = None
+    """The control pods: the stable revision, started together with the canary."""
+
+
+class Comparison(Model):
+    """One metric of the canary against the control, as of the last closed block."""
+
+    metric: Word
+    """Name of the metric."""
+    blocks: Count
+    """Blocks counted so far."""
+    estimate: float | None = None
+    """Canary over control, less one: 0.05 is 5 % more."""
+    lower: float | None = None
+    """Lower bound of the estimate. It holds at every moment, however often it is looked at."""
+    upper: float | None = None
+    """Upper bound of the estimate, likewise."""
+
+
+class AnalysisStatus(Model):
+    """The running analysis, or the last one."""
+
+    parameters: Analysis
+    """The parameters, frozen when the analysis began: a later change of the spec does not move the bar."""
+    verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
+    """What the figures say. Continue: nothing yet."""
+    reason: Annotated[str, Field(max_length=4096)] = ""
+    """Why, as a sentence; for an inconclusive one, what would decide it."""
+    started_at: Time | None = None
+    """When the first block began."""
+    comparisons: Annotated[
+        list[Comparison],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
+    ] = Field(default_factory=list)
+    """The metrics that decide."""
+    state: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] = Field(
+        default_factory=dict
+    )
+    """Accumulators from which the analysis goes on after a restart of the operator. Private: their form may change."""
+
+
+class SpeculationStatus(Model):
+    """The speculation setting in force, and the one that tuning would choose."""
+
+    current: Setting
+    """The setting of the stable pods."""
+    recommended: Setting | None = None
+    """The setting that tuning finds best, when it is another one."""
+    why: Annotated[str, Field(max_length=4096)] = ""
+    """What speaks for it, or what is missing for a recommendation."""
+
+
+class Outcome(Model):
+    """How a past rollout ended."""
+
+    revision: Word
+    """The revision that was rolled out."""
+    change: Text
+    """What was new in it."""
+    result: Literal["Promoted", "RolledBack", "Superseded", "Failed"]
+    """How it ended."""
+    reason: Annotated[str, Field(max_length=2048)]
+    """Why, as a sentence."""
+    started_at: Time
+    """When it began."""
+    ended_at: Time
+    """When it ended."""
+
+
+class Status(Model):
+    """What Aerie last saw and did; written by Aerie alone."""
+
+    observed_generation: Count | None = None
+    """Generation of the resource that the status speaks of."""
+    phase: Phase | None = None
+    """What is going on, in a word."""
+    conditions: Annotated[
+        list[Condition],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = Field(default_factory=list)
+    """Ready, Progressing, PreflightPassed and Degraded."""
+    replicas: Count | None = None
+    """Serving pods that there should be and are made, of all arms."""
+    ready_replicas: Count | None = None
+    """Pods that serve, of all arms."""
+    selector: Annotated[str, Field(max_length=1024)] | None = None
+    """Label selector of the pods, for autoscalers."""
+    stable: Arm | None = None
+    """The accepted revision."""
+    canary: CanaryArm | None = None
+    """The revision under judgement, while there is one."""
+    analysis: AnalysisStatus | None = None
+    """What decides about the canary."""
+    speculation: SpeculationStatus | None = None
+    """The speculation setting, and what tuning makes of it."""
+    history: Annotated[list[Outcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
+        default_factory=list
+    )
+    """The last ten rollouts, the newest first."""

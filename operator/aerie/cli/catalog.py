@@ -1,0 +1,104 @@
+"""`aerie catalog`: which drafters have been published for a target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from aerie.cli.console import CommandError, err, out
+from aerie.cli.files import read_catalog
+from aerie.cli.preflight import Output
+from aerie.engine.catalog import Catalog, Entry, Match
+from aerie.engine.checkpoint import parse_config
+
+_BY = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
+
+
+def catalog(
+    target: Annotated[str | None, typer.Argument(help="Repository of a target, or a folder with its config.json.")] = None,
+    entries: Annotated[str | None, typer.Option(help="Manifest of a ConfigMap with catalog entries of your own.")] = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to print them.")] = Output.TEXT,
+) -> None:
+    """List published drafters, all or those for one target, the best first. Exit status 1: there is none for the target."""
+    rows = read_catalog(entries)
+    if target is None:
+        _show([Match(entry, "name") for entry in rows.entries], output)
+        return
+    matches = rows.matches(target, _config(target))
+    if output is Output.JSON or matches:
+        _show(matches, output)
+    if not matches:
+        _tell_nearest(rows, target)
+    elif not any(match.entry.kind.runs for match in matches):
+        err.print("Aerie runs EAGLE 3 and 3.1 drafters, and there is none among these.")
+    raise typer.Exit(0 if matches else 1)
+
+
+def _config(target: str) -> dict[str, Any] | None:
+    file = Path(target) / "config.json"
+    if not Path(target).is_dir():
+        return None
+    try:
+        return parse_config(file.read_bytes(), str(file))
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read ({error.strerror}): give a folder with a model, or a repository.") from error
+
+
+def _show(matches: list[Match], output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(json.dumps([_json(match) for match in matches], indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("TARGET", "DRAFTER", "KIND", "K", "AL", "SOURCE", "NOTES"):
+        table.add_column(column, overflow="fold")
+    for match in matches:
+        entry = match.entry
+        notes = "; ".join(part for part in (_BY[match.by], entry.notes) if part)
+        cells = (
+            entry.targets[0],
+            entry.repo or "(in the target)",
+            entry.kind.value,
+            str(entry.tokens or "-"),
+            _acceptance(entry),
+        )
+        table.add_row(*(escape(cell) for cell in (*cells, entry.source, notes)))
+    # A program that reads it gets whole rows.
+    (out if out.is_terminal else Console(width=400)).print(table)
+
+
+def _acceptance(entry: Entry) -> str:
+    values = entry.acceptance.values()
+    if not values:
+        return "-"
+    return f"{min(values):.2f}" if len(values) == 1 else f"{min(values):.2f}-{max(values):.2f}"
+
+
+def _json(match: Match) -> dict[str, Any]:
+    entry = match.entry
+    return {
+        "targets": list(entry.targets),
+        "drafter": entry.repo,
+        "kind": entry.kind.value,
+        "tokens": entry.tokens,
+        "acceptance": dict(entry.acceptance),
+        "source": entry.source,
+        "notes": entry.notes,
+        "revision": entry.revision,
+        "matchedBy": match.by,
+        "runs": entry.kind.runs,
+    }
+
+
+def _tell_nearest(rows: Catalog, target: str) -> None:
+    err.print(escape(f"The catalog has no drafter for {target}."))
+    near = rows.nearest(target)
+    if near:
+        err.print(escape(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work."))
+    err.print("If there is one, name it in spec.drafter.source, or add it with --entries; docs/preflight.md shows an entry.")
+    err.print("If there is none, train one on this target's own answers: `eagle --help`.")

@@ -1,0 +1,60 @@
+"""Reads what a person names on the command line: manifests, and amounts of memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aerie.api import KIND, SpeculativeDeployment
+from aerie.cli.console import CommandError
+from aerie.engine.catalog import Catalog, published
+
+
+def read_deployment(file: str) -> SpeculativeDeployment:
+    """The one SpeculativeDeployment of a manifest (`-`: standard input). Raises CommandError, ResourceError."""
+    documents = [document for document in _documents(file) if document.get("kind") == KIND]
+    if len(documents) != 1:
+        found = f"holds {len(documents)} of them" if documents else "holds none"
+        raise CommandError(f"{file} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
+    return SpeculativeDeployment.from_dict(documents[0], unknown="refuse")
+
+
+def read_catalog(entries: str | None) -> Catalog:
+    """The catalog, with the rows of a ConfigMap's manifest. Raises CommandError, CatalogError."""
+    if entries is None:
+        return published()
+    maps = [document for document in _documents(entries) if document.get("kind") == "ConfigMap"]
+    data = maps[0].get("data") if len(maps) == 1 else None
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise CommandError(
+            f"{entries} must hold one ConfigMap whose data are texts, one per catalog entry: see docs/preflight.md."
+        )
+    return published().extended(data)
+
+
+def _documents(file: str) -> list[dict[str, Any]]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise CommandError(f"{file} cannot be read ({reason}): give a YAML file.") from error
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise CommandError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
+    return [document for document in documents if isinstance(document, dict)]
+
+
+_UNITS = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "Mi": 2**20, "MiB": 2**20, "Gi": 2**30, "GiB": 2**30}
+
+
+def read_memory(text: str) -> int:
+    """Bytes of `80GiB`, `80Gi`, `85GB` or a plain number. Raises CommandError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in _UNITS or float(match[1]) == 0:
+        raise CommandError(f"--gpu-memory is '{text}': write the memory of one GPU like 80GiB.")
+    return int(float(match[1]) * _UNITS[match[2]])

@@ -1,0 +1,69 @@
+"""`aerie operator`: the operator itself, as its pod runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from enum import Enum
+from typing import Annotated
+
+import kopf
+import typer
+
+from aerie.cli.console import CommandError
+
+
+class LogFormat(Enum):
+    """How to write the log."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+def operator(
+    namespace: Annotated[list[str] | None, typer.Option(help="Namespace to work in; may be repeated. Default: all.")] = None,
+    lease_namespace: Annotated[str | None, typer.Option(help="Namespace of the leader's Lease. Default: the pod's own.")] = None,
+    lease_name: Annotated[str, typer.Option(help="Name of the leader's Lease.")] = "aerie-operator",
+    preflight_image: Annotated[
+        str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs: the operator's own.")
+    ] = None,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
+    health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
+    log_format: Annotated[LogFormat, typer.Option(help="How to write the log.")] = LogFormat.TEXT,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done to each resource, and do nothing.")
+    ] = False,
+) -> None:
+    """Run the operator: watch SpeculativeDeployments and keep what they ask for.
+
+    Uses the service account of its pod, or the kubeconfig. Of several operators with one Lease, one acts. Ends on SIGTERM.
+    """
+    # Imported here: the other commands need neither Kopf nor the cluster's client.
+    from aerie.controller.run import Options, run
+
+    if preflight_image is None:
+        raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
+    kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
+    logging.getLogger().setLevel(_level(log_level))
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
+    options = Options(
+        preflight_image=preflight_image,
+        identity=f"{socket.gethostname()}_{os.getpid()}",
+        namespaces=tuple(namespace or ()),
+        lease_namespace=lease_namespace,
+        lease_name=lease_name,
+        health_port=health_port,
+        metrics_port=metrics_port,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(asyncio.run(run(options)))
+
+
+def _level(name: str) -> int:
+    found = logging.getLevelNamesMapping().get(name.upper())
+    if found is None:
+        raise CommandError(f"--log-level is {name}: it has to be one of DEBUG, INFO, WARNING and ERROR.")
+    return found

@@ -1,0 +1,99 @@
+"""`aerie preflight`: every check on one resource, from a laptop."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from aerie.checkpoints import Hub
+from aerie.cli.console import err, out
+from aerie.cli.files import read_catalog, read_deployment, read_memory
+from aerie.cli.subject import Given, of_deployment, of_folders
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.preflight import Finding, Report, Severity, Subject, run
+
+
+class Output(Enum):
+    """How to print a report."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+_COLOURS = {
+    Severity.REFUSE: "bold red",
+    Severity.WARN: "yellow",
+    Severity.NOTE: "cyan",
+    Severity.PASS: "green",
+    Severity.SKIP: "dim",
+}
+
+
+def preflight(
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Folder of the target, instead of its source.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter, instead of its source.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
+    vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
+    entries: Annotated[str | None, typer.Option(help="Manifest of a ConfigMap with catalog entries of your own.")] = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to print the report.")] = Output.TEXT,
+) -> None:
+    """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
+
+    Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
+    is refused, 1 something is, 2 it could not be checked.
+    """
+    given = Given(target, drafter, read_memory(gpu_memory) if gpu_memory else None, vllm)
+    remarks: tuple[str, ...] = ()
+    if file is None:
+        subject = of_folders(given)
+    else:
+        subject, remarks = of_deployment(read_deployment(file), given, read_catalog(entries), _from_hub)
+    report = run(subject)
+    for remark in remarks:
+        err.print(f"[yellow]note:[/] {escape(remark)}")
+    if output is Output.JSON:
+        typer.echo(json.dumps({**_subject(subject), **report.to_json()}, indent=2))
+    else:
+        _print(subject, report)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _from_hub(repository: str, revision: str | None) -> Checkpoint:
+    err.print(f"[dim]reading headers of {escape(repository)}[/]")
+    with Hub.from_environment() as hub:
+        return hub.read(repository, revision)
+
+
+def _subject(subject: Subject) -> dict[str, str | None]:
+    return {
+        "target": subject.target.name,
+        "drafter": subject.drafter.name if subject.drafter else None,
+        "vllm": str(subject.version),
+    }
+
+
+def _print(subject: Subject, report: Report) -> None:
+    drafter = f"drafter  {subject.drafter.name}\n" if subject.drafter else ""
+    out.print(escape(f"target   {subject.target.name}\n{drafter}vLLM     {subject.version}\n"))
+    for finding in report.findings:
+        if finding.severity is not Severity.SKIP:
+            _print_finding(finding)
+    skipped = [finding.id for finding in report.of(Severity.SKIP)]
+    if skipped:
+        out.print(f"[dim]{Severity.SKIP.glyph} does not apply: {', '.join(skipped)}[/]")
+    out.print(f"\n[bold {'green' if report.ok else 'red'}]{escape(report.summary)}[/]")
+
+
+def _print_finding(finding: Finding) -> None:
+    colour = _COLOURS[finding.severity]
+    out.print(f"[{colour}]{finding.severity.glyph} {finding.id:<3}[/] {escape(finding.title)}: {escape(finding.evidence)}.")
+    if finding.way_out:
+        out.print(f"      [{colour}]->[/] {escape(finding.way_out[:1].upper() + finding.way_out[1:])}.")

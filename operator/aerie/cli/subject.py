@@ -1,0 +1,124 @@
+"""From a resource, or from two folders, to what preflight looks at: where I/O and the pure core meet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.engine import Engine
+from aerie.api.source import HuggingFaceSource, Source
+from aerie.checkpoints import read_folder
+from aerie.cli.console import CommandError
+from aerie.engine import arguments, flags, versions
+from aerie.engine.catalog import Catalog, NoDrafter
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.preflight import Subject
+
+GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line adds to the resource, or stands in for it."""
+
+    target: Path | None = None
+    """A folder to read instead of the resource's source."""
+    drafter: Path | None = None
+    gpu_bytes: int | None = None
+    version: str | None = None
+
+
+FromHub = Callable[[str, str | None], Checkpoint]
+"""Reads a repository at a revision."""
+
+
+def of_folders(given: Given) -> Subject:
+    """Two folders without a resource: vLLM's defaults, three tokens. Raises CommandError, CheckpointError."""
+    if given.target is None or given.drafter is None:
+        raise CommandError("there is nothing to check: give a manifest with -f, or two folders with --target and --drafter.")
+    try:
+        version = versions.Version.parse(given.version) if given.version else versions.NEWEST_KNOWN
+    except versions.VersionError as error:
+        raise CommandError(f"--vllm: {error}") from None
+    return Subject(
+        target=read_folder(given.target),
+        drafter=read_folder(given.drafter),
+        version=version,
+        speculative={"method": "eagle3", "num_speculative_tokens": 3},
+        gpu_bytes=given.gpu_bytes,
+    )
+
+
+def of_deployment(
+    deployment: SpeculativeDeployment, given: Given, catalog: Catalog, from_hub: FromHub
+) -> tuple[Subject, tuple[str, ...]]:
+    """What the resource will run, and what the user should know about how it was read.
+
+    Raises CommandError, CheckpointError, ArgumentError.
+    """
+    spec = deployment.spec
+    engine = versions.resolve(spec.engine.image, given.version or spec.engine.version)
+    if isinstance(engine, versions.NoVersion):
+        raise CommandError(engine.sentence)
+    if refused := flags.refused(spec.engine.args):
+        raise CommandError(" ".join(refused))
+    remarks = list(engine.warnings)
+    target = _read(spec.model.source, given.target, "model", "--target", from_hub)
+    drafter = None
+    if spec.speculation.tokens == 0:
+        remarks.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
+    elif spec.drafter is not None:
+        drafter = _read(spec.drafter.source, given.drafter, "drafter", "--drafter", from_hub)
+    elif given.drafter is not None:
+        drafter = read_folder(given.drafter)
+    else:
+        entry = catalog.choose(target.name, target.config)
+        if isinstance(entry, NoDrafter):
+            raise CommandError(entry.sentence)
+        drafter = from_hub(entry.repo or "", entry.revision)
+        remarks.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
+    method = spec.drafter.method if spec.drafter is not None else "eagle3"
+    subject = Subject(
+        target=target,
+        drafter=drafter,
+        version=engine.version,
+        speculative={"method": method, "num_speculative_tokens": spec.speculation.tokens} if drafter is not None else {},
+        arguments=arguments.read(spec.engine.args),
+        environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
+        gpu_bytes=given.gpu_bytes or _gpu_bytes(spec.engine),
+        gpus=_gpus(spec.engine),
+    )
+    return subject, tuple(remarks)
+
+
+def _read(source: Source, folder: Path | None, field: str, option: str, from_hub: FromHub) -> Checkpoint:
+    found = source.given
+    if isinstance(found, HuggingFaceSource):
+        # The name stays that of the source, because checks compare it with what a drafter says it was trained for.
+        return read_folder(folder, f"{found.repo}@{found.revision}") if folder else from_hub(found.repo, found.revision)
+    if folder is None:
+        kind = "volume claim" if source.volume_claim is not None else "image"
+        raise CommandError(
+            f"spec.{field}.source is a {kind}, which this machine cannot read: give its files with {option} FOLDER."
+        )
+    return read_folder(folder)
+
+
+def _gpus(engine: Engine) -> int | None:
+    """GPUs of one pod, where it asks for a whole number of them."""
+    amount = ((engine.resources and engine.resources.limits) or {}).get(GPU, "")
+    return int(amount) if amount.isdecimal() else None
+
+
+def _gpu_bytes(engine: Engine) -> int | None:
+    """From the labels that NVIDIA's GPU feature discovery gives nodes: gpu.memory in MiB, or the GB in the product's name."""
+    labels: dict[str, Any] = (engine.pod_template.spec if engine.pod_template else {}).get("nodeSelector") or {}
+    memory, product = str(labels.get(f"{GPU}.memory", "")), str(labels.get(f"{GPU}.product", ""))
+    if memory.isdecimal():
+        return int(memory) * 2**20
+    named = re.search(r"(\d+)GB", product)
+    return int(named[1]) * 2**30 if named else None

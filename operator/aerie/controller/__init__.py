@@ -1,0 +1,14 @@
+"""The edge: everything that talks to Kubernetes, to engines, or to a clock. What is decided, is decided below it.
+
+Kopf watch ─► queue of keys ─► observe ─► decide (aerie.rollout, pure) ─► act ─► come back after...
+
+edge        Kopf handlers: each event of a resource or of a labelled child adds a key
+queue       keys to look at, each once, with back-off per key
+lease       one of several operators acts
+client      the API server with plain dictionaries
+observe     what is there, as the core wants it
+act         what the core decided: server-side apply, then status
+reconcile   one pass over one key
+telemetry   metrics of the operator itself, and whether it is alive
+run         puts the parts together, and takes them down in order
+"""

@@ -1,0 +1,216 @@
+"""The API server, with plain dictionaries: read, server-side apply, status, delete, events.
+
+Why not the generated models of `kubernetes`: they refuse fields that they do not know, and an operator must carry what a newer
+API server sends. Only its transport is used, with its credentials and their renewal.
+
+Guarantees: every call has a time limit and is counted by verb and code; every failure is an `ApiError` with the status that
+the server gave, or None where no answer came. Not guaranteed: retries; whoever calls knows what may be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client.exceptions import ApiException
+
+from aerie.resources.names import FIELD_MANAGER
+
+Object = dict[str, Any]
+LIMIT = 15.0
+"""Seconds for one call."""
+
+
+class ApiError(Exception):
+    """The API server refused, or did not answer."""
+
+    def __init__(self, status: int | None, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of objects, and where they are."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None) -> str:
+        """Path of one object, or of all of a namespace, or of all."""
+        root = "/api/v1" if self.api_version == "v1" else f"/apis/{self.api_version}"
+        inside = f"/namespaces/{namespace}" if namespace else ""
+        return f"{root}{inside}/{self.plural}" + (f"/{name}" if name else "")
+
+
+DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments")
+SERVICES = Kind("v1", "Service", "services")
+CONFIG_MAPS = Kind("v1", "ConfigMap", "configmaps")
+PODS = Kind("v1", "Pod", "pods")
+EVENTS = Kind("events.k8s.io/v1", "Event", "events")
+BUDGETS = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+JOBS = Kind("batch/v1", "Job", "jobs")
+LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
+ROUTES = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+RESOURCES = Kind("aerie.dev/v1alpha1", "SpeculativeDeployment", "speculativedeployments")
+
+CHILDREN = (DEPLOYMENTS, SERVICES, BUDGETS, JOBS, CONFIG_MAPS, ROUTES)
+"""The kinds that Aerie makes for a resource."""
+BY_KIND = {kind.kind: kind for kind in (*CHILDREN, RESOURCES, PODS, EVENTS, LEASES)}
+
+Count = Callable[[str, str, float], None]
+"""Told of each call: verb, code or what went wrong, seconds."""
+
+
+class Cluster:
+    """A connection to the API server; close it."""
+
+    def __init__(self, client: ApiClient, count: Count = lambda *_: None) -> None:
+        self._client, self._count = client, count
+
+    @classmethod
+    async def connect(cls, count: Count = lambda *_: None) -> Cluster:
+        """With the service account of the pod, or outside of a cluster with the kubeconfig."""
+        try:
+            kubernetes_config.load_incluster_config()  # type: ignore[no-untyped-call]
+        except kubernetes_config.ConfigException:
+            await kubernetes_config.load_kube_config()  # type: ignore[no-untyped-call]
+        return cls(ApiClient(), count)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None when there is none."""
+        try:
+            found: Object = await self.call("GET", kind.path(namespace, name))
+            return found
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list_all(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        """All objects that the label selector takes; none where the cluster does not know the kind."""
+        query = [("labelSelector", selector)] if selector else []
+        try:
+            found = await self.call("GET", kind.path(namespace), query)
+        except ApiError as error:
+            if error.status == 404:
+                return []
+            raise
+        # Entries of a list lack what the list says once.
+        return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
+
+    async def apply(self, wanted: Object) -> Object:
+        """Server-side apply of the object, as the owner of exactly the fields in it."""
+        kind = BY_KIND[wanted["kind"]]
+        where = kind.path(wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        applied: Object = await self.call("PATCH", where, query, wanted, "application/apply-patch+yaml")
+        return applied
+
+    async def replace_status(self, resource: Object, status: Object) -> Object:
+        """Write the status of the resource as it was read. Raises ApiError 409 when it has changed since."""
+        kind = BY_KIND[resource["kind"]]
+        where = kind.path(resource["metadata"]["namespace"], resource["metadata"]["name"])
+        # A merge would leave fields that are gone; a patch of the whole status as one value cannot.
+        patch = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": resource["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        query = [("fieldManager", FIELD_MANAGER)]
+        try:
+            written: Object = await self.call("PATCH", f"{where}/status", query, patch, "application/json-patch+json")
+            return written
+        except ApiError as error:
+            if error.status == 422 and "test" in str(error):
+                raise ApiError(409, "Conflict", "the resource has changed since it was read") from error
+            raise
+
+    async def create(self, wanted: Object) -> Object:
+        """Create the object."""
+        kind = BY_KIND[wanted["kind"]]
+        created: Object = await self.call("POST", kind.path(wanted["metadata"]["namespace"]), [], wanted)
+        return created
+
+    async def replace(self, wanted: Object) -> Object:
+        """Replace the object; with a resourceVersion, only when it has not changed."""
+        kind = BY_KIND[wanted["kind"]]
+        where = kind.path(wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+        replaced: Object = await self.call("PUT", where, [], wanted)
+        return replaced
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with this uid, and in the background what it owns; gone already is well."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self.call("DELETE", kind.path(namespace, name), [], body)
+        except ApiError as error:
+            if error.status not in (404, 409):  # 409: another one bears the name by now
+                raise
+
+    async def log(self, namespace: str, pod: str, container: str, *, previous: bool, lines: int) -> str:
+        """The last lines of a container, or of its run before."""
+        query = [("container", container), ("tailLines", str(lines)), ("previous", str(previous).lower())]
+        raw = await self._raw("GET", f"{PODS.path(namespace, pod)}/log", query, None, "application/json", LIMIT)
+        return raw.decode(errors="replace")
+
+    async def call(
+        self,
+        verb: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+        limit: float = LIMIT,
+    ) -> Any:
+        """One request; the JSON that comes back. Raises ApiError."""
+        return json.loads(await self._raw(verb, path, query or [], body, content_type, limit))
+
+    async def _raw(
+        self, verb: str, path: str, query: list[tuple[str, str]], body: object, content_type: str, limit: float
+    ) -> bytes:
+        began, code = time.monotonic(), "none"
+        try:
+            arguments = await self._client.param_serialize(
+                method=verb,
+                resource_path=path,
+                query_params=query,
+                header_params={"Accept": "application/json, */*", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            method, url, headers, data, fields = arguments
+            answer = await self._client.call_api(method, url, headers, data, fields, _request_timeout=limit)
+            raw: bytes = await answer.response.read()
+            code = str(answer.status)
+            if answer.status >= 400:
+                raise _refused(answer.status, raw)
+            return raw
+        except ApiException as error:
+            code = str(error.status)
+            raise _refused(int(error.status or 0), error.body) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            code = type(error).__name__
+            raise ApiError(None, code, f"the API server did not answer {verb} {path}: {str(error) or code}") from error
+        finally:
+            self._count(verb, code, time.monotonic() - began)
+
+
+def _refused(status: int, body: str | bytes | None) -> ApiError:
+    text = body.decode(errors="replace") if isinstance(body, bytes) else (body or "")
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = {}
+    found: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+    return ApiError(status, str(found.get("reason") or status), str(found.get("message") or text[:500] or status))

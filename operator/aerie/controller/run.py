@@ -1,0 +1,132 @@
+"""Puts the operator together: leads, watches, works, and takes it all down in order.
+
+    SIGTERM or a lost lease ─► watching stops ─► workers end their pass ─► the lease is given back ─► exit
+
+A leader that loses the lease ends the process with status 1, as controller-runtime does: a fresh one has no half-done pass and
+no stale queue, and its pod starts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie.controller import edge
+from aerie.controller.client import Cluster
+from aerie.controller.lease import Elector
+from aerie.controller.queue import WorkQueue
+from aerie.controller.reconcile import WORKERS, Reconciler
+from aerie.controller.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_LAST_PASSES = 15.0
+"""Seconds for passes that are under way when the operator ends."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    preflight_image: str
+    identity: str
+    namespaces: tuple[str, ...] = ()
+    """Empty: all."""
+    lease_namespace: str | None = None
+    """None: the pod's own."""
+    lease_name: str = "aerie-operator"
+    health_port: int = 8081
+    metrics_port: int = 8080
+    dry_run: bool = False
+
+
+async def run(options: Options) -> int:
+    """Until SIGTERM or SIGINT, or until the lease is lost; the exit status."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    telemetry = Telemetry()
+    cluster = await Cluster.connect(telemetry.called)
+    runners = await telemetry.serve(options.health_port, options.metrics_port)
+    queue = WorkQueue()
+    watching = asyncio.create_task(telemetry.watch(lambda: len(queue)), name="telemetry")
+    try:
+        telemetry.ready = True  # standing by is being ready: it is what the second replica is for
+        if options.dry_run:
+            return await _lead(options, cluster, queue, telemetry, stop, asyncio.Event())
+        namespace = options.lease_namespace or _own_namespace()
+        elector = Elector(cluster, namespace, options.lease_name, options.identity)
+        async with _until(stop, elector) as lost:
+            return 0 if lost is None else await _lead(options, cluster, queue, telemetry, stop, lost)
+    finally:
+        watching.cancel()
+        for runner in runners:
+            await runner.cleanup()
+        await cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def _until(stop: asyncio.Event, elector: Elector):  # type: ignore[no-untyped-def]
+    """Leadership, or None when the operator is stopped before it has it."""
+    async with contextlib.AsyncExitStack() as stack:
+        leading = asyncio.create_task(stack.enter_async_context(elector.lead()))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if leading.done():
+            yield leading.result()
+        else:
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
+            yield None
+
+
+async def _lead(
+    options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
+) -> int:
+    reconciler = Reconciler(cluster, queue, telemetry, options.preflight_image, options.dry_run)
+    telemetry.leading(True)
+    watch_stop, ready = asyncio.Event(), asyncio.Event()
+    watcher = asyncio.create_task(edge.watch(queue, options.namespaces, watch_stop, ready), name="watch")
+    lister = asyncio.create_task(edge.resync(cluster, queue, options.namespaces), name="resync")
+    workers = [asyncio.create_task(reconciler.work(), name=f"worker-{number}") for number in range(WORKERS)]
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
+    try:
+        await asyncio.wait({watcher, lister, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (watcher, lister, *workers):
+            if task.done():
+                task.result()  # raises what ended it
+                if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
+                    raise RuntimeError(f"{task.get_name()} has ended by itself")
+        return 1 if lost.is_set() else 0
+    finally:
+        telemetry.leading(False)
+        watch_stop.set()
+        lister.cancel()
+        if lost.is_set():  # not one call more
+            for worker in workers:
+                worker.cancel()
+        else:
+            await _finish(queue, workers)
+        for end in ends:
+            end.cancel()
+        await asyncio.wait({watcher}, timeout=_LAST_PASSES)
+        watcher.cancel()
+        await asyncio.gather(watcher, lister, *workers, *ends, return_exceptions=True)
+
+
+async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:
+    """Let passes under way end, and begin no other."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_PASSES):
+            await queue.drained()
+    for worker in workers:
+        worker.cancel()
+
+
+def _own_namespace() -> str:
+    return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else "default"

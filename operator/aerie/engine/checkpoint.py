@@ -1,0 +1,243 @@
+"""A checkpoint as its config and the headers of its safetensors files tell it, without the weights.
+
+Everything that preflight asks of a model is in a few hundred kilobytes: config.json, and at the start of each weight file a
+JSON table of names, types and shapes. So a 600 GB model is checked from a laptop, and before a GPU is asked for.
+
+A weight file (format of the safetensors project, README, section "Format"):
+
+    0        8                8 + N                              size
+    | N: u64 | N bytes of JSON | tensor data, no gaps, no overlap |
+      little   {"name": {"dtype": "BF16", "shape": [4, 2], "data_offsets": [begin, end)}, "__metadata__": {str: str}}
+      endian   offsets count from 8 + N
+
+Guarantees: pure, bytes in and dataclasses out. Whatever the bytes are, the outcome is a header or a CheckpointError whose text
+names the file and the way out. A header that passes describes exactly the bytes of a file of the size given.
+Not guaranteed: anything about the values of the weights. The one exception is d2t, which is small and whose values matter;
+whoever reads the file may pass it along (`with_offsets`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+MAX_HEADER = 100_000_000
+"""Bytes. The safetensors library refuses longer ones, so vLLM would too."""
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Bits of one element. A type that is not listed is let through, with its size taken from its offsets."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be read or understood. `str(error)` is a sentence that names the file and the way out."""
+
+
+class Tensor(NamedTuple):
+    """One tensor: its type as safetensors spells it, its shape, and where it is: bytes [begin, end) of `file`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one weight file holds."""
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model without its weights."""
+
+    name: str
+    """As its user would name it: a repository with revision, or a folder."""
+    config: Mapping[str, Any]
+    """config.json."""
+    tensors: Mapping[str, Tensor] | None
+    """By name. None where the weights are in a format whose headers cannot be read, such as a pickle."""
+    metadata: Mapping[str, str]
+    """`__metadata__` of all files together."""
+    offsets: tuple[int, ...] | None = None
+    """The values of `d2t`, where the checkpoint has one and it was read."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all weights; None where their headers cannot be read."""
+        return None if self.tensors is None else sum(tensor.end - tensor.begin for tensor in self.tensors.values())
+
+    def with_offsets(self, raw: bytes) -> Checkpoint:
+        """The same with the values of `d2t`, given its raw bytes. Raises CheckpointError if they are no integers."""
+        tensor = (self.tensors or {}).get("d2t")
+        codes = {"I64": "q", "I32": "i"}
+        if tensor is None or tensor.dtype not in codes or len(raw) != tensor.size:
+            found = "is missing" if tensor is None else f"is {tensor.dtype} with {len(raw)} of {tensor.size} bytes read"
+            raise CheckpointError(f"{self.name}: d2t {found}: it must be I64, one offset for each token of the draft vocabulary.")
+        code = codes[tensor.dtype]
+        return replace(self, offsets=struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+
+
+def header_bytes(prefix: bytes, size: int, file: str) -> int:
+    """N of the picture above, given the first 8 bytes and the size of the file. Raises CheckpointError."""
+    if len(prefix) < 8 or size < 8:
+        raise CheckpointError(f"{file} has {min(len(prefix), size)} bytes, and a safetensors file at least 8: {_AGAIN}")
+    length = int(struct.unpack("<Q", prefix[:8])[0])
+    if length > MAX_HEADER:
+        raise CheckpointError(
+            f"{file} says that its header has {length} bytes, and {MAX_HEADER} is the most: "
+            "it is not a safetensors file (a Git LFS pointer or an error page?), or it is damaged; download it again."
+        )
+    if length > size - 8:
+        raise CheckpointError(
+            f"{file} says that its header has {length} bytes, but the file ends after {size - 8} more: {_AGAIN}"
+        )
+    return length
+
+
+def parse_header(text: bytes, size: int, file: str, shown: str | None = None) -> Header:
+    """The header whose JSON is `text`, of a file of `size` bytes in all. Raises CheckpointError.
+
+    `file`: its name inside the checkpoint, which the tensors keep. `shown`: what an error calls it.
+    """
+    shown = shown or file
+    start = 8 + len(text)
+    try:
+        document = json.loads(text, object_pairs_hook=_unique)
+    except _DuplicateError as error:
+        raise CheckpointError(f"{shown}: the header names '{error}' twice: {_EXPORT}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{shown}: the header is not JSON ({error}): {_AGAIN}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{shown}: the header is a {type(document).__name__}, not a table of tensors: {_AGAIN}")
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{shown}: __metadata__ must map strings to strings, found {_short(metadata)}: {_EXPORT}")
+    tensors = {name: _tensor(name, entry, file, start, shown) for name, entry in document.items()}
+    _check_coverage(tensors, start, size, shown)
+    return Header(tensors, metadata)
+
+
+def assemble(
+    name: str, config: Mapping[str, Any], headers: Iterable[Header] | None, index: Mapping[str, str] | None = None
+) -> Checkpoint:
+    """One checkpoint from its parts. Raises CheckpointError.
+
+    `headers`: of all weight files, or None where they cannot be read. `index`: tensor name to file, from
+    model.safetensors.index.json, for a checkpoint that has one; it is held against what the files hold.
+    """
+    if headers is None:
+        return Checkpoint(name, config, None, {})
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    for header in headers:
+        if twice := tensors.keys() & header.tensors.keys():
+            first = min(twice)
+            files = f"{tensors[first].file} and {header.tensors[first].file}"
+            raise CheckpointError(f"{name}: {files} both hold '{first}': remove the file that is left over from another export.")
+        tensors.update(header.tensors)
+        metadata.update(header.metadata)
+    for tensor, file in (index or {}).items():
+        if tensor not in tensors or tensors[tensor].file != file:
+            raise CheckpointError(f"{name}: the index says that '{tensor}' is in {file}, which does not hold it: {_AGAIN}")
+    return Checkpoint(name, config, tensors, metadata)
+
+
+def parse_config(text: bytes, file: str) -> dict[str, Any]:
+    """config.json. Raises CheckpointError."""
+    return _table(text, file, "a table of settings")
+
+
+def parse_index(text: bytes, file: str) -> dict[str, str]:
+    """Tensor name to file, from model.safetensors.index.json. Raises CheckpointError."""
+    mapping = _table(text, file, "a table with weight_map").get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise CheckpointError(f"{file}: weight_map is {_short(mapping)}, and must name the file of each tensor: {_AGAIN}")
+    for tensor, shard in mapping.items():
+        # The name becomes a path or an address, so it has to stay inside the checkpoint.
+        if not isinstance(shard, str) or not shard or "/" in shard or "\\" in shard or shard.startswith("."):
+            raise CheckpointError(
+                f"{file}: weight_map gives '{tensor}' the file {_short(shard)}, which is no plain name: {_AGAIN}"
+            )
+    return mapping
+
+
+_AGAIN = "it is damaged or incomplete; download it again."
+_EXPORT = "export the checkpoint again."
+
+
+class _DuplicateError(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _DuplicateError(name)
+            seen.add(name)
+    return table
+
+
+def _table(text: bytes, file: str, expected: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON ({error}): {_AGAIN}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file} holds a {type(document).__name__}, and must hold {expected}: {_AGAIN}")
+    return document
+
+
+def _tensor(name: str, entry: Any, file: str, start: int, shown: str) -> Tensor:
+    """The types are compared exactly, because JSON's true and 1.0 would pass for integers otherwise."""
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        sound = type(dtype) is str and type(shape) is list and type(begin) is int and type(end) is int
+    except (TypeError, KeyError, ValueError):
+        dtype, shape, begin, end, sound = "", [], 0, 0, False
+    if not sound or any(type(length) is not int or length < 0 for length in shape):
+        raise CheckpointError(f"{shown}: '{name}' is {_short(entry)}, and must have dtype, shape and data_offsets: {_EXPORT}")
+    if not 0 <= begin <= end:
+        raise CheckpointError(f"{shown}: '{name}' goes from byte {begin} to byte {end}: {_AGAIN}")
+    bits = BITS.get(dtype)
+    if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
+        needed = -(-math.prod(shape) * bits // 8)
+        raise CheckpointError(f"{shown}: '{name}', {dtype} {shape}, needs {needed} bytes and has {end - begin}: {_AGAIN}")
+    return Tensor(dtype, tuple(shape), file, start + begin, start + end)
+
+
+def _check_coverage(tensors: Mapping[str, Tensor], start: int, size: int, file: str) -> None:
+    """Every byte after the header belongs to one tensor: what overlaps, leaves a gap or goes past the end is refused."""
+    position, previous = start, "the header"
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            word = "overlaps" if tensor.begin < position else "leaves a gap after"
+            raise CheckpointError(f"{file}: '{name}' begins at byte {tensor.begin} of the file and {word} {previous}: {_AGAIN}")
+        position, previous = tensor.end, f"'{name}'"
+    if position != size:
+        word = "is cut off" if position > size else "is longer than its header says"
+        raise CheckpointError(f"{file} {word}: its header describes {position} bytes, and it has {size}: {_AGAIN}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,196 @@
+"""Whether the drafter belongs to this target: sizes, vocabulary, and the target's layers that it reads.
+
+vLLM hands the drafter hidden states of some of the target's layers. Id k means the state that enters layer k, so that k = L is
+the output of the last of L layers. Ids are sorted and doubled ones dropped, so fc_norm.0 belongs to the lowest (vLLM
+models/interfaces.py, EagleModelMixin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aerie.engine.preflight.check import check, eagle3_only
+from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
+from aerie.engine.preflight.subject import Subject
+
+_OTHER = "use a drafter that was trained for this target: `aerie catalog` names them"
+
+
+@check(
+    "C25",
+    "hidden size is the target's",
+    why="the target's hidden states do not fit the drafter's fc, and the start ends with a shape error",
+    worst=Severity.REFUSE,
+    source="vLLM models/llama_eagle3.py, combine_hidden_states",
+)
+@eagle3_only
+def hidden_size(subject: Subject) -> Iterable[Outcome]:
+    expected, found = subject.target_model.hidden_size, subject.drafter_model.target_hidden_size
+    if expected is None or found is None:
+        whose = "target" if expected is None else "drafter"
+        yield note(f"the {whose}'s config.json has no hidden_size: the fit of the sizes could not be checked")
+    elif expected != found:
+        yield refuse(f"the drafter reads hidden states of {found} values, and the target's have {expected}", _OTHER)
+    else:
+        yield passed(f"both {expected}")
+
+
+@check(
+    "C26",
+    "vocabulary is the target's",
+    why="the drafter proposes ids that mean other tokens to the target, and nothing is accepted",
+    worst=Severity.REFUSE,
+    source="vLLM models/llama_eagle3.py, compute_logits",
+)
+@eagle3_only
+def vocabulary(subject: Subject) -> Iterable[Outcome]:
+    expected, drafter = subject.target_model.vocab_size, subject.drafter_model
+    if expected is None or drafter.vocab_size is None:
+        whose = "target" if expected is None else "drafter"
+        yield note(f"the {whose}'s config.json has no vocab_size: the fit of the vocabularies could not be checked")
+    elif drafter.vocab_size != expected:
+        yield refuse(f"the drafter's vocab_size is {drafter.vocab_size}, and the target's is {expected}", _OTHER)
+    elif drafter.draft_vocab_size and drafter.draft_vocab_size > expected:
+        yield refuse(
+            f"draft_vocab_size is {drafter.draft_vocab_size}, and the target has {expected} tokens",
+            "correct draft_vocab_size in the drafter's config.json",
+        )
+    else:
+        drafted = drafter.draft_vocab_size
+        part = f", of which it drafts {drafted}" if drafted != expected else ""
+        yield passed(f"both {expected}{part} (sizes only: configs do not tell whether the tokenizers are the same)")
+
+
+@check(
+    "C2",
+    "auxiliary layers where both model runners look",
+    why="model runner V2 ignores ids that are only inside eagle_config and reads its default layers instead: low AL, no error",
+    worst=Severity.REFUSE,
+    source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (V2), v1/worker/gpu_model_runner.py (V1), 0.22 to 0.33",
+)
+@eagle3_only
+def layers_at_top(subject: Subject) -> Iterable[Outcome]:
+    drafter = subject.drafter_model
+    top, nested = drafter.top_layers, drafter.nested_layers
+    if top is not None and nested is not None and set(top) != set(nested):
+        yield warn(
+            f"eagle_aux_hidden_state_layer_ids is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM "
+            "takes the first",
+            "write the ids that the drafter was trained with in both places",
+        )
+    elif top is not None:
+        yield passed(f"{list(top)} at the top level")
+    elif nested is None:
+        yield skip("the drafter names no layers: see C4")
+    else:
+        yield _only_nested(subject, nested)
+
+
+def _only_nested(subject: Subject, nested: tuple[int, ...]) -> Outcome:
+    default = subject.target_model.default_aux_layers
+    runner, reason = subject.model_runner
+    way_out = f"copy eagle_aux_hidden_state_layer_ids: {list(nested)} to the top level of the drafter's config.json"
+    if default is not None and set(nested) == set(default):
+        return passed(f"{list(nested)} only inside eagle_config, but they are the default, so both model runners agree")
+    other = f"{list(default)}" if default else "its default"
+    if runner == 2:
+        return refuse(
+            f"{list(nested)} is only inside eagle_config, and model runner V2 ({reason}) ignores it there and reads {other}",
+            f"{way_out}, or set VLLM_USE_V2_MODEL_RUNNER=0 in spec.engine.env",
+        )
+    return warn(
+        f"{list(nested)} is only inside eagle_config; model runner V1 ({reason}) reads it there, V2 would read {other}", way_out
+    )
+
+
+@check(
+    "C3",
+    "number of auxiliary layers",
+    why="vLLM sizes fc and fc_norm by it, and the Llama and DeepSeek classes count only ids inside eagle_config, else assume 3",
+    worst=Severity.REFUSE,
+    source="vLLM models/llama_eagle3.py, deepseek_eagle3.py, qwen3_eagle3.py; vLLM issue 54526; speculators issue 1065",
+)
+@eagle3_only
+def number_of_layers(subject: Subject) -> Iterable[Outcome]:
+    drafter = subject.drafter_model
+    if not drafter.uses_aux:
+        yield skip("the drafter uses no auxiliary hidden states")
+        return
+    named = drafter.layers_named
+    given = len(set(named)) if named else 3
+    if drafter.aux_count == given:
+        yield passed(f"{given} hidden states, and vLLM sizes fc for {given}")
+        return
+    why = f"num_aux_hidden_states is {drafter.num_aux}" if drafter.num_aux else "num_aux_hidden_states is missing"
+    inside = "transformer_layer_config of " if drafter.format == "speculators" else ""
+    source = f"{len(named)} layers are named" if named else "no layers are named, which means 3"
+    yield refuse(
+        f"{source}, but {why}, so vLLM sizes fc for {drafter.aux_count}",
+        f"write num_aux_hidden_states: {given} into {inside}the drafter's config.json",
+    )
+
+
+@check(
+    "C4",
+    "auxiliary layers named and inside the target",
+    why="without ids vLLM reads its default layers; a drafter that was trained on others reached AL 1.04",
+    worst=Severity.REFUSE,
+    source="vLLM issue 50170; models/interfaces.py",
+)
+@eagle3_only
+def layers_named(subject: Subject) -> Iterable[Outcome]:
+    drafter, layers = subject.drafter_model, subject.target_model.layers
+    named = drafter.layers_named
+    if not drafter.uses_aux:
+        yield skip("the drafter uses no auxiliary hidden states")
+    elif named is None:
+        default = subject.target_model.default_aux_layers
+        yield warn(
+            f"the drafter's config names no eagle_aux_hidden_state_layer_ids, so vLLM reads "
+            f"{list(default) if default else 'its default'}; "
+            "a published drafter that was trained on others reached AL 1.04 so",
+            "write the layers that it was trained on into its config.json, also if they are the default",
+        )
+    elif layers is None:
+        yield note("the target's config.json has no num_hidden_layers: the range of the layer ids could not be checked")
+    elif outside := [layer for layer in named if not 0 <= layer <= layers]:
+        yield refuse(f"the drafter reads layer {outside[0]}, and the target has layers 0 to {layers}", _OTHER)
+    elif len(set(named)) != len(named):
+        yield refuse(
+            f"the layer ids {list(named)} name one twice, and vLLM drops the second, so that fc gets too few hidden states",
+            "name each layer once",
+        )
+    elif list(named) != sorted(named):
+        yield warn(
+            f"the layer ids {list(named)} do not rise, and vLLM sorts them, so fc and fc_norm get them in another order",
+            "check that the drafter was trained in rising order, and write them so",
+        )
+    else:
+        yield passed(f"{list(named)} of {layers} layers")
+
+
+@check(
+    "C22",
+    "trained for this target",
+    why="equal sizes are not an equal model; a speculators checkpoint that is served by itself starts the verifier it names",
+    worst=Severity.WARN,
+    source="vLLM transformers_utils/configs/speculators/base.py",
+)
+@eagle3_only
+def trained_for(subject: Subject) -> Iterable[Outcome]:
+    """By the verifier of a speculators config, or the metadata that Aerie's own trainer writes."""
+    assert subject.drafter is not None
+    named = subject.drafter_model.verifier or subject.drafter.metadata.get("eagle.target")
+    if named is None:
+        yield note("the drafter does not say which target it was trained for: only sizes could be compared")
+    elif named.startswith((".", "/", "~")) or "/" not in named:
+        yield note(f"the drafter was trained for the local folder {named}, which cannot be compared with the target")
+    elif subject.target.name.startswith((".", "/", "~")):
+        yield note(f"the drafter was trained for {named}, and the target is a folder: they could not be compared")
+    elif named.lower() != subject.target.name.partition("@")[0].lower():
+        yield warn(
+            f"the drafter was trained for {named}, and the target is {subject.target.name}",
+            "make sure that the target is a quantised or equal copy of it, or use the drafter of this target",
+        )
+    else:
+        yield passed(f"{named}")

@@ -1,0 +1,234 @@
+"""Whether the drafter's tensors are those that vLLM's EAGLE 3 classes will look for, by name, shape and type.
+
+vLLM (models/llama_eagle3.py, load_weights) puts `model.` before every name but lm_head, d2t and t2d, and renames `midlayer.` to
+`layers.0.`. A name that it does not know ends the start; one that is missing does not: norms keep their initial ones, and
+matrices what their memory held, because these classes do not report what they loaded (model_loader/default_loader.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from aerie.engine.checkpoint import Tensor
+from aerie.engine.models import DrafterModel
+from aerie.engine.preflight.check import check, eagle3_only
+from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse
+from aerie.engine.preflight.subject import Subject
+
+_EXPORT = "export the drafter again"
+_KNOWN = frozenset(
+    {"fc", "fc_norm", "input_norm", "midlayer", "layers", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "mask_hidden", "model"}
+)
+
+
+@check(
+    "C9",
+    "weights are those the config promises",
+    why="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
+    worst=Severity.REFUSE,
+    source="vLLM models/llama_eagle3.py, load_weights and compute_logits; measured on vLLM 0.32, K = 3",
+)
+@eagle3_only
+def weights_as_promised(subject: Subject) -> Iterable[Outcome]:
+    assert subject.drafter is not None
+    tensors, drafter = subject.drafter.tensors, subject.drafter_model
+    if tensors is None:
+        yield note(
+            "the drafter's weights are not safetensors: their names, shapes and d2t could not be checked",
+            "convert the drafter to safetensors",
+        )
+        return
+    # The drafter against itself: whether its vocabulary is the target's is another check.
+    vocab = drafter.vocab_size or subject.target_model.vocab_size
+    faults = [
+        *_names(tensors),
+        *_fc(tensors, drafter),
+        *_norms(tensors, drafter),
+        *_layer(tensors, drafter),
+        *_head(tensors, drafter, vocab),
+        *_mapping(tensors, drafter, subject.drafter.offsets, vocab),
+    ]
+    yield from faults
+    if not faults:
+        yield passed(f"{len(tensors)} tensors have the names and shapes that vLLM looks for")
+
+
+def _names(tensors: Mapping[str, Tensor]) -> Iterable[Outcome]:
+    prefixed = sorted(name for name in tensors if name.startswith("model."))
+    if prefixed:
+        yield refuse(
+            f"{len(prefixed)} tensors begin with 'model.' (the first is {prefixed[0]}), and vLLM puts another 'model.' "
+            "before them",
+            "export the drafter without that prefix",
+        )
+    if any(name.startswith("aux_norm_") for name in tensors):
+        yield refuse(
+            "there are tensors aux_norm_*, an older name of SGLang's that vLLM does not know",
+            "rename aux_norm_low, aux_norm_mid and aux_norm_high to fc_norm.0, fc_norm.1 and fc_norm.2",
+        )
+    elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _KNOWN and name not in prefixed):
+        yield refuse(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT)
+
+
+def _fc(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
+    if not drafter.uses_aux:
+        return
+    if "fc.weight" not in tensors:
+        if not drafter.quantized:
+            yield refuse("fc.weight is missing, which joins the target's hidden states", _EXPORT)
+        return
+    if drafter.hidden_size and drafter.target_hidden_size and not drafter.quantized:
+        expected = (drafter.hidden_size, drafter.aux_count * drafter.target_hidden_size)
+        meaning = f"hidden size x {drafter.aux_count} hidden states of {drafter.target_hidden_size}"
+        yield from _shape(
+            tensors, "fc.weight", expected, meaning, "correct hidden_size, target_hidden_size or the auxiliary layers"
+        )
+
+
+def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
+    present = sorted(name for name in tensors if name.startswith("fc_norm."))
+    needed = [f"fc_norm.{index}.weight" for index in range(drafter.aux_count)] if drafter.fc_norm else []
+    missing = [name for name in needed if name not in tensors]
+    if missing and not present:
+        yield refuse(
+            "fc_norm is true, and there is no tensor fc_norm.N.weight: these are EAGLE 3 weights with a 3.1 config; "
+            "vLLM loads them "
+            "without an error and norms with ones (AL 1.58 instead of 2.51 at K = 3)",
+            "set fc_norm and norm_output to false in the drafter's config.json, or use the weights that belong to it",
+        )
+    elif missing:
+        yield refuse(f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.aux_count}", _EXPORT)
+    elif present and not drafter.fc_norm:
+        yield refuse(
+            f"there are weights {present[0]} and fc_norm is not true in the drafter's config: vLLM's start ends with "
+            '"no module or '
+            'parameter named fc_norm" once the target is loaded',
+            "write fc_norm: true and norm_output: true into its config.json",
+        )
+    elif surplus := [name for name in present if name not in needed]:
+        yield refuse(
+            f"{surplus[0]} is one norm too many for {drafter.aux_count} auxiliary hidden states",
+            "correct eagle_aux_hidden_state_layer_ids and num_aux_hidden_states",
+        )
+    for name in present if drafter.target_hidden_size else ():
+        yield from _shape(tensors, name, (drafter.target_hidden_size or 0,), "the target's hidden size", _EXPORT)
+    if drafter.norm_before_fc != ("input_norm.weight" in tensors):
+        state, has = ("true", "no") if drafter.norm_before_fc else ("not true", "a")
+        yield refuse(
+            f"norm_before_fc is {state} and there is {has} tensor input_norm.weight; vLLM loads it all the same",
+            "make the config say what the drafter was trained with",
+        )
+    if "norm.weight" not in tensors:
+        yield refuse("norm.weight is missing, the norm before lm_head", _EXPORT)
+
+
+def _layer(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
+    """The first layer, whose attention reads embedding and hidden state side by side: 2 x hidden size in."""
+    found = {re.sub(r"^(midlayer|layers\.0)\.", "", name) for name in tensors if re.match(r"(midlayer|layers\.0)\.", name)}
+    if not found:
+        yield refuse("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT)
+        return
+    # A quantised matrix has other names than .weight.
+    parts = {name.rpartition(".")[0] for name in found}
+    if missing := [part for part in _layer_parts(drafter, parts) if part not in parts]:
+        named = " and ".join(missing)
+        yield refuse(f"the layer has no {named}, and vLLM would use what its memory happens to hold", _EXPORT)
+    if drafter.family == "llama" and (surplus := parts & {"self_attn.q_norm", "self_attn.k_norm"}):
+        yield refuse(
+            f"the layer has {min(surplus)}, which only vLLM's Qwen3 class knows, and the class is {drafter.architecture}",
+            "write Eagle3Qwen3ForCausalLM into architectures of its config.json",
+        )
+    attention = drafter.attention
+    if drafter.quantized or drafter.hidden_size is None:
+        return
+    first = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
+    double = 2 * drafter.hidden_size
+    if drafter.family != "mla" and attention.heads and attention.kv_heads and attention.head_dim:
+        heads = {"q": attention.heads, "k": attention.kv_heads, "v": attention.kv_heads}
+        for letter, count in heads.items():
+            name = f"{first}.self_attn.{letter}_proj.weight"
+            rows = count * attention.head_dim
+            if name in tensors:
+                meaning = f"{count} heads of {attention.head_dim} x twice the hidden size"
+                yield from _shape(
+                    tensors, name, (rows, double), meaning, "correct the heads, head_dim or hidden_size in its config"
+                )
+    elif drafter.family == "mla":
+        for name in (f"{first}.self_attn.q_a_proj.weight", f"{first}.self_attn.kv_a_proj_with_mqa.weight"):
+            if name in tensors and tensors[name].shape[1:] != (double,):
+                shape = list(tensors[name].shape)
+                yield refuse(f"{name} has shape {shape}, and must read twice the hidden size, {double}", _EXPORT)
+
+
+def _layer_parts(drafter: DrafterModel, found: Collection[str]) -> list[str]:
+    """What the layer must have. Matrices that vLLM fuses may come fused."""
+    parts = ["input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj"]
+    if "mlp.gate_up_proj" not in found:
+        parts += ["mlp.gate_proj", "mlp.up_proj"]
+    if drafter.family == "mla":
+        parts += ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm", "self_attn.kv_b_proj"]
+        # Without a rank the queries are not compressed.
+        low_rank = ["self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj"]
+        return parts + (["self_attn.q_proj"] if "self_attn.q_proj" in found else low_rank)
+    if "self_attn.qkv_proj" not in found:
+        parts += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    return parts + (["self_attn.q_norm", "self_attn.k_norm"] if drafter.family == "qwen3" else [])
+
+
+def _head(tensors: Mapping[str, Tensor], drafter: DrafterModel, vocab: int | None) -> Iterable[Outcome]:
+    if "lm_head.weight" in tensors:
+        if drafter.draft_vocab_size and drafter.hidden_size and not drafter.quantized:
+            expected = (drafter.draft_vocab_size, drafter.hidden_size)
+            way_out = "correct draft_vocab_size or hidden_size in its config"
+            yield from _shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", way_out)
+    elif drafter.draft_vocab_size != vocab and not drafter.quantized:
+        yield refuse(
+            f"lm_head.weight is missing, and the target's cannot stand in: it has {vocab} tokens and the drafter "
+            f"{drafter.draft_vocab_size}",
+            _EXPORT,
+        )
+
+
+def _mapping(
+    tensors: Mapping[str, Tensor], drafter: DrafterModel, offsets: tuple[int, ...] | None, vocab: int | None
+) -> Iterable[Outcome]:
+    """d2t: target id = draft id + d2t[draft id]."""
+    size = drafter.draft_vocab_size
+    if size is None or vocab is None:
+        return
+    if "d2t" not in tensors:
+        if size != vocab:
+            yield refuse(
+                f"d2t is missing, and the drafter has {size} tokens where the target has {vocab}: every drafted id "
+                "would be wrong",
+                _EXPORT,
+            )
+        return
+    if offsets is None:
+        yield note("the values of d2t could not be read, so that its range was not checked")
+        return
+    if len(offsets) != size:
+        yield refuse(f"d2t has {len(offsets)} entries, and draft_vocab_size is {size}", "correct draft_vocab_size in its config")
+        return
+    ids = [draft + offset for draft, offset in enumerate(offsets)]
+    outside = next((draft for draft, target in enumerate(ids) if not 0 <= target < vocab), None)
+    falling = next((draft for draft in range(1, size) if ids[draft] <= ids[draft - 1]), None)
+    if outside is not None:
+        absolute = all(0 <= value < vocab for value in offsets) and all(a < b for a, b in itertools.pairwise(offsets))
+        hint = "; it looks like target ids, and vLLM expects offsets" if absolute else ""
+        yield refuse(
+            f"d2t sends draft id {outside} to {ids[outside]}, and the target has ids 0 to {vocab - 1}{hint}",
+            "write d2t[i] = target id - i" if absolute else "use the drafter that was trained for this target's vocabulary",
+        )
+    elif falling is not None:
+        yield refuse(
+            f"d2t sends draft ids {falling - 1} and {falling} to {ids[falling - 1]} and {ids[falling]}, and must rise", _EXPORT
+        )
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int, ...], meaning: str, way_out: str) -> Iterable[Outcome]:
+    shape = tensors[name].shape
+    if shape != expected:
+        yield refuse(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", way_out)

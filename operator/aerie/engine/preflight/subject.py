@@ -1,0 +1,99 @@
+"""What preflight looks at: two checkpoints, an engine version, its arguments and its GPUs. Plain data, no resource, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from aerie.engine.arguments import Arguments
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.memory import Estimate, Layout, estimate
+from aerie.engine.models import DrafterModel, TargetModel, drafter_model, target_model
+from aerie.engine.versions import Feature, Version, supports
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One deployment before it is started."""
+
+    target: Checkpoint
+    drafter: Checkpoint | None
+    """None: the engine runs without one."""
+    version: Version
+    speculative: Mapping[str, Any] = field(default_factory=dict)
+    """The object that --speculative-config will hold; empty without speculation."""
+    arguments: Arguments = field(default_factory=Arguments)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of the engine's container, as far as it is known."""
+    gpu_bytes: int | None = None
+    """Memory of one GPU, as the user named it."""
+    gpus: int | None = None
+    """GPUs of one pod."""
+
+    @cached_property
+    def target_model(self) -> TargetModel:
+        return target_model(self.target.config)
+
+    @cached_property
+    def drafter_model(self) -> DrafterModel:
+        """Only to be asked for where there is a drafter."""
+        assert self.drafter is not None
+        return drafter_model(self.drafter.config)
+
+    @property
+    def method(self) -> str | None:
+        method = self.speculative.get("method")
+        return method if isinstance(method, str) else None
+
+    @property
+    def parallel_drafting(self) -> bool:
+        """P-EAGLE: all tokens are drafted in one pass."""
+        named = self.drafter is not None and self.drafter_model.kind == "peagle"
+        return named or self.speculative.get("parallel_drafting") is True
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether K follows the batch size."""
+        return bool(self.speculative.get("num_speculative_tokens_per_batch_size"))
+
+    @property
+    def model_runner(self) -> tuple[int, str]:
+        """1 or 2, and why: which of vLLM's two model runners will run (vllm/config/vllm.py, use_v2_model_runner)."""
+        setting = self.environment.get("VLLM_USE_V2_MODEL_RUNNER")
+        if setting is not None:
+            return (1 if setting.strip().lower() in ("0", "false") else 2), f"VLLM_USE_V2_MODEL_RUNNER={setting}"
+        if self.parallel_drafting or self.method in ("suffix", "custom_class", "medusa", "mlp_speculator"):
+            return 1, f"{'parallel drafting' if self.parallel_drafting else self.method} needs it"
+        if self.supports(Feature.V2_RUNNER_ALL):
+            return 2, f"the default of vLLM {self.version}"
+        if self.supports(Feature.V2_RUNNER_DENSE) and not self.target_model.experts:
+            return 2, f"the default of vLLM {self.version} for models without experts"
+        return 1, f"the default of vLLM {self.version}"
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of the longest sequence that the engine will take."""
+        return self.arguments.max_model_len or self.target_model.max_position
+
+    def supports(self, feature: Feature) -> bool:
+        return supports(self.version, feature)
+
+    @cached_property
+    def memory(self) -> Estimate:
+        draft_tp = self.speculative.get("draft_tensor_parallel_size")
+        draft_kv = self.speculative.get("kv_cache_dtype")
+        arguments = self.arguments
+        layout = Layout(
+            gpu_bytes=self.gpu_bytes,
+            tensor_parallel=arguments.tensor_parallel,
+            pipeline_parallel=arguments.pipeline_parallel,
+            draft_tensor_parallel=draft_tp if isinstance(draft_tp, int) else None,
+            utilization=arguments.gpu_memory_utilization,
+            max_model_len=arguments.max_model_len,
+            dtype=arguments.dtype,
+            kv_cache_dtype=arguments.kv_cache_dtype,
+            draft_kv_cache_dtype=draft_kv if isinstance(draft_kv, str) else None,
+        )
+        return estimate(self.target, self.drafter, layout)

@@ -1,0 +1,112 @@
+"""The speculation setting: how many tokens an engine drafts, and by which rule.
+
+Guarantees: a setting that exists is one that vLLM would run as written; what vLLM would silently change (a tier above the
+maximum, a gap between tiers) is refused here. Whether a given release can run it is the business of `flags`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SettingError(ValueError):
+    """A setting that contradicts itself; the message is a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """No speculation; the engine has no drafter."""
+
+    def __str__(self) -> str:
+        return "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Always `tokens` draft tokens."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise SettingError(f"a static setting drafts at least 1 token, not {self.tokens}: use Off for none.")
+
+    def __str__(self) -> str:
+        return str(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """`tokens` draft tokens while `first` to `last` requests are scheduled in a step, both included."""
+
+    first: int
+    last: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Draft tokens by the number of requests scheduled in a step; beyond the last tier the last one goes on.
+
+    Tiers rise from batch size 1 without gaps. `max_tokens` is what the engine is built for: no tier exceeds it.
+    """
+
+    tiers: tuple[Tier, ...]
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.tiers:
+            raise SettingError("a schedule has at least one tier.")
+        begin = 1
+        for tier in self.tiers:
+            if tier.first != begin:
+                raise SettingError(f"the tiers of a schedule follow each other from batch size 1: {self} has none at {begin}.")
+            if tier.last < tier.first:
+                raise SettingError(f"a tier ends where it begins or later, not {tier.first}-{tier.last}.")
+            if not 0 <= tier.tokens <= self.max_tokens:
+                raise SettingError(f"a tier drafts 0 to {self.max_tokens} tokens, the schedule's maximum, not {tier.tokens}.")
+            begin = tier.last + 1
+        if not self.drafting:
+            raise SettingError(f"a schedule drafts in at least one tier, {self} in none: use Off.")
+
+    @property
+    def drafting(self) -> tuple[int, ...]:
+        """The distinct numbers of draft tokens above 0, rising."""
+        return tuple(sorted({tier.tokens for tier in self.tiers} - {0}))
+
+    def tokens_at(self, batch: int) -> int:
+        """Draft tokens in a step with this many requests."""
+        if batch < 1:
+            raise ValueError(f"a step has at least 1 request, not {batch}.")
+        return next((tier.tokens for tier in self.tiers if batch <= tier.last), self.tiers[-1].tokens)
+
+    def __str__(self) -> str:
+        return ",".join(f"{tier.first}-{tier.last}:{tier.tokens}" for tier in self.tiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Always `max_tokens` drafted, of which the engine verifies what is worth its cost (vLLM's adaptive verification)."""
+
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise SettingError(f"an adaptive setting drafts at least 1 token, not {self.max_tokens}: use Off for none.")
+
+    def __str__(self) -> str:
+        return f"up to {self.max_tokens}"
+
+
+Setting = Off | Static | Schedule | Adaptive
+
+
+def max_tokens(setting: Setting) -> int:
+    """The draft tokens that an engine with this setting is built for; 0 when it has no drafter."""
+    match setting:
+        case Off():
+            return 0
+        case Static(tokens):
+            return tokens
+        case Schedule(max_tokens=tokens) | Adaptive(max_tokens=tokens):
+            return tokens

@@ -1,0 +1,369 @@
+"""vLLM's releases: reading a version from a string or an image tag, and which feature came or went with which release.
+
+Why a class of our own: engine images carry vendor suffixes that PEP 440 refuses (`v0.25.1-rocm`), and a tag that only looks
+like a version (`25.10-py3`, a vendor's calendar) has to be told from one that is.
+
+Guarantees: the order is total and agrees with PEP 440 wherever both read the string; a feature never counts as present in a
+release that is not known to have it, nor in a pre-release of its first release. Not guaranteed: what an image really contains.
+Its tag is the only evidence, and `spec.engine.version` goes before it.
+
+The first and the last release of nearly every row were looked up in the published wheels of vLLM 0.15.1 to 0.33.0. A new vLLM
+release is one changed line, `NEWEST_KNOWN`, and a row for each feature that it brings or removes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import total_ordering
+
+_PATTERN = re.compile(
+    r"v?(?P<release>\d+(?:\.\d+){1,3})"
+    r"(?:[-_.]?(?P<pre>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<pre_number>\d*))?"
+    r"(?:-(?P<implicit_post>\d+)|(?P<post>[-_.]?(?:post|rev|r))[-_.]?(?P<post_number>\d*))?"
+    r"(?:[-_.]?(?P<dev>dev)[-_.]?(?P<dev_number>\d*))?"
+    r"(?:\+(?P<local>[a-z0-9]+(?:[-_.][a-z0-9]+)*)|[-_](?P<vendor>[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*))?"
+)
+_PRE = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc"}
+
+
+class VersionError(ValueError):
+    """A string that is no vLLM version; the message is a sentence."""
+
+
+@total_ordering
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One vLLM version: PEP 440 without epochs, and vendor suffixes read as a local part.
+
+    Two versions are equal when they are the same release of the same build: 0.33 == 0.33.0, but 0.32.0+cpu > 0.32.0.
+    """
+
+    release: tuple[int, int, int, int]
+    """Four components, missing ones 0. vLLM has released 0.9.0.1 and 0.10.1.1."""
+    pre: tuple[str, int] | None = None
+    """("a" | "b" | "rc", number)."""
+    post: int | None = None
+    dev: int | None = None
+    local: tuple[int | str, ...] = ()
+    """The build: `cpu` in 0.32.0+cpu, `rocm` in v0.25.1-rocm."""
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """Read `0.33.0`, `v0.33.0`, `0.33.0rc1`, `0.32.0+cpu`, `0.29.0.post1` or `v0.25.1-rocm`.
+
+        Raises VersionError with a sentence for anything else.
+        """
+        match = _PATTERN.fullmatch(text.strip().lower()) if text.isascii() else None
+        if match is None:
+            raise VersionError(f"'{text}' is not a vLLM version: write it like {NEWEST_KNOWN}.")
+        numbers = [int(part) for part in match["release"].split(".")]
+        first, second, third, fourth = [*numbers, 0, 0][:4]
+        pre = (_PRE.get(match["pre"], match["pre"]), int(match["pre_number"] or 0)) if match["pre"] else None
+        post = None
+        if match["implicit_post"] is not None:
+            post = int(match["implicit_post"])
+        elif match["post"]:
+            post = int(match["post_number"] or 0)
+        dev = int(match["dev_number"] or 0) if match["dev"] else None
+        local = re.split(r"[-_.]", match["local"] or match["vendor"] or "")
+        parts = tuple(int(part) if part.isdigit() else part for part in local if part)
+        return cls((first, second, third, fourth), pre, post, dev, parts)
+
+    def __str__(self) -> str:
+        numbers = self.release if self.release[3] else self.release[:3]
+        text = ".".join(str(number) for number in numbers)
+        text += f"{self.pre[0]}{self.pre[1]}" if self.pre else ""
+        text += f".post{self.post}" if self.post is not None else ""
+        text += f".dev{self.dev}" if self.dev is not None else ""
+        return text + ("+" + ".".join(str(part) for part in self.local) if self.local else "")
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Version) else NotImplemented
+
+    def __lt__(self, other: Version) -> bool:
+        return self._key() < other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        """PEP 440's order: dev, then pre-releases, then the release, then post-releases; a local part is later than none."""
+        if self.pre is not None:
+            pre = (1, *self.pre)
+        else:
+            pre = (0, "", 0) if self.dev is not None and self.post is None else (2, "", 0)
+        post = -1 if self.post is None else self.post
+        dev = (1, 0) if self.dev is None else (0, self.dev)
+        local = tuple((1, part, "") if isinstance(part, int) else (0, 0, part) for part in self.local)
+        return (self.release, pre, post, dev, local)
+
+
+@dataclass(frozen=True)
+class NoVersion:
+    """No vLLM version can be had from what was given; the sentence says why and what to do."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class EngineVersion:
+    """The version that Aerie reckons with, and what a user should know about it."""
+
+    version: Version
+    warnings: tuple[str, ...] = ()
+
+
+NEWEST_KNOWN = Version.parse("0.33.0")
+"""The newest release that this table was checked against (2026-11)."""
+
+SECURITY_FLOOR = Version.parse("0.24.0")
+"""Older releases can be stopped from afar by a request under speculation: vLLM pull request 44744."""
+
+RECOMMENDED = Version.parse("0.25.0")
+"""The first release that loads every form of EAGLE 3.1 right: vLLM pull request 46488."""
+
+RECOMMENDED_DATA_PARALLEL = Version.parse("0.26.0")
+"""The first release that turns a schedule off under data parallelism instead of risking a deadlock: vllm/config/vllm.py."""
+
+RECOMMENDED_HOT_SWAP = Version.parse("0.26.0")
+"""The first release whose drafter weights can be replaced in a running engine: vllm/entrypoints/serve/dev."""
+
+RECOMMENDED_PIPELINE_PARALLEL = Version.parse("0.30.0")
+"""The first release with EAGLE 3 under pipeline parallelism: vLLM pull request 50514."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One feature: in every release from `since` on, up to but without `until`."""
+
+    what: str
+    since: Version
+    source: str
+    """vLLM pull request number or source file."""
+    until: Version | None = None
+    """The first release without it."""
+    limits: str = ""
+    """What it does not do in the releases that have it."""
+
+
+def _row(what: str, since: str, source: str, *, until: str | None = None, limits: str = "") -> Row:
+    return Row(what, Version.parse(since), source, Version.parse(until) if until else None, limits)
+
+
+class Feature(Enum):
+    """What vLLM can do, by release. Each value is a `Row`; its fields are also attributes of the member."""
+
+    EAGLE31_LLAMA = _row("EAGLE 3.1 drafters of Llama form", "0.22.0", "pull request 42764")
+    EAGLE31_MLA = _row(
+        "EAGLE 3.1 drafters with multi-head latent attention (DeepSeek form)",
+        "0.23.0",
+        "pull request 43482",
+        limits="0.22.0 and 0.22.1 load fc_norm and never apply it",
+    )
+    EAGLE31_QWEN3 = _row("EAGLE 3 and 3.1 drafters of Qwen3 form", "0.24.0", "vllm/model_executor/models/qwen3_eagle3.py")
+    EAGLE31_SPECULATORS = _row(
+        "EAGLE 3.1 drafters with a speculators-format config",
+        "0.25.0",
+        "pull request 46488",
+        limits="0.24 and older drop fc_norm and norm_output in silence",
+    )
+    SCHEDULE = _row(
+        "number of speculative tokens by batch size (num_speculative_tokens_per_batch_size)",
+        "0.24.0",
+        "pull request 32374",
+        limits="indexed by the requests scheduled in a step; K is clamped to num_speculative_tokens; "
+        "eagle, eagle3, mtp, dflash, ngram and draft_model on model runner V1",
+    )
+    SCHEDULE_FULL_GRAPHS = _row(
+        "schedules with full CUDA graphs (model runner V2)", "0.25.0", "pull request 45953", limits="piecewise graphs on V1"
+    )
+    SCHEDULE_DATA_PARALLEL_GUARD = _row(
+        "schedules turned off by the engine under data parallelism, with a fixed K instead",
+        "0.26.0",
+        "vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel",
+        limits="0.24 and 0.25 have no guard and can deadlock",
+    )
+    SCHEDULE_TIER_GRAPHS = _row(
+        "CUDA graphs captured by default for the decode batch of each tier of a schedule",
+        "0.29.0",
+        "vllm/config/vllm.py, decode_tiers",
+        limits="not where the user sets the capture sizes",
+    )
+    SCHEDULE_METHOD_GUARD = _row(
+        "schedules turned off by the engine for methods that model runner V1 cannot schedule",
+        "0.33.0",
+        "vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1",
+    )
+    ADAPTIVE_DSPARK = _row(
+        "adaptive verification with DSpark drafters (enable_adaptive_verification)",
+        "0.28.0",
+        "pull request 47808",
+        limits="model runner V2; no LoRA, pipeline parallelism or eager execution",
+    )
+    ADAPTIVE = _row(
+        "adaptive verification with any drafter that model runner V2 runs",
+        "0.30.0",
+        "vllm/config/speculative.py: 0.28 and 0.29 refuse methods other than dspark, 0.30 no longer does",
+        limits="model runner V2; no LoRA, pipeline parallelism or eager execution; not with use_local_argmax_reduction; "
+        "the option's own description still names dspark alone",
+    )
+    PIPELINE_PARALLEL = _row(
+        "EAGLE 3 under pipeline parallelism",
+        "0.30.0",
+        "pull request 50514",
+        limits="targets that opt in: Llama, Qwen2 and dense Qwen3, Sarvam, MiniMax-M3, DeepSeek-V4, Kimi-K3; not DeepSeek-V2/V3",
+    )
+    HOT_DRAFTER_WEIGHTS = _row(
+        "replacing the drafter's weights in a running engine (/start_draft_weight_update)",
+        "0.26.0",
+        "vllm/entrypoints/serve",
+        limits="needs VLLM_SERVER_DEV_MODE=1 and a weight-transfer engine; same architecture and K",
+    )
+    PER_REQUEST_METRICS = _row(
+        "acceptance in each response (--per-request-spec-decode-metrics)", "0.29.0", "vllm/config/observability.py"
+    )
+    CUSTOM_BUCKETS = _row("histogram buckets of one's own (--custom-histogram-buckets)", "0.32.0", "vllm/v1/metrics/loggers.py")
+    SYNTHETIC_ACCEPTANCE = _row(
+        "made-up acceptance by position, for tests (synthetic_acceptance_rates)",
+        "0.20.0",
+        "pull request 40662",
+        limits="fails on the first request on a CPU",
+    )
+    BLOCK_VERIFICATION = _row(
+        "block verification, lossless (rejection_sample_method block)", "0.25.0", "vllm/config/speculative.py"
+    )
+    FLY = _row("FLy's lossy verification (rejection_sample_method fly)", "0.33.0", "vllm/config/speculative.py")
+    DFLASH = _row("DFlash drafters", "0.20.0", "vllm/config/speculative.py")
+    DSPARK = _row("DSpark drafters", "0.25.0", "vllm/config/speculative.py")
+    P_EAGLE = _row("P-EAGLE drafters (parallel_drafting)", "0.16.0", "vllm/config/speculative.py", limits="model runner V1")
+    DRAFT_MOE_BACKEND = _row("a MoE backend of the drafter's own", "0.19.0", "vllm/config/speculative.py")
+    DRAFT_ATTENTION_BACKEND = _row("an attention backend of the drafter's own", "0.21.0", "vllm/config/speculative.py")
+    DRAFT_KV_CACHE_DTYPE = _row("a KV cache type of the drafter's own", "0.26.0", "vllm/config/speculative.py")
+    DRAFT_CONTEXT_RAISED = _row(
+        "a drafter's shorter context raised to the target's, where its RoPE type allows",
+        "0.27.0",
+        "pull request 49343",
+        limits="older releases fail or answer nonsense past the drafter's max_position_embeddings; "
+        "with yarn and long-context RoPE types the engine's context is cut instead",
+    )
+    LOOKAHEAD_HASHES = _row(
+        "prefix caching without losing the last block under EAGLE",
+        "0.33.0",
+        "pull request 50897",
+        limits="not with a KV transfer config",
+    )
+    V2_RUNNER_DENSE = _row("model runner V2 by default for models without experts", "0.25.0", "vllm/config/vllm.py")
+    V2_RUNNER_ALL = _row("model runner V2 by default for all models", "0.29.0", "pull request 53183")
+    MEDUSA = _row(
+        "Medusa and MLP speculators",
+        "0.15.1",
+        "vllm/config/speculative.py",
+        until="0.33.0",
+        limits="releases before 0.15.1 were not looked at",
+    )
+
+    @property
+    def what(self) -> str:
+        return self.value.what
+
+    @property
+    def since(self) -> Version:
+        return self.value.since
+
+    @property
+    def until(self) -> Version | None:
+        return self.value.until
+
+    @property
+    def limits(self) -> str:
+        return self.value.limits
+
+    @property
+    def source(self) -> str:
+        return self.value.source
+
+
+def supports(version: Version, feature: Feature) -> bool:
+    """Whether the version has the feature. A version newer than the newest known is taken for the newest known.
+
+    A pre-release counts as lacking both what its release brings and what its release removes.
+    """
+    if feature.until is not None and version.release >= feature.until.release:
+        return False
+    return version >= feature.since
+
+
+def missing(version: Version, feature: Feature) -> str:
+    """The sentence for a version that does not support the feature: what is missing, and which version has it."""
+    if feature.until is not None and version.release >= feature.until.release:
+        return f"vLLM {version} no longer has {feature.what}: the last releases with it came before {feature.until}."
+    limits = f" ({feature.limits})" if feature.limits else ""
+    return f"vLLM {version} has no {feature.what}: use vLLM {feature.since} or newer{limits}."
+
+
+def from_image(image: str) -> Version | NoVersion:
+    """The vLLM version that an image's tag names, or a sentence that says to set `spec.engine.version`.
+
+    Reads registries with ports, digests and vendor suffixes. A tag counts as a version only when it has three numbers and its
+    first is not beyond vLLM's own: `latest`, `nightly`, a vendor's calendar (`25.10-py3`, `25.10.1`) and other products' releases
+    do not. ROCm's form `rocm7.0.0_vllm_0.11.2_20251210` does.
+    """
+    name, at, _ = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # the last colon belongs to the registry's port
+        repository, tag = name, ""
+    ask = f"set spec.engine.version to the vLLM version inside, like {NEWEST_KNOWN}."
+    if not repository:
+        return NoVersion(f"spec.engine.image is '{image}', which names no image: write it like vllm/vllm-openai:v{NEWEST_KNOWN}.")
+    if not tag:
+        lacks = "only a digest" if at else "no tag"
+        return NoVersion(f"spec.engine.image '{image}' has {lacks}, which does not tell its vLLM version: {ask}")
+    inside = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
+    try:
+        version = Version.parse(inside[1] if inside else tag)
+    except VersionError:
+        return NoVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is no vLLM version: {ask}")
+    if re.match(r"v?\d+\.\d+\.\d+", inside[1] if inside else tag.lower()) is None:
+        return NoVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a full vLLM version: {ask}")
+    if version.release[0] > NEWEST_KNOWN.release[0]:
+        return NoVersion(
+            f"spec.engine.image '{image}' has the tag '{tag}', which reads as a version of something else than vLLM "
+            f"(the newest known is {NEWEST_KNOWN}): {ask}"
+        )
+    return version
+
+
+def resolve(image: str, declared: str | None = None) -> EngineVersion | NoVersion:
+    """The engine's version from `spec.engine.version`, else from the image's tag, with the warnings that belong to it."""
+    from_tag = from_image(image)
+    if declared is None:
+        if isinstance(from_tag, NoVersion):
+            return from_tag
+        return EngineVersion(from_tag, _warnings(from_tag))
+    try:
+        version = Version.parse(declared)
+    except VersionError:
+        return NoVersion(
+            f"spec.engine.version is '{declared}', which is no vLLM version: write it like {NEWEST_KNOWN}, or omit it where the "
+            "image's tag is the version."
+        )
+    warnings = _warnings(version)
+    if isinstance(from_tag, Version) and from_tag.release != version.release:
+        disagree = (
+            f"spec.engine.version is {version} but the tag of spec.engine.image '{image}' says {from_tag}: Aerie goes by "
+            "spec.engine.version; omit it if the tag is right."
+        )
+        warnings += (disagree,)
+    return EngineVersion(version, warnings)
+
+
+def _warnings(version: Version) -> tuple[str, ...]:
+    if version.release[:2] > NEWEST_KNOWN.release[:2]:
+        newer = (
+            f"vLLM {version} is newer than any that this release of Aerie knows: it is taken for {NEWEST_KNOWN}. "
+            "Upgrade Aerie, or watch the first rollout."
+        )
+        return (newer,)
+    return ()

@@ -1,0 +1,63 @@
+"""Merging the user's podTemplate into a pod, as a strategic merge patch would be.
+
+Maps are merged key by key, null removes a key, and lists that Kubernetes keeps by a key are merged entry by entry; all other
+lists are replaced. An entry `{"$patch": "delete", KEY: ...}` removes the entry of that key, `{"$patch": "replace"}` among the
+entries replaces the whole list. Source of the keys: `patchMergeKey` of PodSpec and Container in Kubernetes' API reference.
+
+Guarantee: neither argument is changed. Not guaranteed: that the result is a valid pod; the API server says that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+}
+"""List fields of a pod's spec that are merged by a key."""
+
+_DIRECTIVE = "$patch"
+
+
+def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`patch` over `base`."""
+    if patch.get(_DIRECTIVE) == "replace":
+        return {key: value for key, value in patch.items() if key != _DIRECTIVE}
+    result = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = result.get(key)
+            result[key] = merged(below if isinstance(below, Mapping) else {}, value)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and key in KEYS:
+            result[key] = _merged_list(result.get(key) or [], value, KEYS[key])
+        else:
+            result[key] = value
+    return result
+
+
+def _merged_list(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
+    entries = [entry for entry in patch if entry != {_DIRECTIVE: "replace"}]
+    found = {} if len(entries) < len(patch) else {entry[key]: entry for entry in base if key in entry}
+    keyless = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or key not in entry:
+            keyless.append(entry)  # for the API server to refuse, with its own words
+        elif entry.get(_DIRECTIVE) == "delete":
+            found.pop(entry[key], None)
+        else:
+            found[entry[key]] = merged(found.get(entry[key], {}), entry)
+    return [*found.values(), *keyless]

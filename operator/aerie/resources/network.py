@@ -1,0 +1,60 @@
+"""Services and the HTTPRoute: how requests find the pods of each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.resources import names
+
+GATEWAY_API = "gateway.networking.k8s.io/v1"
+
+
+def service(name: str, resource_name: str, selector: Mapping[str, str]) -> dict[str, Any]:
+    """A Service on port 80 and, for those who address the engine as in its pod, on the engine's own port."""
+    ports = [
+        {"name": "http", "port": 80, "targetPort": names.PORT_NAME},
+        {"name": "engine", "port": names.PORT, "targetPort": names.PORT_NAME},
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": names.common(resource_name)},
+        "spec": {"type": "ClusterIP", "selector": dict(selector), "ports": ports},
+    }
+
+
+def main_service(resource: SpeculativeDeployment) -> dict[str, Any]:
+    """The Service that bears the resource's name: all pods that serve, of all arms."""
+    name = resource.metadata.name
+    return service(name, name, {names.NAME: name})
+
+
+def arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:
+    """The Service of one arm (stable, canary or control), which the route gives a weight."""
+    name = resource.metadata.name
+    return service(f"{name}-{arm}", name, names.group(name, revision, control=arm == "control"))
+
+
+def route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[str, Any]:
+    """The HTTPRoute of mode Gateway, with a weight for each arm in `weights`. Raises ValueError in mode Service.
+
+    The request's time limit is switched off: a long answer may stream for minutes, and gateways that have a limit of
+    their own (Contour: 15 s) would cut it.
+    """
+    gateway = resource.spec.rollout.traffic.gateway
+    if gateway is None:
+        raise ValueError(f"{resource.metadata.name} has no gateway: a route belongs to rollout.traffic.mode Gateway.")
+    name = resource.metadata.name
+    backends = [{"name": f"{name}-{arm}", "port": 80, "weight": weight} for arm, weight in weights.items()]
+    parents = [parent.to_dict() for parent in gateway.parent_refs]
+    spec: dict[str, Any] = {"parentRefs": parents, "rules": [{"backendRefs": backends, "timeouts": {"request": "0s"}}]}
+    if gateway.hostnames:
+        spec["hostnames"] = list(gateway.hostnames)
+    return {
+        "apiVersion": GATEWAY_API,
+        "kind": "HTTPRoute",
+        "metadata": {"name": name, "labels": names.common(name)},
+        "spec": spec,
+    }

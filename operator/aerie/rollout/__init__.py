@@ -1,0 +1,12 @@
+"""How a change of a resource reaches its fleet: pure functions from what was observed to what is to be done.
+
+    observed     what the edge gathered about one resource
+    plan         what is to be done about it: objects to apply and delete, status, events, when to come back
+    decide       the step from one to the other
+    verdict      what the preflight Job says
+    conditions   the four conditions, and when they change
+    pods         why a pod does not serve, in the words of the cluster
+
+Guarantee: nothing here reads a clock, the network or a random source; all that has to survive a crash is in the status.
+A changed resource is rolled out by plain surge: new pods first, and the old ones go when the new ones serve.
+"""

@@ -1,0 +1,74 @@
+"""The conditions of the status: what they say, since when, and what a change of them is worth telling.
+
+A condition's time is that of its last change of status, so that it stays while only the sentence changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from aerie.api.status import Condition, Status
+from aerie.rollout.plan import Event
+
+Truth = Literal["True", "False", "Unknown"]
+_LONGEST = 2000
+
+READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
+_GOOD = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False"}
+"""The status that is no reason to worry."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one condition is to say."""
+
+    type: str
+    status: Truth
+    reason: str
+    message: str
+
+
+def conditions(findings: Sequence[Finding], before: Status | None, generation: int | None, now: datetime) -> list[Condition]:
+    """The findings as conditions, in their order, with the times of those in `before` that still hold."""
+    old = {condition.type: condition for condition in (before.conditions if before else [])}
+    made = []
+    for finding in findings:
+        last = old.get(finding.type)
+        since = last.last_transition_time if last is not None and last.status == finding.status else now
+        made.append(
+            Condition(
+                type=finding.type,
+                status=finding.status,
+                reason=finding.reason,
+                message=shortened(finding.message),
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+    return made
+
+
+def shortened(text: str) -> str:
+    """The text, cut where it is longer than anybody would read."""
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def events(before: Status | None, after: Status) -> Iterator[Event]:
+    """One event for each condition whose status or reason has changed; none for a status that is repeated."""
+    old = {condition.type: condition for condition in (before.conditions if before else [])}
+    for condition in after.conditions:
+        last = old.get(condition.type)
+        if last is not None and (last.status, last.reason) == (condition.status, condition.reason):
+            continue
+        good = condition.status == _GOOD[condition.type] or condition.status == "Unknown"
+        normal = good or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED)
+        if last is None and normal:
+            continue  # the usual beginning is no news
+        yield Event("Normal" if normal else "Warning", condition.reason, condition.message)
+
+
+_EXPECTED = frozenset({"Complete", "Starting", "Preflight", "Paused", "ScaledToZero"})
+"""Reasons for a condition that is not good and needs nobody."""

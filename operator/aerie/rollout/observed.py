@@ -1,0 +1,55 @@
+"""What the edge gathered about one resource, as the core wants it. Objects are the API server's own dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.resources import names
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One resource and what belongs to it, read one after the other: parts may be a moment older than others."""
+
+    resource: SpeculativeDeployment
+    children: tuple[Object, ...] = ()
+    """Objects with the resource's label, of all kinds that Aerie makes."""
+    namesakes: tuple[Object, ...] = ()
+    """Objects without the label that bear a name which Aerie wants for a child."""
+    pods: tuple[Object, ...] = ()
+    """The engines' pods."""
+    preflight_pods: tuple[Object, ...] = ()
+    last_lines: Mapping[str, str] = field(default_factory=dict)
+    """Last lines that a crashed engine wrote, by name of the pod."""
+
+    def child(self, kind: str, name: str) -> Object | None:
+        """The child of that kind and name."""
+        return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
+
+    def of(self, kind: str) -> Iterator[Object]:
+        """The children of that kind."""
+        return (one for one in self.children if one["kind"] == kind)
+
+    def group(self, revision: str, *, control: bool = False) -> tuple[Object, ...]:
+        """The pods of one Deployment that are not on their way out."""
+        wanted = names.group(self.resource.metadata.name, revision, control=control)
+        return tuple(
+            pod for pod in self.pods if wanted.items() <= labels(pod).items() and not pod["metadata"].get("deletionTimestamp")
+        )
+
+
+def labels(item: Object) -> Mapping[str, str]:
+    """The object's labels."""
+    found: Mapping[str, str] = item["metadata"].get("labels") or {}
+    return found
+
+
+def owned(item: Object, uid: str | None) -> bool:
+    """Whether the object is controlled by the owner with this uid."""
+    references = item["metadata"].get("ownerReferences") or []
+    return any(reference.get("controller") and reference.get("uid") == uid for reference in references)

@@ -1,0 +1,55 @@
+"""Writes what is generated: from the models of the resource its CustomResourceDefinition and its page of the docs, and into the
+chart a copy of the definition and the descriptions of its values.
+
+python -m scripts.generate            write the files
+python -m scripts.generate --check    say which of them differ, and end with status 1
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from aerie.api.crd import custom_resource_definition
+from scripts import chart
+from scripts.reference import page
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "charts" / "aerie"
+FROM_VALUES = ("README.md", "values.schema.json")
+HEADER = "# Generated from operator/aerie/api by `make crds`. Change the models, not this file.\n"
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Each generated file with its content."""
+    definition = custom_resource_definition()
+    name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
+    text = HEADER + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
+    yield ROOT / "crds" / name, text
+    yield ROOT / "docs" / "reference.md", page()
+    for inside, content in chart.files(CHART, text):
+        yield ROOT / "charts" / "aerie" / inside, content
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        stale = [(path, text) for path, text in files() if not path.exists() or path.read_text() != text]
+    except chart.ChartError as error:
+        print(f"charts/aerie: {error}", file=sys.stderr)
+        return 1
+    for path, text in stale:
+        if arguments == ["--check"]:
+            source = "charts/aerie/values.yaml says" if path.name in FROM_VALUES else "the models in operator/aerie/api say"
+            print(f"{path.relative_to(ROOT)} is not what {source}: run `make crds`.", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if stale and arguments == ["--check"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

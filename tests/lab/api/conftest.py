@@ -1,0 +1,98 @@
+"""The resource on the lab's API server: its definition from crds/, and ways to offer it an object."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aerie_lab.cluster import Lab
+from aerie_lab.errors import KubeError
+from aerie_lab.testing import until
+
+CRD = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
+WHERE = "/apis/aerie.dev/v1alpha1/namespaces/default/speculativedeployments"
+
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+LEAST: dict[str, Any] = {
+    "apiVersion": "aerie.dev/v1alpha1",
+    "kind": "SpeculativeDeployment",
+    "metadata": {"name": "chat"},
+    "spec": {
+        "model": {"source": {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}},
+        "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+    },
+}
+
+Changes = Mapping[str, Any]
+Offer = Callable[..., dict[str, Any]]
+
+
+def changed(changes: Changes) -> dict[str, Any]:
+    """The least object with some fields of its spec set, by dotted path; None removes one."""
+    document = copy.deepcopy(LEAST)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        node = document["spec"]
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        if value is None:
+            del node[last]
+        else:
+            node[last] = value
+    return document
+
+
+@pytest.fixture(scope="module")
+def crd(lab: Lab) -> Iterator[dict[str, Any]]:
+    """The definition, established; taken away again, so that the lab is as it was."""
+    document: dict[str, Any] = yaml.safe_load(CRD.read_text())
+    lab.apply(document)
+    name = document["metadata"]["name"]
+    until(lambda: "True" in lab.kubectl("get", "crd", name, "-o", _established()), "the definition is established")
+    until(lambda: _served(lab), "the resource is served")
+    yield document
+    lab.kubectl("delete", "crd", name)
+
+
+def _established() -> str:
+    return 'jsonpath={.status.conditions[?(@.type=="Established")].status}'
+
+
+def _served(lab: Lab) -> bool:
+    with contextlib.suppress(KubeError):
+        return bool(_request(lab, "GET", WHERE)["kind"])
+    return False
+
+
+def _request(lab: Lab, method: str, where: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+    async def run() -> Any:
+        async with lab.client() as client:
+            return await client.request(method, where, body=body, query=query)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def least() -> dict[str, Any]:
+    """The least object that can be applied."""
+    return copy.deepcopy(LEAST)
+
+
+@pytest.fixture
+def offer(lab: Lab, crd: dict[str, Any]) -> Offer:  # noqa: ARG001 - the definition has to be there
+    """Offers the least object with changes to the API server, which keeps nothing; what it would keep. Raises KubeError."""
+
+    def offer(changes: Changes, name: str = "chat") -> dict[str, Any]:
+        document = changed(changes)
+        document["metadata"]["name"] = name
+        found: dict[str, Any] = _request(lab, "POST", WHERE, document, {"dryRun": "All"})
+        return found
+
+    return offer

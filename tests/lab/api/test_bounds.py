@@ -1,0 +1,121 @@
+"""Bounds of single values on the API server: durations, which it and Python have to read alike, numbers, what is required."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from aerie.api import duration
+from aerie_lab.errors import KubeError
+
+Changes = Mapping[str, Any]
+Offer = Callable[..., dict[str, Any]]
+
+NO_DURATION = "no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
+# Each duration with its bounds, one value beyond each, and one that all rules take.
+DURATIONS = [
+    ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
+    ("speculation.tuning.slo.timeToFirstToken", "1ms", "1h", "61m", "1h"),
+    ("rollout.canary.rampHold", "0s", "24h", "24h1ms", "24h"),
+    ("rollout.analysis.block", "5s", "1h", "61m", "30s"),
+    ("rollout.analysis.warmup", "0s", "24h", "25h", "0s"),
+    ("rollout.analysis.soak", "0s", "168h", "169h", "0s"),
+    ("rollout.analysis.deadline", "1m", "336h", "337h", "336h"),
+    ("rollout.progressDeadline", "1m", "24h", "59s", "1m"),
+    ("metrics.interval", "1s", "5m", "999ms", "1s"),
+]
+
+
+def refusal(offer: Offer, changes: Changes) -> str:
+    with pytest.raises(KubeError) as caught:
+        offer(changes)
+    assert caught.value.status == 422, caught.value
+    return caught.value.message
+
+
+@pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "taken"), DURATIONS)
+def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
+    message = refusal(offer, {path: "5 minutes"})
+    assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NO_DURATION}'), message
+    assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in refusal(
+        offer, {path: beyond}
+    )
+    offer({path: taken})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "taken"),
+    [
+        (
+            {"speculation.tokens": 16},
+            "spec.speculation.tokens in body should be less than or equal to 15",
+            {"speculation": {"tokens": 15, "tuning": {"maxTokens": 15}}},
+        ),
+        (
+            {"speculation.tuning.maxTokens": 16},
+            "spec.speculation.tuning.maxTokens in body should be less than or equal to 15",
+            {"speculation.tuning.maxTokens": 15},
+        ),
+        ({"speculation.tuning.mode": "On"}, 'supported values: "Auto", "Recommend", "Off"', {"speculation.tuning.mode": "Off"}),
+        (
+            {"rollout.canary.ramp": [0, 50]},
+            "spec.rollout.canary.ramp[0] in body should be greater than or equal to 1",
+            {"rollout.canary.ramp": [1, 99]},
+        ),
+        (
+            {"rollout.canary.ramp": [50, 100]},
+            "spec.rollout.canary.ramp[1] in body should be less than or equal to 99",
+            {"rollout.canary.ramp": [50, 99]},
+        ),
+        (
+            {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": []}}},
+            "spec.rollout.traffic.gateway.parentRefs in body should have at least 1 items",
+            {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}},
+        ),
+        ({"engine.image": None}, "spec.engine.image: Required value", {}),
+        ({"model.source.huggingFace.revision": None}, "spec.model.source.huggingFace.revision: Required value", {}),
+        (
+            {"engine.resources": {"limits": {"nvidia.com/gpu": "one"}}},
+            "spec.engine.resources.limits.nvidia.com/gpu in body should match",
+            {"engine.resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi", "cpu": "500m"}}},
+        ),
+    ],
+    ids=lambda value: next(iter(value), "least") if isinstance(value, Mapping) else "",
+)
+def test_a_bound(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
+    assert says in refusal(offer, changes)
+    offer(taken)
+
+
+def test_a_name_that_is_too_long(offer: Offer) -> None:
+    offer({}, "a" * 40)
+    with pytest.raises(KubeError, match=r"metadata\.name: Too long: may not be more than 40 bytes"):
+        offer({}, "a" * 41)
+
+
+def test_every_duration_is_here(crd: dict[str, Any]) -> None:
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert set(_durations(spec)) == {path for path, *_ in DURATIONS}
+
+
+def _durations(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    if any(rule["message"] == NO_DURATION for rule in node.get("x-kubernetes-validations", [])):
+        yield path.removeprefix(".")
+    for name, child in node.get("properties", {}).items():
+        yield from _durations(child, f"{path}.{name}")
+
+
+WELL_FORMED = ["0s", "00005m", "1h1m1s1ms", "1ms1s", "1h1h", "99999ms"]
+MALFORMED = ["", "5", "1.5h", "-5m", "+5m", "5 m", "5m\n", "1d", "1us", "\uff15m", "100000ms", "1s1s1s1s1s", "5M", "PT5M"]
+
+
+@pytest.mark.parametrize("text", WELL_FORMED + MALFORMED)
+def test_the_server_and_python_agree_on_what_a_duration_is(offer: Offer, text: str) -> None:
+    try:
+        duration.parse(text)
+    except ValueError:
+        assert NO_DURATION in refusal(offer, {"rollout.canary.rampHold": text})
+    else:
+        assert offer({"rollout.canary.rampHold": text})["spec"]["rollout"]["canary"]["rampHold"] == text

@@ -1,0 +1,151 @@
+"""The resource as an object of the API server: defaults, pruning, apply, scale, status, and what kubectl shows of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Arm, CanaryArm, Condition, Setting, Status
+from aerie_lab.errors import LabError
+from aerie_lab.testing import Namespace
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
+Offer = Callable[..., dict[str, Any]]
+
+pytestmark = pytest.mark.usefixtures("crd")
+
+
+@pytest.fixture
+def chat(namespace: Namespace, least: dict[str, Any]) -> dict[str, Any]:
+    """The least object, in the namespace of the test."""
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    return namespace.get("specdep", "chat")
+
+
+def test_the_server_stores_the_defaults_of_the_models(chat: dict[str, Any], least: dict[str, Any]) -> None:
+    spec = chat["spec"]
+    read = SpeculativeDeployment.from_dict(least).to_dict()["spec"]
+    for name in ("replicas", "speculation", "rollout", "metrics"):
+        assert spec[name] == read[name]
+    assert spec["engine"] == {"image": "vllm/vllm-openai:v0.33.0"}
+    assert "drafter" not in spec
+
+
+def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> None:
+    rollout = offer({"rollout": {"analysis": {"block": "1m"}}})["spec"]["rollout"]
+    assert rollout["analysis"]["block"] == "1m"
+    assert rollout["analysis"]["deadline"] == "4h"
+    assert rollout["canary"]["ramp"] == [25, 50]
+    assert rollout["progressDeadline"] == "30m"
+
+
+def test_what_is_stored_reads_back(chat: dict[str, Any]) -> None:
+    read = SpeculativeDeployment.from_dict(chat, unknown="refuse")
+    assert read.metadata.uid == chat["metadata"]["uid"]
+    assert read.metadata.generation == 1
+    assert read.served_name == "chat"
+
+
+@pytest.mark.parametrize("how", [[], ["--server-side"]], ids=["client-side", "server-side"])
+def test_applying_twice_changes_nothing(namespace: Namespace, how: list[str]) -> None:
+    text = EXAMPLES[0].read_text()
+    namespace.kubectl("apply", *how, "-f", "-", stdin=text)
+    before = namespace.get("specdep", "chat")
+    namespace.kubectl("apply", *how, "-f", "-", stdin=text)
+    assert namespace.get("specdep", "chat") == before
+    assert before["metadata"]["generation"] == 1
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_taken(namespace: Namespace, example: Path) -> None:
+    namespace.kubectl("apply", "--validate=strict", "-f", "-", stdin=example.read_text())
+    SpeculativeDeployment.from_dict(namespace.get("specdep", "chat"))
+
+
+def test_a_misspelt_field_is_refused_by_kubectl_and_pruned_by_the_server(
+    namespace: Namespace, least: dict[str, Any], offer: Offer
+) -> None:
+    least["spec"]["rolout"] = {"paused": True}
+    with pytest.raises(LabError, match=r'unknown field "spec\.rolout"'):
+        namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    assert "rolout" not in offer({"rolout": {"paused": True}})["spec"]
+
+
+def test_a_pod_template_is_kept_as_it_is(offer: Offer) -> None:
+    spec = {
+        "nodeSelector": {"pool": "a"},
+        "containers": [{"name": "engine", "securityContext": {"privileged": False}, "ports": [{"containerPort": 1}]}],
+        "overhead": {"cpu": 1},
+    }
+    assert offer({"engine.podTemplate": {"spec": spec}})["spec"]["engine"]["podTemplate"]["spec"] == spec
+
+
+def test_scale(namespace: Namespace, chat: dict[str, Any]) -> None:
+    assert chat["spec"]["replicas"] == 1
+    namespace.kubectl("scale", "specdep", "chat", "--replicas=3")
+    assert namespace.get("specdep", "chat")["spec"]["replicas"] == 3
+    status = {"status": {"replicas": 3, "selector": "aerie.dev/name=chat"}}
+    namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    scale = json.loads(namespace.kubectl("get", "specdep", "chat", "--subresource=scale", "-o", "json"))
+    assert scale["spec"] == {"replicas": 3}
+    assert scale["status"] == {"replicas": 3, "selector": "aerie.dev/name=chat"}
+
+
+def test_scaling_below_what_reuse_takes_is_refused_and_to_nought_is_not(namespace: Namespace, least: dict[str, Any]) -> None:
+    least["spec"] |= {"replicas": 3, "rollout": {"canary": {"capacity": "Reuse"}}}
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    with pytest.raises(LabError, match="raise replicas to 3 or more"):
+        namespace.kubectl("scale", "specdep", "chat", "--replicas=2")
+    namespace.kubectl("scale", "specdep", "chat", "--replicas=0")
+
+
+def a_status() -> Status:
+    now = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
+    setting = Setting(mode="Static", tokens=3)
+    stable = Arm(revision="abc", drafter="org/eagle3 (EAGLE 3)", setting=setting, acceptance_length=2.41, ready_replicas=3)
+    return Status(
+        observed_generation=1,
+        phase="Analyzing",
+        conditions=[
+            Condition(type="Ready", status="True", reason="Serving", message="All pods serve.", last_transition_time=now)
+        ],
+        replicas=4,
+        ready_replicas=4,
+        selector="aerie.dev/name=chat",
+        stable=stable,
+        canary=CanaryArm(revision="def", change="org/eagle3.1", started_at=now, setting=setting, acceptance_length=2.63),
+    )
+
+
+def test_a_status_is_stored_and_read_back_whole(namespace: Namespace, chat: dict[str, Any]) -> None:
+    status = a_status()
+    patch = json.dumps({"status": status.to_dict(), "spec": {"replicas": 9}})
+    namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
+    found = namespace.get("specdep", "chat")
+    assert SpeculativeDeployment.from_dict(found).status == status
+    assert found["spec"] == chat["spec"]
+    assert found["metadata"]["generation"] == 1
+
+
+def test_the_printed_columns(namespace: Namespace, chat: dict[str, Any]) -> None:
+    assert "status" not in chat
+    patch = json.dumps({"status": a_status().to_dict()})
+    namespace.kubectl("patch", "specdep", "chat", "--subresource=status", "--type=merge", "-p", patch)
+    head, row = namespace.kubectl("get", "specdep").splitlines()
+    assert head.split() == ["NAME", "PHASE", "DRAFTER", "K", "AL", "CANARY", "CANARY-AL", "READY", "AGE"]
+    assert row.split()[:-1] == ["chat", "Analyzing", "org/eagle3", "(EAGLE", "3)", "3", "2.41", "org/eagle3.1", "2.63", "4"]
+    assert "chat" in namespace.kubectl("get", "all", "-o", "name")
+
+
+def test_explain_tells_what_a_field_is_for_with_default_and_bounds(namespace: Namespace) -> None:
+    text = " ".join(namespace.kubectl("explain", "specdep.spec.rollout.analysis").split())
+    assert "How a canary is judged. Time is cut into blocks" in text
+    assert "enum: NonInferior, Superior What the canary has to show." in text
+    assert "Default: 2m. From 5s to 1h." in text
+    assert "Default: 0.02. From 0.001 to 0.2." in text

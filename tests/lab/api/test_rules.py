@@ -1,0 +1,412 @@
+"""What the API server refuses at apply: for every rule an object, the sentence that it gets, and the nearest that is taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from aerie_lab.errors import KubeError, LabError
+from aerie_lab.testing import Namespace
+
+Changes = Mapping[str, Any]
+Offer = Callable[..., dict[str, Any]]
+
+FILES = "can come to mean other files, and pods of one revision would then serve different weights"
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+IN_POD = "and clients use the Service that bears the name of the resource"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An object that is refused and one that is not."""
+
+    name: str
+    refused: Changes
+    field: str
+    says: str
+    taken: Changes
+
+
+def claim(path: str) -> Changes:
+    return {"model.source": {"volumeClaim": {"claimName": "models", "path": path}}}
+
+
+def image(reference: str = f"registry.example/llama@{DIGEST}", path: str = "/") -> Changes:
+    return {"model.source": {"image": {"reference": reference, "path": path}}}
+
+
+def variable(**fields: Any) -> Changes:
+    return {"engine.env": [{"name": "A", **fields}]}
+
+
+def gateway(**fields: Any) -> Changes:
+    return {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}], **fields}}}
+
+
+REUSE = {"rollout.canary.capacity": "Reuse"}
+
+CASES = [
+    # -- sources
+    Case(
+        "two sources",
+        {"model.source.image": {"reference": f"registry.example/llama@{DIGEST}"}},
+        "spec.model.source",
+        "write exactly one of huggingFace, volumeClaim and image, not 2 of them",
+        {},
+    ),
+    Case(
+        "no source",
+        {"drafter": {"source": {}}},
+        "spec.drafter.source",
+        "write exactly one of huggingFace, volumeClaim and image, not 0 of them",
+        {"drafter": {"source": {"volumeClaim": {"claimName": "models"}}}},
+    ),
+    Case(
+        "branch as revision",
+        {"model.source.huggingFace.revision": "main"},
+        "spec.model.source.huggingFace.revision",
+        "write the full commit of the repository (40 characters of 0-9 and a-f; its page on the Hub lists them under Files, "
+        f"History): a branch, a tag or a short commit {FILES}",
+        {"model.source.huggingFace.revision": COMMIT},
+    ),
+    Case(
+        "claim path from the root",
+        claim("/llama"),
+        "spec.model.source.volumeClaim.path",
+        "write the folder relative to the root of the claim, without .., such as models/llama-3.1-8b",
+        claim("llama"),
+    ),
+    Case(
+        "claim path upwards",
+        claim("llama/../.."),
+        "spec.model.source.volumeClaim.path",
+        "write the folder relative to the root of the claim, without .., such as models/llama-3.1-8b",
+        claim("llama/..hidden"),
+    ),
+    Case(
+        "image source by tag",
+        image("registry.example/llama:1"),
+        "spec.model.source.image.reference",
+        f"write the image with its digest, as registry/name@sha256:<64 hexadecimal characters>: a tag {FILES}",
+        image(f"registry.example/llama:1@{DIGEST}"),
+    ),
+    Case(
+        "image path not from the root",
+        image(path="llama"),
+        "spec.model.source.image.path",
+        "write the folder as an absolute path inside the image, without .., such as / or /models/llama-3.1-8b",
+        image(path="/llama"),
+    ),
+    Case(
+        "served name with a space",
+        {"model.servedName": "llama 8b"},
+        "spec.model.servedName",
+        "write letters, digits and . _ : / - only, a letter or digit first: clients send it as `model`",
+        {"model.servedName": "meta-llama/Llama-3.1-8B"},
+    ),
+    # -- engine
+    Case(
+        "tag without version",
+        {"engine.image": "registry.example:5000/vllm:nightly"},
+        "spec.engine.version",
+        "engine.version is missing, and the tag of engine.image is no version: write the version of vLLM in the image, such as "
+        "0.33.0, because flags and metrics differ from version to version",
+        {"engine.image": "registry.example:5000/vllm:nightly", "engine.version": "0.34.0.dev12+gabc"},
+    ),
+    Case(
+        "version with v",
+        {"engine.version": "v0.33.0"},
+        "spec.engine.version",
+        "write the version of vLLM with three numbers and no v, such as 0.33.0",
+        {"engine.version": "0.33.0rc1"},
+    ),
+    Case(
+        "image with a space",
+        {"engine.image": "vllm/vllm-openai: v0.33.0", "engine.version": "0.33.0"},
+        "spec.engine.image",
+        "write an image reference, as registry/name:tag or registry/name:tag@sha256:<64 hexadecimal characters>",
+        {"engine.image": f"vllm/vllm-openai:v0.33.0-cu130@{DIGEST}"},
+    ),
+    Case(
+        "value before any flag",
+        {"engine.args": ["meta-llama/Llama-3.1-8B"]},
+        "spec.engine.args",
+        "the first argument is a value without a flag: write a flag first; the model belongs in spec.model.source",
+        {"engine.args": ["--max-model-len", "8192"]},
+    ),
+    Case(
+        "value and valueFrom",
+        variable(value="1", valueFrom={"fieldRef": {"fieldPath": "status.podIP"}}),
+        "spec.engine.env[0]",
+        "write either value or valueFrom, not both",
+        variable(valueFrom={"fieldRef": {"fieldPath": "status.podIP"}}),
+    ),
+    Case(
+        "two origins of a variable",
+        variable(valueFrom={"secretKeyRef": {"name": "a", "key": "b"}, "configMapKeyRef": {"name": "a", "key": "b"}}),
+        "spec.engine.env[0].valueFrom",
+        "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+        variable(valueFrom={"secretKeyRef": {"name": "a", "key": "b"}}),
+    ),
+    Case(
+        "two values for HF_TOKEN",
+        {"engine.tokenSecret": {"name": "hub"}, "engine.env": [{"name": "HF_TOKEN", "value": "hf_1"}]},
+        "spec.engine.env",
+        "tokenSecret sets the variable HF_TOKEN, which env sets too: leave one of them out",
+        {"engine.tokenSecret": {"name": "hub"}, "engine.env": [{"name": "HF_HUB_OFFLINE", "value": "1"}]},
+    ),
+    # -- speculation
+    Case(
+        "maxTokens below tokens",
+        {"speculation.tokens": 5, "speculation.tuning.maxTokens": 4},
+        "spec.speculation.tuning.maxTokens",
+        "tuning.maxTokens is 4, below tokens, which is 5: raise tuning.maxTokens or lower tokens",
+        {"speculation.tokens": 5, "speculation.tuning.maxTokens": 5},
+    ),
+    Case(
+        "maxTokens below tokens, only recommended",
+        {"speculation.tokens": 8, "speculation.tuning.mode": "Recommend"},
+        "spec.speculation.tuning.maxTokens",
+        "tuning.maxTokens is 7, below tokens, which is 8: raise tuning.maxTokens or lower tokens",
+        {"speculation.tokens": 8, "speculation.tuning.mode": "Off"},
+    ),
+    Case(
+        "empty objective",
+        {"speculation.tuning.slo": {"percentile": 95}},
+        "spec.speculation.tuning.slo",
+        "write timePerOutputToken, timeToFirstToken or both, or leave slo out",
+        {"speculation.tuning.slo": {"timeToFirstToken": "1s"}},
+    ),
+    # -- rollout
+    Case(
+        "Reuse leaves no stable pod",
+        {"replicas": 2, **REUSE},
+        "spec.replicas",
+        "capacity: Reuse takes 2 pods for canary and control out of replicas, which is 2, and has to leave one stable pod: raise "
+        "replicas to 3 or more, lower rollout.canary.replicas, or write capacity: Surge",
+        {"replicas": 3, **REUSE},
+    ),
+    Case(
+        "Reuse without control leaves no stable pod",
+        {"replicas": 2, **REUSE, "rollout.canary.control": "Stable", "rollout.canary.replicas": 2},
+        "spec.replicas",
+        "capacity: Reuse takes 2 pods for canary and control out of replicas, which is 2, and has to leave one stable pod: raise "
+        "replicas to 3 or more, lower rollout.canary.replicas, or write capacity: Surge",
+        {"replicas": 2, **REUSE, "rollout.canary.control": "Stable"},
+    ),
+    Case(
+        "ramp falls",
+        {"rollout.canary.ramp": [50, 25]},
+        "spec.rollout.canary.ramp",
+        "the shares [50, 25] do not rise: write each larger than the one before, such as [25, 50]; the last step to 100 needs no "
+        "entry",
+        {"rollout.canary.ramp": [25, 50, 75]},
+    ),
+    Case(
+        "ramp stands still",
+        {"rollout.canary.ramp": [25, 25]},
+        "spec.rollout.canary.ramp",
+        "the shares [25, 25] do not rise: write each larger than the one before, such as [25, 50]; the last step to 100 needs no "
+        "entry",
+        {"rollout.canary.ramp": []},
+    ),
+    Case(
+        "soak beyond the deadline",
+        {"rollout.analysis": {"soak": "3h56m"}},
+        "spec.rollout.analysis.soak",
+        "warmup (5m) and soak (3h56m) together are longer than deadline (4h), so no canary could ever be accepted: raise "
+        "deadline, or shorten soak or warmup",
+        {"rollout.analysis": {"soak": "3h55m"}},
+    ),
+    Case(
+        "blocks beyond the deadline",
+        {"rollout.analysis": {"block": "10m", "minBlocks": 24}},
+        "spec.rollout.analysis.minBlocks",
+        "warmup (5m) and 24 blocks of 10m together are longer than deadline (4h), so no canary could ever be judged: raise "
+        "deadline, or lower minBlocks, block or warmup",
+        {"rollout.analysis": {"block": "10m", "minBlocks": 23}},
+    ),
+    Case(
+        "margin in percent",
+        {"rollout.analysis.margin": 2},
+        "spec.rollout.analysis.margin",
+        "write the margin as a fraction from 0.001 to 0.2: 0.02 stands for 2 %; to accept only what is better, write goal: "
+        "Superior",
+        {"rollout.analysis.margin": 0.2},
+    ),
+    Case(
+        "margin nought",
+        {"rollout.analysis.margin": 0},
+        "spec.rollout.analysis.margin",
+        "write the margin as a fraction from 0.001 to 0.2: 0.02 stands for 2 %; to accept only what is better, write goal: "
+        "Superior",
+        {"rollout.analysis.goal": "Superior"},
+    ),
+    Case(
+        "Gateway mode without a Gateway",
+        {"rollout.traffic": {"mode": "Gateway"}},
+        "spec.rollout.traffic.gateway",
+        "mode Gateway needs to know the Gateway: write gateway.parentRefs, or mode: Service",
+        gateway(),
+    ),
+    Case(
+        "a Gateway in Service mode",
+        {"rollout.traffic": {"gateway": {"parentRefs": [{"name": "public"}]}}},
+        "spec.rollout.traffic.gateway",
+        "gateway is of no use in mode Service: write mode: Gateway, or leave gateway out",
+        {"rollout.traffic": {"mode": "Service"}},
+    ),
+    Case(
+        "host name with a scheme",
+        gateway(hostnames=["https://chat.example.com"]),
+        "spec.rollout.traffic.gateway.hostnames[0]",
+        "write a host name in lower case without scheme, port and path, such as chat.example.com",
+        gateway(hostnames=["chat.example.com", "*.example.com"]),
+    ),
+    Case(
+        "interval too long for a block",
+        {"metrics.interval": "61s"},
+        "spec.metrics.interval",
+        "metrics.interval is more than half of rollout.analysis.block, and a block is the difference of two readings at least: "
+        "shorten metrics.interval or lengthen rollout.analysis.block",
+        {"metrics.interval": "1m"},
+    ),
+]
+
+# Each flag as Aerie's own, in the ways that vLLM's parser reads, and the neighbour that stays with the user.
+FLAGS = [
+    ("--model", ["--model=x", "--model"], "--model-impl=vllm", "the model belongs in spec.model.source"),
+    (
+        "--revision",
+        ["--revision=main", "--rev"],
+        "--tokenizer-revision=main",
+        "the commit belongs in spec.model.source.huggingFace.revision",
+    ),
+    (
+        "--served-model-name",
+        ["--served-model-name=x", "--served_model_name", "--served"],
+        "--seed=1",
+        "the name belongs in spec.model.servedName",
+    ),
+    (
+        "--speculative-config",
+        ["--speculative-config={}", "--speculative_config", "--speculative-config.method=ngram", "--spec-method", "-sc"],
+        "--specialize-active-lora",
+        "the drafter belongs in spec.drafter, K in spec.speculation.tokens",
+    ),
+    ("--host", ["--host=0.0.0.0", "--host"], "--hf-overrides={}", f"engines listen on the address of their pod, {IN_POD}"),
+    ("--port", ["--port=80", "--port", "--por"], "--pooler-config={}", f"engines listen on a port that Aerie gives, {IN_POD}"),
+    ("--uds", ["--uds=/s", "--uds"], "--uvicorn-log-level=info", f"engines listen on the address of their pod, {IN_POD}"),
+    (
+        "--shutdown-timeout",
+        ["--shutdown-timeout=1", "--shutdown_timeout", "--shutdown"],
+        "--show-hidden-metrics-for-version=0.32",
+        "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds",
+    ),
+    (
+        "--hf-token",
+        ["--hf-token=hf_1", "--hf_tok"],
+        "--hf-config-path=x",
+        "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret",
+    ),
+    (
+        "--config",
+        ["--config=/etc/vllm.yaml", "--config"],
+        "--config-format=hf",
+        "Aerie does not see when a file in the pod changes, its flags belong in spec.engine.args one by one",
+    ),
+    (
+        "--disable-log-stats",
+        ["--disable-log-stats", "--disable_log_stats"],
+        "--disable-log-requests",
+        "without the engine's metrics no drafter can be judged",
+    ),
+    (
+        "--ssl-*",
+        ["--ssl-keyfile=k", "--ssl_certfile"],
+        "--safetensors-load-strategy=lazy",
+        "probes and metrics use plain HTTP, TLS belongs at the gateway",
+    ),
+]
+CASES += [
+    Case(
+        f"flag {argument}",
+        {"engine.args": ["--max-model-len=8192", argument]},
+        "spec.engine.args[1]",
+        f"leave {flag} out: {instead}",
+        {"engine.args": ["--max-model-len=8192", neighbour]},
+    )
+    for flag, arguments, neighbour, instead in FLAGS
+    for argument in arguments
+]
+
+
+def refusal(offer: Offer, changes: Changes) -> str:
+    with pytest.raises(KubeError) as caught:
+        offer(changes)
+    assert caught.value.status == 422, caught.value
+    return caught.value.message
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rule(offer: Offer, case: Case) -> None:
+    message = refusal(offer, case.refused)
+    assert f"{case.field}: " in message
+    assert message.endswith(f": {case.says}"), message  # one complaint and no other: several stand in brackets
+    offer(case.taken)
+
+
+NAME = "metadata.name becomes part of the names of Services and Jobs: write a-z, 0-9 and - only, a letter first and no - last"
+
+
+@pytest.mark.parametrize("name", ["llama.8b", "8b-llama"])
+def test_a_name_that_a_service_cannot_bear(offer: Offer, name: str) -> None:
+    with pytest.raises(KubeError) as caught:
+        offer({}, name)
+    assert caught.value.message.endswith(f": {NAME}")
+
+
+SERVED_NAME = (
+    "spec.model.servedName cannot change, because old and new pods serve side by side during a rollout, and each would refuse "
+    "requests for the other's name: write the old name, or create another SpeculativeDeployment"
+)
+
+
+def test_another_served_name(namespace: Namespace, least: dict[str, Any]) -> None:
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    least["spec"]["model"]["servedName"] = "llama"
+    with pytest.raises(LabError) as caught:
+        namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+    assert f"spec.model.servedName: Invalid value: {SERVED_NAME}" in str(caught.value)
+    least["spec"]["model"]["servedName"] = "chat"  # what it has been by default
+    namespace.kubectl("apply", "-f", "-", stdin=json.dumps(least))
+
+
+def test_every_rule_has_a_case(crd: dict[str, Any]) -> None:
+    root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    rules = [*root["x-kubernetes-validations"], *_rules(root["properties"]["spec"])]
+    said = {case.says for case in CASES} | {NAME, SERVED_NAME}
+    missing = {rule["message"] for rule in rules if not any(_says(rule, sentence) for sentence in said)}
+    assert {message for message in missing if "duration" not in message} == set()  # those are in test_bounds.py
+
+
+def _rules(node: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    yield from node.get("x-kubernetes-validations", [])
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield from _rules(node[key])
+    for child in node.get("properties", {}).values():
+        yield from _rules(child)
+
+
+def _says(rule: Mapping[str, str], sentence: str) -> bool:
+    if "messageExpression" not in rule:
+        return rule["message"] == sentence
+    text = rule["messageExpression"].split("'.format(")[0].removeprefix("'")
+    return re.fullmatch(re.sub("%[ds]", ".+", re.escape(text)), sentence) is not None

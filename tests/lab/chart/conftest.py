@@ -1,0 +1,104 @@
+"""Helm on the chart of this repository."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aerie_lab.binaries import binary
+from aerie_lab.cluster import Lab
+
+CHART = Path(__file__).resolve().parents[3] / "charts" / "aerie"
+CASES = Path(__file__).parent / "cases"
+DEFINITION = "speculativedeployments.aerie.dev"
+
+Render = Callable[..., str]
+Release = Callable[..., contextlib.AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="session")
+def chart() -> Path:
+    """The folder of the chart."""
+    return CHART
+
+
+@pytest.fixture(scope="session")
+def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs helm without a cluster."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [str(binary("helm")), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
+    """What `helm template` writes for a release aerie in aerie-system, with the values of a case and those that are given."""
+
+    def run(*arguments: object, case: str | None = None, chart: Path = CHART) -> str:
+        values = () if case is None else ("--values", CASES / f"{case}.yaml")
+        done = helm("template", "aerie", chart, "--namespace", "aerie-system", *values, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def objects(render: Render) -> Callable[..., list[dict[str, Any]]]:
+    """The same, read."""
+
+    def run(*arguments: object, case: str | None = None, chart: Path = CHART) -> list[dict[str, Any]]:
+        return [item for item in yaml.safe_load_all(render(*arguments, case=case, chart=chart)) if item]
+
+    return run
+
+
+def allowed(lab: Lab, user: str, verb: str, resource: str, namespace: str, name: str = "") -> bool:
+    """What the API server's authorizer says; `resource` is written group/resource/subresource, group '' for the core."""
+    group, plural, *below = resource.split("/")
+    attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": plural, "name": name}
+    if below:
+        attributes["subresource"] = below[0]
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+
+    async def ask() -> bool:
+        async with lab.client() as client:
+            spec = {"user": user, "resourceAttributes": attributes}
+            answer = await client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", {**review, "spec": spec})
+            return bool(answer["status"]["allowed"])
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture(scope="session")
+def may(lab: Lab) -> Callable[..., bool]:
+    """Whether a user may do something: user, verb, group/resource[/subresource], namespace, name."""
+    return functools.partial(allowed, lab)
+
+
+@pytest.fixture(scope="session")
+def release(lab: Lab) -> Release:
+    """Installs a chart as `aerie` in a namespace, by path and arguments; leaves the cluster as it was, whatever happens."""
+
+    @contextlib.contextmanager
+    def installed(namespace: str, chart: Path, *arguments: str) -> Iterator[None]:
+        where = ("--namespace", namespace, "--wait", "--timeout=90s")
+        try:
+            lab.helm("install", "aerie", str(chart), *where, *arguments)
+            yield
+        finally:
+            lab.helm("uninstall", "aerie", *where, "--ignore-not-found")
+            lab.kubectl("delete", "crd", DEFINITION, "--ignore-not-found")  # kept by default, and no namespace takes it along
+
+    return installed

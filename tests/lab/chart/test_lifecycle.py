@@ -1,0 +1,117 @@
+"""The chart over time and in parts of a cluster: what the server takes, upgrades, uninstalling, rights in some namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aerie_lab.cluster import Lab
+from aerie_lab.testing import Namespace
+from aerie_lab.testing.plugin import new_namespace
+
+Release = Callable[..., contextlib.AbstractContextManager[None]]
+
+CASES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.yaml"))
+DEFINITION = "speculativedeployments.aerie.dev"
+# A resource with which nothing is done.
+PAUSED = """
+apiVersion: aerie.dev/v1alpha1
+kind: SpeculativeDeployment
+metadata: {name: chat}
+spec:
+  model: {source: {huggingFace: {repo: a/b, revision: 0e9e39f249a16976918f6564b8830bc894c89659}}}
+  drafter: {source: {huggingFace: {repo: a/c, revision: 0e9e39f249a16976918f6564b8830bc894c89659}}}
+  engine: {image: "vllm/vllm-openai:v0.33.0"}
+  rollout: {paused: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def _places(lab: Lab) -> Iterator[None]:
+    """The namespaces that the cases name."""
+    names = ("aerie-system", "team-a", "team-b")
+    lab.apply(*({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in names))
+    yield
+    lab.kubectl("delete", "namespace", *names, "--wait=false")
+
+
+@pytest.mark.usefixtures("_places")
+@pytest.mark.parametrize("case", CASES)
+def test_the_server_takes_every_object_and_knows_every_field(
+    lab: Lab, objects: Callable[..., list[dict[str, Any]]], case: str
+) -> None:
+    # The definitions of the Prometheus operator are not in the lab.
+    items = [item for item in objects(case=case) if not item["apiVersion"].startswith("monitoring.coreos.com/")]
+    listed = {"apiVersion": "v1", "kind": "List", "items": items}
+    text = json.dumps(listed)
+    said = lab.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+    assert said.count("serverside-applied (server dry run)") == len(items)
+
+
+def test_resources_outlive_upgrades_and_uninstalling(
+    lab: Lab, namespace: Namespace, chart: Path, release: Release, tmp_path: Path
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(chart, older)
+    about = yaml.safe_load((older / "Chart.yaml").read_text())
+    (older / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "0.0.9"}))
+    where = ("--namespace", namespace.name, "--wait", "--timeout=90s")
+
+    def chart_of(kind: str, name: str) -> str:
+        found: str = namespace.get(kind, name)["metadata"]["labels"]["helm.sh/chart"]
+        return found
+
+    def uid(kind: str, name: str) -> str:
+        found: str = namespace.get(kind, name)["metadata"]["uid"]
+        return found
+
+    with release(namespace.name, older, "--set", "replicas=1"):
+        namespace.apply(PAUSED)
+        resource, deployment = uid("specdep", "chat"), uid("deployment", "aerie")
+        assert chart_of("crd", DEFINITION) == "aerie-0.0.9"
+
+        lab.helm("upgrade", "aerie", str(chart), *where, "--set", "replicas=2")
+        assert (uid("specdep", "chat"), uid("deployment", "aerie")) == (resource, deployment)
+        assert chart_of("crd", DEFINITION) == chart_of("deployment", "aerie") == f"aerie-{about['version']}"
+        assert namespace.get("deployment", "aerie")["status"]["readyReplicas"] == 2
+
+        lab.helm("uninstall", "aerie", *where)
+        assert uid("specdep", "chat") == resource
+        left = lab.kubectl("get", "clusterrole,clusterrolebinding", "-l", "app.kubernetes.io/name=aerie", "-o", "name")
+        assert left == ""
+        for kind in ("deployment", "role", "rolebinding", "service", "pdb", "serviceaccount"):
+            assert namespace.list_all(kind, "app.kubernetes.io/name=aerie") == []
+
+        # The same release takes the definition over again, and this time does not leave it.
+        lab.helm("install", "aerie", str(chart), *where, "--set", "replicas=1,crds.keep=false")
+        assert uid("specdep", "chat") == resource
+        lab.helm("uninstall", "aerie", *where)
+        assert not namespace.exists("crd", DEFINITION)
+
+
+def test_rights_end_at_the_listed_namespaces(
+    lab: Lab, namespace: Namespace, chart: Path, release: Release, may: Callable[..., bool]
+) -> None:
+    user = f"system:serviceaccount:{namespace.name}:aerie"
+    resources = ("apps/deployments", "aerie.dev/speculativedeployments", "/pods")
+
+    def seen(*places: str) -> list[bool]:
+        return [may(user, "list", resource, place) for resource in resources for place in places]
+
+    with new_namespace(lab, "team-one") as one, new_namespace(lab, "team-two") as two:
+        listed = ("--set", f"replicas=1,namespaces={{{one.name},{two.name}}}")
+        with release(namespace.name, chart, *listed):
+            assert all(seen(one.name, two.name))
+            assert not any(seen(namespace.name, ""))
+
+            fewer = ("--set", f"replicas=1,namespaces={{{two.name}}}")
+            lab.helm("upgrade", "aerie", str(chart), "--namespace", namespace.name, "--wait", "--timeout=90s", *fewer)
+            assert all(seen(two.name))
+            assert not any(seen(one.name, namespace.name, ""))

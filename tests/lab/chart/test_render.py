@@ -1,0 +1,203 @@
+"""What the chart renders: snapshots of a matrix of values, and what must hold whatever the values. Needs Helm, and no cluster.
+
+A snapshot that should change is written anew with AERIE_SNAPSHOTS=write in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aerie_lab.binaries import binary
+
+HERE = Path(__file__).parent
+CASES = sorted(path.stem for path in (HERE / "cases").glob("*.yaml"))
+MONITORING = "metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true"
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+Render = Callable[..., str]
+Objects = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lint(helm: Helm, chart: Path, case: str) -> None:
+    done = helm("lint", "--strict", chart, "--values", HERE / "cases" / f"{case}.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_snapshot(render: Render, case: str) -> None:
+    snapshot, text = HERE / "snapshots" / f"{case}.yaml", render(case=case)
+    if os.environ.get("AERIE_SNAPSHOTS") == "write":
+        snapshot.write_text(text)
+    assert snapshot.read_text() == text, f"run again with AERIE_SNAPSHOTS=write if {snapshot.name} should change"
+
+
+def test_no_snapshot_without_a_case() -> None:
+    assert sorted(path.stem for path in (HERE / "snapshots").glob("*.yaml")) == CASES
+
+
+def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path) -> None:
+    wanted = yaml.safe_load((chart.parents[1] / "crds" / "aerie.dev_speculativedeployments.yaml").read_text())
+    for keep, wanted_annotations in (("true", {"helm.sh/resource-policy": "keep"}), ("false", {})):
+        found = objects("--set", f"crds.keep={keep}", "--show-only", "templates/crds.yaml")
+        assert [item["metadata"]["name"] for item in found] == ["speculativedeployments.aerie.dev"]
+        assert found[0]["spec"] == wanted["spec"]
+        assert found[0]["metadata"].get("annotations", {}) == wanted_annotations
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "why"),
+    [
+        ("replicas=two", "/replicas", "got string, want integer"),
+        ("replicas=-1", "/replicas", "minimum"),
+        ("replica=3", "at ''", "'replica' not allowed"),
+        ("image.name=aerie", "/image", "'name' not allowed"),
+        ("image.digest=sha256:12", "/image/digest", "'sha256:12' does not match"),
+        ("image.repository=registry.example/aerie@sha256", "/image/repository", "does not match"),
+        ("image.pullPolicy=Sometimes", "/image/pullPolicy", "'Always', 'IfNotPresent', 'Never'"),
+        ("imagePullSecrets[0]=registry", "/imagePullSecrets/0", "got string, want object"),
+        ("namespaces={Team_A}", "/namespaces/0", "'Team_A' does not match"),
+        ("namespaces={a,a}", "/namespaces", "items at 0 and 1 are equal"),
+        ("namespaces=a", "/namespaces", "got string, want array"),
+        ("log.level=loud", "/log/level", "'debug', 'info', 'warning', 'error'"),
+        ("crds.keep=maybe", "/crds/keep", "got string, want boolean"),
+        ("resources.limit.cpu=1", "/resources", "'limit' not allowed"),
+        ("resources.limits.memory=512MB", "/resources/limits/memory", "does not match"),
+        ("podLabels.a=1", "/podLabels/a", "got number, want string"),
+        ("networkPolicy.apiServerPorts={0}", "/networkPolicy/apiServerPorts/0", "minimum"),
+        ("networkPolicy.apiServerCIDRs={10.0.0.1}", "/networkPolicy/apiServerCIDRs/0", "'10.0.0.1' does not match"),
+        ("networkPolicy.dnsPeers[0].pods=x", "/networkPolicy/dnsPeers/0", "'pods' not allowed"),
+        ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval", "'often' does not match"),
+        ("fullnameOverride=Aerie", "/fullnameOverride", "'Aerie' does not match"),
+        (
+            "metrics.prometheusRule.enabled=true",
+            "metrics.serviceMonitor.enabled is false",
+            "Set metrics.serviceMonitor.enabled=true",
+        ),
+    ],
+)
+def test_a_bad_value_is_refused_and_named(helm: Helm, chart: Path, given: str, where: str, why: str) -> None:
+    done = helm("template", "aerie", chart, "--set", given)
+    assert done.returncode != 0
+    assert where in done.stderr
+    assert why in done.stderr
+
+
+def test_the_chart_can_be_part_of_another(helm: Helm, chart: Path, tmp_path: Path) -> None:
+    (tmp_path / "Chart.yaml").write_text(
+        f"apiVersion: v2\nname: platform\nversion: 1.0.0\ndependencies: [{{name: aerie, version: 0.1.0, repository: 'file://{chart}'}}]\n"
+    )
+    (tmp_path / "values.yaml").write_text("global: {registry: x}\naerie: {replicas: 1}\n")
+    built = helm("dependency", "build", tmp_path)
+    assert built.returncode == 0, built.stderr
+    done = helm("template", "one", tmp_path, "--show-only", "charts/aerie/templates/deployment.yaml")
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["spec"]["replicas"] == 1
+    assert yaml.safe_load(done.stdout)["metadata"]["name"] == "one-aerie"
+
+
+def test_a_long_release_name_still_makes_names(helm: Helm, chart: Path) -> None:
+    release = "a-release-name-of-the-53-characters-that-helm-accepts"
+    done = helm(
+        "template", release, chart, "--namespace", "x", "--set", "crds.enabled=false,networkPolicy.enabled=true," + MONITORING
+    )
+    assert done.returncode == 0, done.stderr
+    names = [item["metadata"]["name"] for item in yaml.safe_load_all(done.stdout) if item]
+    assert all(len(name) <= 63 and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in names)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_selectors_find_the_operators_pods(objects: Objects, case: str) -> None:
+    found = {item["kind"]: item for item in objects(case=case)}
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [found["Deployment"]["spec"]["selector"]["matchLabels"], found["Service"]["spec"]["selector"]]
+    if "PodDisruptionBudget" in found:
+        selectors.append(found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"])
+    if "NetworkPolicy" in found:
+        selectors.append(found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"])
+    assert all(selector.items() <= labels.items() for selector in selectors)
+    if "ServiceMonitor" in found:
+        wanted = found["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+        assert wanted.items() <= found["Service"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_right_is_wild_and_no_secret_is_read(objects: Objects, case: str) -> None:
+    rules = [rule for item in objects(case=case) if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
+    for rule in rules:
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert "secrets" not in rule["resources"]
+        assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+def test_alerts_fire_when_they_should_and_not_else(objects: Objects, tmp_path: Path) -> None:
+    (rule,) = objects("--set", MONITORING, "--show-only", "templates/prometheusrule.yaml")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    up = 'up{namespace="aerie-system",service="aerie-metrics",pod="%s"}'
+
+    def expected(minutes: int, name: str, *alerts: str) -> dict[str, Any]:
+        texts = {alert["alert"]: alert for alert in rule["spec"]["groups"][0]["rules"]}
+        shown = [{"exp_labels": texts[a]["labels"], "exp_annotations": texts[a]["annotations"]} for a in alerts]
+        return {"eval_time": f"{minutes}m", "alertname": name, "exp_alerts": shown}
+
+    down, alone = "AerieOperatorDown", "AerieOperatorWithoutReserve"
+    tests = [
+        # both, then one for long, then none
+        {
+            "interval": "1m",
+            "input_series": [
+                {"series": up % "a", "values": "1x29 0x60"},
+                {"series": up % "b", "values": "1x9 0x80"},
+            ],
+            "alert_rule_test": [
+                expected(9, down),
+                expected(9, alone),
+                expected(20, alone),
+                expected(28, alone, alone),
+                expected(28, down),
+                expected(40, down, down),
+            ],
+        },
+        # never scraped at all
+        {
+            "interval": "1m",
+            "input_series": [],
+            "alert_rule_test": [expected(4, down), expected(6, down, down), expected(60, alone)],
+        },
+    ]
+    (tmp_path / "tests.yaml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests})
+    )
+    promtool("test", "rules", tmp_path / "tests.yaml")
+
+
+def test_every_query_of_the_dashboard_can_be_read(objects: Objects, tmp_path: Path) -> None:
+    (item,) = objects("--set", "metrics.dashboard.enabled=true", "--show-only", "templates/dashboard.yaml")
+    dashboard = json.loads(item["data"]["aerie.json"])
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert queries
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
+    assert {name for query in queries for name in re.findall(r"\$(\w+)", query)} <= variables
+    plain = [re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "5m")) for query in queries]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(plain)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", tmp_path / "rules.yaml")
+    monitored = objects("--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/podmonitor.yaml")[0]["spec"]
+    labels = {re.sub(r"[./]", "_", label) for label in monitored["podTargetLabels"]}
+    assert {name for query in queries for name in re.findall(r"aerie_dev_\w+", query)} <= labels
+
+
+def promtool(*arguments: object) -> None:
+    """Raises AssertionError with what it said."""
+    done = subprocess.run([str(binary("promtool")), *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

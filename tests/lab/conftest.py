@@ -1,0 +1,52 @@
+"""The image volumes that the lab of the session knows: one for the tests of the node agent, and models for the operator's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aerie_lab.testing.model import Shape, write_tiny_llama
+from eagle import checkpoint
+from eagle.config import DrafterConfig, Family
+from eagle.model import Drafter
+
+TARGET = Shape(layers=4)
+
+
+@pytest.fixture(scope="session")
+def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"from": "image volume"}')
+    write_tiny_llama(folder / "target", TARGET)
+    for name, is_31 in (("eagle3", False), ("eagle31", True), ("torn", True)):
+        checkpoint.save(folder / name, drafter(is_31), {})
+    weights = folder / "torn" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    rows = {"aerie.dev/test/model": "model"} | {
+        f"models.example/{name}": name for name in ("target", "eagle3", "eagle31", "torn")
+    }
+    table = folder / "images.toml"
+    table.write_text("".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))
+    return [str(table)]
+
+
+def drafter(is_31: bool) -> Drafter:
+    """A drafter for the tiny target, with random weights."""
+    torch.manual_seed(0)
+    config = DrafterConfig(
+        family=Family.LLAMA,
+        hidden_size=TARGET.hidden,
+        intermediate_size=TARGET.intermediate,
+        num_attention_heads=TARGET.heads,
+        num_key_value_heads=TARGET.heads,
+        head_dim=TARGET.hidden // TARGET.heads,
+        vocab_size=258,
+        draft_vocab_size=258,
+        target_hidden_size=TARGET.hidden,
+        aux_layer_ids=(1, 2, 3),
+        fc_norm=is_31,
+        norm_output=is_31,
+    )
+    return Drafter(config)

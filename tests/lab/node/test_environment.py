@@ -1,0 +1,102 @@
+"""What a container is given to start with: command, arguments, variables, working directory."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie_lab.testing import Namespace
+from aerie_lab.testing.pods import answer, config_map, pod, python
+
+TELL = """
+import json, os, sys
+told = {"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}
+open("/dev/termination-log", "w").write(json.dumps(told))
+"""
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "letters"}, "stringData": {"a": "alpha", "b": "beta"}}
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "my-model"},
+    "spec": {"ports": [{"name": "http", "port": 8000}, {"name": "metrics", "port": 9000}]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _objects(namespace: Namespace) -> None:
+    namespace.apply(config_map("numbers", one="1", two="2"), SECRET, SERVICE)
+
+
+def test_everything_a_container_is_told(namespace: Namespace) -> None:
+    def field(path: str) -> dict[str, object]:
+        return {"fieldRef": {"fieldPath": path}}
+
+    container = python(TELL, args=["--model=$(MODEL)", "$(UNKNOWN)", "$$(MODEL)", "$(HOME)"], workingDir="/made/for/it")
+    container["resources"] = {"requests": {"cpu": "250m"}, "limits": {"memory": "64Mi", "nvidia.com/gpu": "1"}}
+    container["envFrom"] = [
+        {"configMapRef": {"name": "numbers"}, "prefix": "N_"},
+        {"secretRef": {"name": "letters"}},
+        {"configMapRef": {"name": "absent", "optional": True}},
+    ]
+    container["env"] = [
+        {"name": "MODEL", "value": "m-$(N_one)-$(LATER)"},
+        {"name": "LATER", "value": "later"},
+        {"name": "a", "value": "overridden"},
+        {"name": "POD", "valueFrom": field("metadata.name")},
+        {"name": "NAMESPACE", "valueFrom": field("metadata.namespace")},
+        {"name": "UID", "valueFrom": field("metadata.uid")},
+        {"name": "NODE", "valueFrom": field("spec.nodeName")},
+        {"name": "ACCOUNT", "valueFrom": field("spec.serviceAccountName")},
+        {"name": "IP", "valueFrom": field("status.podIP")},
+        {"name": "HOST_IP", "valueFrom": field("status.hostIP")},
+        {"name": "LABEL", "valueFrom": field("metadata.labels['app']")},
+        {"name": "ANNOTATION", "valueFrom": field("metadata.annotations['note']")},
+        {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
+        {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+        {"name": "NODE_CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+        {"name": "TWO", "valueFrom": {"configMapKeyRef": {"name": "numbers", "key": "two"}}},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "letters", "key": "b"}}},
+        {"name": "OPTIONAL", "valueFrom": {"configMapKeyRef": {"name": "numbers", "key": "three", "optional": True}}},
+    ]
+    namespace.apply(pod("told", container, metadata={"annotations": {"note": "x=1"}}, restartPolicy="Never"))
+    found = namespace.until_phase("told", "Succeeded")
+    told = answer(found)
+    assert told["arguments"] == ["--model=m-1-$(LATER)", "$(UNKNOWN)", "$(MODEL)", "$(HOME)"]
+    assert told["folder"] == "/made/for/it"
+    service = namespace.get("service", "my-model")["spec"]["clusterIP"]
+    expected = {
+        "MODEL": "m-1-$(LATER)",
+        "N_one": "1",
+        "N_two": "2",
+        "a": "overridden",
+        "b": "beta",
+        "POD": "told",
+        "NAMESPACE": namespace.name,
+        "UID": found["metadata"]["uid"],
+        "NODE": found["spec"]["nodeName"],
+        "ACCOUNT": "default",
+        "IP": found["status"]["podIP"],
+        "HOST_IP": found["status"]["hostIP"],
+        "LABEL": "told",
+        "ANNOTATION": "x=1",
+        "CPU": "250",
+        "MEMORY": "64",
+        "NODE_CPU": "32",
+        "TWO": "2",
+        "B": "beta",
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "KUBERNETES_SERVICE_PORT_HTTPS": "443",
+        "MY_MODEL_SERVICE_HOST": service,
+        "MY_MODEL_SERVICE_PORT": "8000",
+        "MY_MODEL_SERVICE_PORT_METRICS": "9000",
+        "MY_MODEL_PORT_9000_TCP_ADDR": service,
+        "HOSTNAME": "told",
+    }
+    assert {name: told["environment"].get(name) for name in expected} == expected
+    assert "OPTIONAL" not in told["environment"]
+
+
+def test_without_service_links_only_the_api_server_is_told(namespace: Namespace) -> None:
+    namespace.apply(pod("unlinked", python(TELL), enableServiceLinks=False, restartPolicy="Never"))
+    environment = answer(namespace.until_phase("unlinked", "Succeeded"))["environment"]
+    assert "KUBERNETES_SERVICE_HOST" in environment
+    assert not [name for name in environment if name.startswith("MY_MODEL")]

@@ -1,0 +1,42 @@
+"""Init containers: one after the other, each until it has succeeded, and before all others."""
+
+from __future__ import annotations
+
+from aerie_lab.testing import Namespace
+from aerie_lab.testing.pods import condition, container_status, message, pod, shell
+
+MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+VOLUMES = [{"name": "work", "emptyDir": {}}]
+
+
+def test_they_run_in_order_and_a_failed_one_again(namespace: Namespace) -> None:
+    stumbling = "test -e /work/tried || { touch /work/tried; exit 3; }; echo second >> /work/order"
+    namespace.apply(
+        pod(
+            "ordered",
+            shell("cat /work/order > /dev/termination-log", **MOUNT),
+            initContainers=[
+                {"name": "first", **shell("echo first >> /work/order", **MOUNT)},
+                {"name": "second", **shell(stumbling, **MOUNT)},
+            ],
+            volumes=VOLUMES,
+            restartPolicy="OnFailure",
+        )
+    )
+    found = namespace.until_phase("ordered", "Succeeded")
+    assert message(found).split() == ["first", "second"]
+    second = container_status(found, "second")
+    assert second["restartCount"] == 1
+    assert second["lastState"]["terminated"]["exitCode"] == 3
+    assert second["ready"]
+    assert container_status(found, "first")["state"]["terminated"]["reason"] == "Completed"
+    assert condition(found, "Initialized") == "True"
+
+
+def test_a_failed_one_fails_a_pod_that_never_restarts(namespace: Namespace) -> None:
+    namespace.apply(pod("failing", shell("true"), initContainers=[{"name": "setup", **shell("exit 7")}], restartPolicy="Never"))
+    found = namespace.until_phase("failing", "Failed")
+    assert container_status(found, "setup")["state"]["terminated"]["exitCode"] == 7
+    assert container_status(found)["state"]["waiting"]["reason"] == "PodInitializing"
+    assert condition(found, "Initialized") == "False"
+    assert condition(found, "Ready") == "False"

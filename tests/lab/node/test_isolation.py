@@ -1,0 +1,121 @@
+"""A pod has a network, a host name, processes and a file system of its own, and changes nothing of the machine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aerie_lab.sandbox.addresses import BRIDGE, BRIDGE_MAC
+from aerie_lab.testing import Namespace
+from aerie_lab.testing.pods import answer, echo, message, pod, python, shell
+
+WEB = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
+
+
+def test_each_pod_has_an_address_and_all_ports(namespace: Namespace) -> None:
+    namespace.apply(pod("one", echo(readinessProbe=WEB)), pod("two", echo(readinessProbe=WEB)))
+    one, two = (namespace.until_ready(name)["status"]["podIP"] for name in ("one", "two"))
+    assert one != two
+    ask = f"""
+import json, urllib.request
+def pod(address):
+    return json.load(urllib.request.urlopen(f"http://{{address}}:8080/", timeout=10))["pod"]
+open("/dev/termination-log", "w").write(json.dumps([pod("{one}"), pod("{two}")]))
+"""
+    namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
+    assert answer(namespace.until_phase("asking", "Succeeded")) == ["one", "two"]
+
+
+def test_the_way_out_of_a_pod_does_not_move_when_others_come_and_go(namespace: Namespace) -> None:
+    ask = f"""
+import json, socket
+try:
+    socket.create_connection(("{BRIDGE}", 9), timeout=10)
+except ConnectionRefusedError:
+    pass
+entries = [line.split() for line in open("/proc/net/arp")]
+open("/dev/termination-log", "w").write(json.dumps([e[3] for e in entries if e[0] == "{BRIDGE}"]))
+"""
+    namespace.apply(pod("asking", python(ask), restartPolicy="Never"))
+    # Were it the kernel's choice, it would be the address of one of the pods' cables.
+    assert answer(namespace.until_phase("asking", "Succeeded")) == [BRIDGE_MAC]
+
+
+def test_containers_of_a_pod_share_its_network_and_nothing_else(namespace: Namespace) -> None:
+    script = """
+import json, os, socket, time, urllib.request
+def ask():
+    for _ in range(300):
+        try:
+            return json.load(urllib.request.urlopen("http://localhost:8080/", timeout=10))["pod"]
+        except OSError:
+            time.sleep(0.05)
+told = {
+    "neighbour": ask(), "hostname": socket.gethostname(), "address": socket.gethostbyname("friend.example"),
+    "pid": os.getpid(), "processes": len([name for name in os.listdir("/proc") if name.isdigit()]),
+}
+open("/dev/termination-log", "w").write(json.dumps(told))
+os.kill(1, 15)
+"""
+    namespace.apply(
+        pod(
+            "couple",
+            python(script),
+            {"name": "server", **echo()},
+            hostname="host-of-couple",
+            hostAliases=[{"ip": "10.1.2.3", "hostnames": ["friend.example"]}],
+            restartPolicy="Never",
+        )
+    )
+    found = namespace.until("pod", "couple", lambda p: p["status"]["containerStatuses"][0]["state"].get("terminated"), "told")
+    told = answer(found)
+    assert told == {
+        "neighbour": "host-of-couple",
+        "hostname": "host-of-couple",
+        "address": "10.1.2.3",
+        "pid": 1,
+        "processes": 1,
+    }
+
+
+def test_writes_do_not_reach_the_machine(namespace: Namespace) -> None:
+    mark = f"aerie-lab-{namespace.name}"
+    script = f"""
+        for folder in /usr /etc /tmp /root /run /var/tmp; do touch $folder/{mark}; done
+        mkdir /{mark}
+        echo changed >> /etc/passwd
+        rm -f /bin/ls
+        ! touch /sys/{mark} 2>/dev/null
+        ! (echo 1 > /proc/sys/kernel/sysrq) 2>/dev/null
+        ls /etc/{mark} 2>/dev/null || test -e /etc/{mark}
+    """
+    passwords = Path("/etc/passwd").read_bytes()
+    namespace.apply(pod("scribbling", shell(script, terminationMessagePolicy="FallbackToLogsOnError"), restartPolicy="Never"))
+    namespace.until_phase("scribbling", "Succeeded")
+    for folder in ("/usr", "/etc", "/tmp", "/root", "/run", "/var/tmp", "/"):
+        assert not (Path(folder) / mark).exists()
+    assert Path("/etc/passwd").read_bytes() == passwords
+    assert Path("/bin/ls").exists()
+
+
+def test_a_read_only_root(namespace: Namespace) -> None:
+    script = """
+        for place in / /usr /tmp /etc /run; do
+            if touch $place/x 2>/dev/null; then echo $place is writable > /dev/termination-log; exit 1; fi
+        done
+        touch /scratch/x /dev/shm/x
+    """
+    namespace.apply(
+        pod(
+            "strict",
+            shell(
+                script,
+                securityContext={"readOnlyRootFilesystem": True},
+                volumeMounts=[{"name": "scratch", "mountPath": "/scratch"}],
+            ),
+            volumes=[{"name": "scratch", "emptyDir": {}}],
+            restartPolicy="Never",
+        )
+    )
+    found = namespace.until("pod", "strict", lambda p: p["status"].get("phase") in ("Succeeded", "Failed"), "done")
+    assert message(found) == ""
+    assert found["status"]["phase"] == "Succeeded"

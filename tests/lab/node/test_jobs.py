@@ -1,0 +1,30 @@
+"""Jobs run to completion, or fail."""
+
+from __future__ import annotations
+
+from aerie_lab.testing import Namespace
+from aerie_lab.testing.pods import Object, condition, shell
+
+
+def job(name: str, script: str, **spec: object) -> Object:
+    containers = [{"name": "main", **shell(script)}]
+    template = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": containers}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template, **spec}}
+
+
+def test_jobs_complete_and_fail(namespace: Namespace) -> None:
+    namespace.apply(
+        job("working", "true", completions=3, parallelism=2),
+        job("hopeless", "exit 1", backoffLimit=0),
+        job("late", "sleep 600", activeDeadlineSeconds=1),
+    )
+    found = namespace.until("job", "working", lambda j: condition(j, "Complete") == "True", "complete")
+    assert found["status"]["succeeded"] == 3
+    found = namespace.until("job", "hopeless", lambda j: condition(j, "Failed") == "True", "failed")
+    assert found["status"]["failed"] == 1
+    found = namespace.until("job", "late", lambda j: condition(j, "Failed") == "True", "failed")
+    reasons = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
+    assert reasons["Failed"] == "DeadlineExceeded"
+    # Finalizers and all: nothing of them is in the way of their deletion.
+    namespace.kubectl("delete", "job", "working", "hopeless", "late", "--cascade=foreground", "--timeout=30s")
+    assert namespace.list_all("pods") == []

@@ -1,0 +1,49 @@
+"""The nodes that the agent plays: what they say of themselves, and that they live."""
+
+from __future__ import annotations
+
+import json
+
+from aerie_lab.cluster import Lab
+from aerie_lab.testing import until
+from aerie_lab.testing.pods import Object, condition
+
+
+def node(lab: Lab, name: str) -> Object:
+    found: Object = json.loads(lab.kubectl("get", "node", name, "-o", "json"))
+    return found
+
+
+def test_a_node_registers_with_what_the_settings_give_it(lab: Lab) -> None:
+    found = node(lab, "node-1")
+    for field in ("capacity", "allocatable"):
+        assert {"cpu": "32", "memory": "256Gi", "nvidia.com/gpu": "8", "pods": "250"}.items() <= found["status"][field].items()
+    assert condition(found, "Ready") == "True"
+    assert condition(found, "MemoryPressure") == "False"
+    assert found["metadata"]["labels"]["kubernetes.io/hostname"] == "node-1"
+    assert {a["type"] for a in found["status"]["addresses"]} == {"InternalIP", "Hostname"}
+    assert found["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.36.")
+
+
+def test_leases_are_renewed(lab: Lab) -> None:
+    def renewals() -> dict[str, str]:
+        leases = json.loads(lab.kubectl("get", "leases", "-n", "kube-node-lease", "-o", "json"))["items"]
+        return {lease["metadata"]["name"]: lease["spec"]["renewTime"] for lease in leases}
+
+    before = renewals()
+    assert before.keys() == {"node-1", "node-2"}
+    until(lambda: all(renewals()[name] > moment for name, moment in before.items()), "both leases renewed", every=0.5)
+
+
+def test_a_node_that_was_found_lost_says_that_it_is_not(lab: Lab) -> None:
+    lost = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    patch = json.dumps({"status": {"conditions": lost}})
+    lab.kubectl("patch", "node", "node-2", "--subresource=status", "--type=strategic", "-p", patch)
+    found: Object = {}
+
+    def well() -> bool:
+        nonlocal found
+        found = node(lab, "node-2")
+        return condition(found, "Ready") == "True" and not found["spec"].get("taints")
+
+    until(well, "node-2 Ready and without taints")

@@ -1,0 +1,78 @@
+"""Startup, readiness and liveness probes: by http, tcp and exec, with their thresholds."""
+
+from __future__ import annotations
+
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.pods import condition, container_status, echo, pod, python, shell
+
+OFTEN = {"periodSeconds": 1}
+
+
+def post(namespace: Namespace, pod_name: str, path: str) -> None:
+    """A request to the echo server of a pod, through the API server."""
+    where = f"/api/v1/namespaces/{namespace.name}/pods/{pod_name}:8080/proxy/{path}"
+    namespace.kubectl("create", "--raw", where, "-f", "-", stdin="{}")
+
+
+def test_readiness_by_http_follows_the_answers(namespace: Namespace) -> None:
+    probe = {"httpGet": {"path": "/healthz", "port": "web"}, "failureThreshold": 2, "successThreshold": 2, **OFTEN}
+    ports = [{"name": "web", "containerPort": 8080}]
+    namespace.apply(pod("serving", echo(readinessProbe=probe, ports=ports)))
+    namespace.until_ready("serving")
+    post(namespace, "serving", "unhealthy")
+    found = namespace.until("pod", "serving", lambda p: condition(p, "Ready") == "False", "not Ready any more")
+    assert condition(found, "ContainersReady") == "False"
+    status = container_status(found)
+    assert (status["ready"], status["started"], status["restartCount"]) == (False, True, 0)
+    until(
+        lambda: [m for r, m in namespace.events("serving") if r == "Unhealthy" and "statuscode: 503" in m],
+        "an Unhealthy event",
+    )
+    post(namespace, "serving", "healthy")
+    namespace.until_ready("serving")
+
+
+def test_liveness_restarts_a_container(namespace: Namespace) -> None:
+    by_http = {"httpGet": {"path": "/healthz", "port": 8080}, "failureThreshold": 1, "initialDelaySeconds": 1, **OFTEN}
+    by_command = {"exec": {"command": ["test", "!", "-e", "/tmp/broken"]}, "failureThreshold": 1, **OFTEN}
+    namespace.apply(
+        pod("by-http", echo(livenessProbe=by_http, readinessProbe=by_http), terminationGracePeriodSeconds=5),
+        pod("by-command", shell("touch /tmp/broken; sleep 600", livenessProbe=by_command)),
+    )
+    namespace.until_ready("by-http")
+    post(namespace, "by-http", "unhealthy")
+    for name, code in (("by-http", 0), ("by-command", 137)):
+        found = namespace.until(
+            "pod",
+            name,
+            lambda p: container_status(p)["restartCount"],
+            "restarted",
+        )
+        assert container_status(found)["lastState"]["terminated"]["exitCode"] == code
+        assert [m for r, m in namespace.events(name) if r == "Killing" and "liveness" in m]
+
+
+def test_nothing_else_is_asked_before_the_startup_probe_succeeds(namespace: Namespace) -> None:
+    late = "import socket, time; s = socket.create_server(('', 7000)); open('/tmp/up', 'w'); time.sleep(600)"
+    container = python(
+        f"import time; time.sleep(1.5); {late}",
+        startupProbe={"tcpSocket": {"port": 7000}, "failureThreshold": 30, **OFTEN},
+        livenessProbe={"tcpSocket": {"port": 7000}, "failureThreshold": 1, **OFTEN},
+        readinessProbe={"exec": {"command": ["test", "-e", "/tmp/up"]}, **OFTEN},
+    )
+    never = shell("sleep 600", startupProbe={"exec": {"command": ["false"]}, "failureThreshold": 2, **OFTEN})
+    namespace.apply(pod("slow", container), pod("stuck", never, restartPolicy="Never"))
+    found = namespace.until("pod", "slow", lambda p: container_status(p)["state"].get("running"), "running")
+    assert container_status(found)["started"] is False
+    found = namespace.until_ready("slow")
+    assert container_status(found)["started"] is True
+    assert container_status(found)["restartCount"] == 0
+    found = namespace.until_phase("stuck", "Failed")
+    assert container_status(found)["state"]["terminated"]["exitCode"] == 137
+
+
+def test_a_probe_that_takes_too_long_has_failed(namespace: Namespace) -> None:
+    probe = {"exec": {"command": ["sleep", "600"]}, "timeoutSeconds": 1, "failureThreshold": 1, **OFTEN}
+    namespace.apply(pod("hanging", shell("sleep 600", readinessProbe=probe)))
+    until(lambda: [m for r, m in namespace.events("hanging") if r == "Unhealthy" and "timed out after 1s" in m], "told so")
+    assert condition(namespace.get("pod", "hanging"), "Ready") == "False"

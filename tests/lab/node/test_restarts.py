@@ -1,0 +1,63 @@
+"""Restart policies, back-off, exit codes and signals."""
+
+from __future__ import annotations
+
+from aerie_lab.testing import Namespace
+from aerie_lab.testing.pods import condition, container_status, pod, shell
+
+
+def test_always_restarts_with_back_off(namespace: Namespace) -> None:
+    namespace.apply(pod("crashing", shell("echo run; exit 5")))
+    found = namespace.until(
+        "pod",
+        "crashing",
+        lambda p: (
+            container_status(p)["restartCount"] >= 2
+            and container_status(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        ),
+        "CrashLoopBackOff",
+    )
+    status = container_status(found)
+    assert found["status"]["phase"] == "Running"
+    assert status["lastState"]["terminated"]["exitCode"] == 5
+    assert status["lastState"]["terminated"]["reason"] == "Error"
+    assert "back-off 2s" in status["state"]["waiting"]["message"]
+    assert condition(found, "Ready") == "False"
+    assert namespace.kubectl("logs", "crashing", "--previous").split() == ["run"]
+
+
+def test_always_restarts_after_success_too(namespace: Namespace) -> None:
+    namespace.apply(pod("repeating", shell("true")))
+    found = namespace.until("pod", "repeating", lambda p: container_status(p)["restartCount"] >= 1, "restarted")
+    assert container_status(found)["lastState"]["terminated"]["reason"] == "Completed"
+
+
+def test_on_failure_restarts_until_success(namespace: Namespace) -> None:
+    script = "test -e /work/tried || { touch /work/tried; exit 9; }"
+    namespace.apply(
+        pod(
+            "trying",
+            shell(script, volumeMounts=[{"name": "work", "mountPath": "/work"}]),
+            volumes=[{"name": "work", "emptyDir": {}}],
+            restartPolicy="OnFailure",
+        )
+    )
+    status = container_status(namespace.until_phase("trying", "Succeeded"))
+    assert status["restartCount"] == 1
+    assert status["lastState"]["terminated"]["exitCode"] == 9
+    assert status["state"]["terminated"]["reason"] == "Completed"
+
+
+def test_never_keeps_what_happened(namespace: Namespace) -> None:
+    namespace.apply(
+        pod("failing", shell("exit 3"), {"name": "other", **shell("true")}, restartPolicy="Never"),
+        pod("killed", shell("sleep 600"), restartPolicy="Never"),
+    )
+    found = namespace.until_phase("failing", "Failed")
+    assert container_status(found)["state"]["terminated"]["exitCode"] == 3
+    assert container_status(found, "other")["state"]["terminated"]["exitCode"] == 0
+    assert {condition(found, kind) for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")} == {"False"}
+    namespace.until_ready("killed")
+    namespace.faults.kill("killed", namespace=namespace.name)
+    ended = container_status(namespace.until_phase("killed", "Failed"))["state"]["terminated"]
+    assert (ended["exitCode"], ended["signal"], ended["reason"]) == (137, 9, "Error")

@@ -1,0 +1,163 @@
+"""How containers end: preStop, SIGTERM, the grace period, deletion with and without force, termination messages.
+
+A finalizer keeps the object of a deleted pod, so that its last status can be read.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.pods import Object, container_status, echo, message, pod, python, shell
+
+KEPT = {"finalizers": ["aerie.dev/test"]}
+
+
+def let_go(namespace: Namespace, *names: str) -> None:
+    for name in names:
+        namespace.kubectl("patch", "pod", name, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+
+
+def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
+    """Wait until the container of a pod that was deleted has ended; its terminated state."""
+    found = namespace.until("pod", name, lambda p: container_status(p)["state"].get("terminated"), "ended", within=within)
+    ended: Object = container_status(found)["state"]["terminated"]
+    return ended
+
+
+def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
+    polite = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(4)); print('up', flush=True); time.sleep(600)"
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    probe = {"exec": {"command": ["true"]}, "initialDelaySeconds": 1, "periodSeconds": 1}  # by then the handler is there
+    namespace.apply(
+        pod("polite", python(polite, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=30),
+        pod("stubborn", python(stubborn, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=3),
+    )
+    for name in ("polite", "stubborn"):
+        namespace.until_ready(name)
+    began = time.monotonic()
+    namespace.kubectl("delete", "pod", "polite", "stubborn", "--wait=false")
+    assert until_ended(namespace, "polite")["exitCode"] == 4
+    assert time.monotonic() - began < 20
+    ended = until_ended(namespace, "stubborn")
+    assert (ended["exitCode"], ended["signal"]) == (137, 9)
+    assert time.monotonic() - began >= 3
+    for name in ("polite", "stubborn"):
+        # The object stays for its finalizer; the pod must not be started again because of it.
+        namespace.until_phase(name, "Failed")
+    let_go(namespace, "polite", "stubborn")
+    for name in ("polite", "stubborn"):
+        namespace.until_gone("pod", name)
+
+
+def test_pre_stop_hooks_run_before_sigterm(namespace: Namespace, tmp_path: Path) -> None:
+    told = {"volumeMounts": [{"name": "told", "mountPath": "/told"}]}
+    fields: Object = {
+        "volumes": [{"name": "told", "hostPath": {"path": str(tmp_path)}}],
+        "terminationGracePeriodSeconds": 20,
+    }
+    script = "trap 'date +%s%N > /told/$0; exit 0' TERM; while :; do sleep 0.05; done"
+    by_command = shell(script, lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "date +%s%N > /told/hook"]}}}, **told)
+    by_command["command"].append("by-command")
+    by_sleep = shell(script, lifecycle={"preStop": {"sleep": {"seconds": 2}}}, **told)
+    by_sleep["command"].append("by-sleep")
+    # The hook makes the server end by itself, with a code that SIGTERM would not give.
+    ending = {"preStop": {"httpGet": {"path": "/exit", "port": 8080}}}
+    server = python(
+        """
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.flush()
+        if self.path == "/exit":
+            os._exit(42)
+http.server.HTTPServer(("", 8080), Handler).serve_forever()
+""",
+        lifecycle=ending,
+        readinessProbe={"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
+    )
+    namespace.apply(
+        pod("by-command", by_command, **fields),
+        pod("by-sleep", by_sleep, **fields),
+        pod("by-http", server, metadata=KEPT, terminationGracePeriodSeconds=20),
+    )
+    for name in ("by-command", "by-sleep", "by-http"):
+        namespace.until_ready(name)
+    began = time.time()
+    namespace.kubectl("delete", "pod", "by-command", "by-sleep", "by-http", "--wait=false")
+    assert until_ended(namespace, "by-http")["exitCode"] == 42
+    for name in ("by-command", "by-sleep"):
+        namespace.until_gone("pod", name)
+    assert int((tmp_path / "hook").read_text()) < int((tmp_path / "by-command").read_text())
+    assert int((tmp_path / "by-sleep").read_text()) / 1e9 >= began + 2
+    let_go(namespace, "by-http")
+
+
+def test_the_end_can_be_hastened(namespace: Namespace) -> None:
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    for name in ("shortened", "forced"):
+        namespace.apply(pod(name, python(stubborn), terminationGracePeriodSeconds=300))
+    for name in ("shortened", "forced"):
+        namespace.until_ready(name)
+    namespace.kubectl("delete", "pod", "shortened", "forced", "--wait=false")
+    namespace.kubectl("delete", "pod", "shortened", "--grace-period=1", "--wait=false")
+    namespace.kubectl("delete", "pod", "forced", "--grace-period=0", "--force", "--wait=false")
+    namespace.until_gone("pod", "forced")
+    namespace.until_gone("pod", "shortened")
+
+    def left() -> list[object]:
+        return [c for c in namespace.lab.ask_agent("containers") if c["namespace"] == namespace.name]
+
+    until(lambda: not left(), "no process left")
+
+
+def test_deletion_in_the_middle_of_init_starts_nothing_more(namespace: Namespace) -> None:
+    polite = "trap 'exit 0' TERM; while :; do sleep 0.05; done"  # exit code 0, as if it had done its work
+    namespace.apply(
+        pod(
+            "interrupted",
+            shell("true"),
+            initContainers=[{"name": "setup", **shell(polite)}],
+            metadata=KEPT,
+            terminationGracePeriodSeconds=20,
+        )
+    )
+    namespace.until("pod", "interrupted", lambda p: container_status(p, "setup")["state"].get("running"), "init running")
+    namespace.kubectl("delete", "pod", "interrupted", "--wait=false")
+    found = namespace.until_phase("interrupted", "Failed")
+    assert "waiting" in container_status(found)["state"]
+    let_go(namespace, "interrupted")
+
+
+def test_termination_messages(namespace: Namespace) -> None:
+    fallback = "FallbackToLogsOnError"
+    long = "head -c 6000 /dev/zero | tr '\\0' x > /dev/termination-log"
+    namespace.apply(
+        pod(
+            "speaking",
+            shell("echo from the file > /dev/termination-log; echo from the log; exit 1", terminationMessagePolicy=fallback),
+            {"name": "logged", **shell("echo first; echo last >&2; exit 1", terminationMessagePolicy=fallback)},
+            {"name": "good", **shell("echo all is well", terminationMessagePolicy=fallback)},
+            {"name": "elsewhere", **shell("echo there > /tmp/said", terminationMessagePath="/tmp/said")},
+            {"name": "long", **shell(long)},
+            restartPolicy="Never",
+        )
+    )
+    found = namespace.until_phase("speaking", "Failed")
+    assert message(found) == "from the file\n"
+    assert sorted(message(found, "logged").split()) == ["first", "last"]
+    assert message(found, "good") == ""
+    assert message(found, "elsewhere") == "there\n"
+    assert message(found, "long") == "x" * 4096
+
+
+def test_a_served_pod_drains(namespace: Namespace) -> None:
+    probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
+    server = echo(args=["--drain=1"], readinessProbe=probe)
+    namespace.apply(pod("draining", server, metadata=KEPT, terminationGracePeriodSeconds=20))
+    namespace.until_ready("draining")
+    namespace.kubectl("delete", "pod", "draining", "--wait=false")
+    assert until_ended(namespace, "draining")["exitCode"] == 0
+    namespace.until_phase("draining", "Succeeded")
+    let_go(namespace, "draining")

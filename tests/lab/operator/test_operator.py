@@ -1,0 +1,152 @@
+"""The operator on a real API server: from a resource to engines that answer, and whatever may happen on the way."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from aerie_lab.testing import Namespace, until
+
+Wait = Callable[..., dict[str, Any]]
+DIGEST = "sha256:" + "0" * 64
+
+
+def image(name: str) -> dict[str, Any]:
+    return {"source": {"image": {"reference": f"models.example/{name}@{DIGEST}"}}}
+
+
+def resource(drafter: str = "eagle31", **spec: Any) -> dict[str, Any]:
+    """A resource named chat with one simulated engine."""
+    # A loaded machine has to be waited for, and a test has not the time for a drain.
+    quick = {"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
+    engine = {
+        "image": "aerie.dev/lab/engine:v0.33.0",
+        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+        "podTemplate": {"spec": {"terminationGracePeriodSeconds": 10, "containers": [quick]}},
+    }
+    return {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"replicas": 1, "model": image("target"), "drafter": image(drafter), "engine": engine, **spec},
+    }
+
+
+def is_ready(status: dict[str, Any]) -> bool:
+    return status.get("phase") == "Ready" and holds(status, "Ready")
+
+
+def holds(status: dict[str, Any], kind: str, value: str = "True") -> bool:
+    return any(one["type"] == kind and one["status"] == value for one in status.get("conditions") or [])
+
+
+def message(status: dict[str, Any], kind: str) -> str:
+    return str(next(one["message"] for one in status["conditions"] if one["type"] == kind))
+
+
+def test_from_a_resource_to_an_answer_and_nothing_is_written_any_more(namespace: Namespace, operator: Any, specdep: Wait) -> None:
+    host = f"{namespace.name}.example"
+    gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
+    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}))
+    status = specdep(is_ready, "it is Ready")["status"]
+    assert status["stable"]["drafter"] == "models.example/eagle31"
+    assert status["stable"]["setting"] == {"mode": "Static", "tokens": 3}
+    columns = namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()
+    assert columns[:4] == ["chat", "Ready", "models.example/eagle31", "3"]
+
+    assert namespace.lab.gateway_url is not None
+    ask = {"model": "chat", "messages": [{"role": "user", "content": "Where do eagles nest?"}], "max_tokens": 8}
+    with httpx.Client(base_url=namespace.lab.gateway_url, headers={"Host": host}, timeout=30) as client:
+
+        def answered() -> dict[str, Any] | None:
+            try:
+                answer = client.post("/v1/chat/completions", json=ask)
+            except httpx.TransportError:
+                return None
+            found: dict[str, Any] | None = answer.json() if answer.status_code == 200 else None
+            return found
+
+        answer = until(answered, "the gateway answers")
+    assert answer is not None
+    assert answer["usage"]["completion_tokens"] == 8
+
+    # The last status is written when it is Ready; after that only the world may cause a write. Others write on the children
+    # (their own controllers, their status), so of those it is Aerie's own writes that are looked at.
+    ours = "jsonpath={.items[*].metadata.managedFields[?(@.manager=='aerie')].time}"
+
+    def written() -> tuple[str, str]:
+        children = namespace.kubectl("get", "deploy,svc,pdb,httproute", "--show-managed-fields", "-o", ours)
+        return namespace.get("specdep", "chat")["metadata"]["resourceVersion"], children
+
+    before = written()
+    assert len(before[1].split()) >= 4
+    time.sleep(10)
+    assert written() == before
+    assert operator.end() == 0
+
+
+def test_a_bad_drafter_is_refused_before_any_engine_pod(namespace: Namespace, operator: Any, specdep: Wait) -> None:
+    namespace.apply(resource("torn"))
+    status = specdep(lambda s: holds(s, "PreflightPassed", "False"), "preflight has refused it")["status"]
+    assert "model.safetensors" in message(status, "PreflightPassed")
+    assert status["phase"] == "Failed"
+    assert namespace.list_all("deployments") == []
+    pods = {pod["metadata"]["labels"].get("aerie.dev/preflight") for pod in namespace.list_all("pods")}
+    assert pods == {"chat"}
+    # Nor has there ever been one: every pod that was scheduled has left an event.
+    scheduled = namespace.kubectl(
+        "get", "events", "--field-selector=reason=Scheduled", "-o", "jsonpath={.items[*].regarding.name}"
+    )
+    assert all("preflight" in name for name in scheduled.split())
+    assert operator.process.poll() is None
+
+    namespace.apply(resource("eagle31"))
+    specdep(is_ready, "a good drafter serves")
+
+
+def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_nothing(
+    namespace: Namespace, stopped: Any, specdep: Wait
+) -> None:
+    stopped.start()
+    namespace.apply(resource("eagle3"))
+    old = specdep(is_ready, "it is Ready")["status"]["stable"]["revision"]
+    namespace.apply(resource("eagle31"))
+    specdep(lambda s: s["phase"] in ("Preflight", "Promoting"), "the change is under way")
+    assert stopped.end(signal.SIGKILL) == -signal.SIGKILL
+    stopped.start()
+    status = specdep(lambda s: is_ready(s) and s["stable"]["revision"] != old, "the change is rolled out")["status"]
+    assert status["stable"]["drafter"] == "models.example/eagle31"
+    assert [one["result"] for one in status["history"]] == ["Promoted", "Promoted"]
+    until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
+    (deployment,) = namespace.list_all("deployments")
+    assert deployment["metadata"]["labels"]["aerie.dev/revision"] == status["stable"]["revision"]
+
+
+def test_children_are_put_back_and_go_with_the_resource_while_no_operator_runs(
+    namespace: Namespace, operator: Any, specdep: Wait
+) -> None:
+    namespace.apply(resource())
+    specdep(is_ready, "it is Ready")
+    namespace.kubectl("delete", "service", "chat")
+    until(lambda: namespace.exists("service", "chat"), "the Service is back")
+    (deployment,) = namespace.list_all("deployments")
+    name = deployment["metadata"]["name"]
+    namespace.kubectl("scale", "deployment", name, "--replicas=3")
+    until(lambda: namespace.get("deployment", name)["spec"]["replicas"] == 1, "the Deployment is as it was")
+    assert operator.end() == 0
+    namespace.kubectl("delete", "specdep", "chat")
+    until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone", within=90)
+
+
+def test_a_name_that_somebody_has_is_left_to_them_and_named(namespace: Namespace, operator: Any, specdep: Wait) -> None:
+    namespace.kubectl("create", "service", "clusterip", "chat", "--tcp=80:80")
+    uid = namespace.get("service", "chat")["metadata"]["uid"]
+    namespace.apply(resource())
+    status = specdep(lambda s: holds(s, "Degraded"), "the conflict is told")["status"]
+    assert message(status, "Degraded").startswith("Service chat belongs to somebody else")
+    assert namespace.get("service", "chat")["metadata"]["uid"] == uid
+    assert operator.end() == 0

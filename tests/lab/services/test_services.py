@@ -1,0 +1,65 @@
+"""Cluster IPs answer inside the lab, and lead to ready endpoints only."""
+
+from __future__ import annotations
+
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.pods import Object, answer, echo, pod, python
+
+SERVICE: Object = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web"},
+    "spec": {"selector": {"part": "web"}, "ports": [{"port": 80, "targetPort": 8080}]},
+}
+ASK = """
+import collections, json, sys, urllib.request
+url = sys.argv[1]
+found = collections.Counter()
+for _ in range(30):
+    try:
+        found[json.load(urllib.request.urlopen(url, timeout=10))["pod"]] += 1
+    except OSError as error:
+        found[type(getattr(error, "reason", error)).__name__] += 1
+open("/dev/termination-log", "w").write(json.dumps(found))
+"""
+
+
+def endpoints(namespace: Namespace) -> dict[str, bool]:
+    """Pod name -> ready."""
+    found = namespace.list_all("endpointslices", "kubernetes.io/service-name=web")
+    listed = [endpoint for part in found for endpoint in part.get("endpoints") or []]
+    return {endpoint["targetRef"]["name"]: endpoint["conditions"]["ready"] for endpoint in listed}
+
+
+def asked(namespace: Namespace, name: str) -> dict[str, int]:
+    """Who answers thirty requests from a pod inside the lab."""
+    url = f"http://{namespace.get('service', 'web')['spec']['clusterIP']}"
+    namespace.apply(pod(name, python(ASK, args=[url]), restartPolicy="Never"))
+    found: dict[str, int] = answer(namespace.until_phase(name, "Succeeded"))
+    return found
+
+
+def test_a_service_balances_over_what_is_ready(namespace: Namespace) -> None:
+    probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1, "failureThreshold": 1}
+    names = ("one", "two", "three")
+    namespace.apply(SERVICE, *(pod(name, echo(readinessProbe=probe), metadata={"labels": {"part": "web"}}) for name in names))
+    for name in names:
+        namespace.until_ready(name)
+    until(lambda: endpoints(namespace) == dict.fromkeys(names, True), "three ready endpoints")
+    assert asked(namespace, "all") == {"one": 10, "two": 10, "three": 10}
+
+    where = f"/api/v1/namespaces/{namespace.name}/pods/two:8080/proxy/unhealthy"
+    namespace.kubectl("create", "--raw", where, "-f", "-", stdin="{}")
+    namespace.kubectl("delete", "pod", "three", "--wait=false")
+    until(lambda: endpoints(namespace) == {"one": True, "two": False}, "one ready endpoint")
+    assert asked(namespace, "rest") == {"one": 30}
+
+
+def test_without_endpoints_a_connection_is_refused_and_with_the_first_it_works(namespace: Namespace) -> None:
+    namespace.apply(SERVICE)
+    assert asked(namespace, "early").keys() <= {"ConnectionResetError", "ConnectionRefusedError", "RemoteDisconnected"}
+    namespace.apply(
+        pod("web", echo(readinessProbe={"tcpSocket": {"port": 8080}, "periodSeconds": 1}), metadata={"labels": {"part": "web"}})
+    )
+    until(lambda: endpoints(namespace) == {"web": True}, "a ready endpoint")
+    assert asked(namespace, "later") == {"web": 30}

@@ -1,0 +1,145 @@
+"""Each fault shows its effect, and its repair undoes it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from aerie_lab.cluster import Lab
+from aerie_lab.errors import LabError, StateError
+from aerie_lab.faults import Faults
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.namespace import is_ready
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: echo, labels: {app: echo}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: echo
+    image: aerie.dev/lab/echo:1
+    readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}
+"""
+
+
+@pytest.fixture
+def echo(namespace: Namespace) -> Namespace:
+    namespace.apply(POD)
+    namespace.until_ready("echo")
+    return namespace
+
+
+def test_kill(echo: Namespace) -> None:
+    echo.faults.kill("echo", namespace=echo.name)
+    status = echo.until(
+        "pod", "echo", lambda p: p["status"]["containerStatuses"][0]["restartCount"] == 1 and is_ready(p), "restarted"
+    )["status"]["containerStatuses"][0]
+    assert status["lastState"]["terminated"]["exitCode"] == 137
+    assert status["lastState"]["terminated"]["signal"] == 9
+
+
+def test_freeze_and_thaw(echo: Namespace) -> None:
+    with echo.faults.freeze("echo", namespace=echo.name):
+        echo.until("pod", "echo", lambda p: not is_ready(p), "not Ready while frozen")
+        assert [record.kind for record in echo.faults.active()] == ["freeze"]
+    echo.until_ready("echo")
+    assert echo.faults.active() == []
+    assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_cut_and_mend(echo: Namespace) -> None:
+    with echo.faults.cut("echo", namespace=echo.name):
+        echo.until("pod", "echo", lambda p: not is_ready(p), "not Ready while cut off")
+    echo.until_ready("echo")
+
+
+def test_a_silent_node_is_found_lost_and_comes_back(lab: Lab, echo: Namespace) -> None:
+    node = echo.get("pod", "echo")["spec"]["nodeName"]
+
+    def ready() -> str:
+        conditions = echo.get("node", node)["status"]["conditions"]
+        return str(next(c["status"] for c in conditions if c["type"] == "Ready"))
+
+    with Faults(lab).silence(node):
+        until(lambda: ready() == "Unknown", "the node is Unknown", within=60)
+        echo.until("pod", "echo", lambda p: not is_ready(p), "its pod is not Ready")
+    until(lambda: ready() == "True", "the node is Ready again")
+    echo.until_ready("echo")
+    assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+@pytest.mark.parametrize("component", ["etcd", "kube-apiserver"])
+def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
+    before = echo.lab.status()["components"][component]["restarts"]
+    echo.faults.restart(component)
+    assert echo.lab.status()["components"][component]["restarts"] == before + 1
+    # The agent's watches have to come back: a new pod must run, and the old one must still be told about.
+    until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
+    echo.apply(POD.replace("name: echo,", "name: later,"))
+    echo.until_ready("later", within=60)
+    assert is_ready(echo.get("pod", "echo"))
+
+
+def test_a_held_component_stays_away_until_resumed(echo: Namespace) -> None:
+    with echo.faults.hold("kube-apiserver"):
+        with pytest.raises(LabError, match=r"refused|EOF|reset"):
+            echo.kubectl("get", "pods")
+        assert echo.lab.status()["components"]["kube-apiserver"]["held"]
+        with pytest.raises(LabError, match=r"is held"):
+            echo.faults.restart("kube-apiserver")
+    until(lambda: is_ready(echo.get("pod", "echo")), "the pod is there, Ready, and was left alone")
+    assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_full_node_takes_no_pod(namespace: Namespace) -> None:
+    pod = """
+apiVersion: v1
+kind: Pod
+metadata: {name: late}
+spec:
+  nodeSelector: {kubernetes.io/hostname: node-1}
+  containers:
+  - {name: echo, image: aerie.dev/lab/echo:1, resources: {limits: {nvidia.com/gpu: "1"}}}
+"""
+    fault = namespace.faults.fill("node-1")
+    namespace.apply(pod)
+    namespace.until(
+        "pod",
+        "late",
+        lambda p: any(c.get("reason") == "Unschedulable" for c in p["status"].get("conditions") or []),
+        "unschedulable while the node is full",
+    )
+    fault.undo()
+    namespace.until_ready("late", within=90)
+
+
+def test_delete_and_put_back(namespace: Namespace) -> None:
+    namespace.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}})
+    fault = namespace.faults.delete("configmap", "settings", namespace=namespace.name)
+    namespace.until_gone("configmap", "settings")
+    fault.undo()
+    assert namespace.get("configmap", "settings")["data"] == {"a": "1"}
+
+
+def test_what_is_not_there_is_named(namespace: Namespace) -> None:
+    with pytest.raises(LabError, match=r"no running container 'x' in pod default/none"):
+        namespace.faults.freeze("none", "x")
+    with pytest.raises(LabError, match="'node-9' is no node of this lab: one of node-1, node-2"):
+        namespace.faults.silence("node-9")
+    with pytest.raises(LabError, match="'nginx' is no component of the lab: one of etcd"):
+        namespace.faults.restart("nginx")
+    with pytest.raises(StateError, match="there is no fault 99"):
+        namespace.faults.undo(99)
+    assert namespace.faults.active() == []
+
+
+def test_a_fault_that_cannot_be_made_is_not_kept_and_an_old_one_outlives_its_pod(echo: Namespace) -> None:
+    fault = echo.faults.freeze("echo", namespace=echo.name)
+    began = time.monotonic()
+    echo.kubectl("delete", "pod", "echo")  # a stopped process ends by SIGKILL after its grace period
+    assert time.monotonic() - began < 30
+    fault.undo()
+    assert echo.faults.active() == []

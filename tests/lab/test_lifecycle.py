@@ -1,0 +1,204 @@
+"""Up and down: nothing is left behind, whatever happens in between. These tests start labs of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie_lab.cluster import Lab, Settings, names, process, start, take_down
+from aerie_lab.errors import StartError, StateError
+from aerie_lab.paths import lab_folder
+from aerie_lab.testing import until
+
+NAME = f"life-{os.getpid()}"
+# SIGINT is ignored where the tests run in the background of a script, and the command would inherit that.
+CODE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from aerie_lab.cli import main; main()"
+COMMAND = [sys.executable, "-c", CODE]
+
+
+def small(name: str = NAME, **changes: Any) -> Settings:
+    """A lab that starts quickly."""
+    return Settings(name=name, nodes=1, gateway=False, **changes)
+
+
+def left_of(name: str) -> list[str]:
+    """Every trace of a lab on this machine: processes, mounts, named namespaces, files."""
+    folder = str(lab_folder(name))
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if any(word.startswith(folder) or f"={folder}" in word for word in words):
+                found.append(f"process {entry.name}: {' '.join(words)[:100]}")
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line]
+    return found + ([folder] if Path(folder).exists() else [])
+
+
+def machine_state() -> tuple[list[str], list[str], int]:
+    """Named network namespaces, network devices and the number of mounts of this machine."""
+    named = sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []
+    mounts = len(Path("/proc/self/mountinfo").read_text().splitlines())
+    return named, sorted(os.listdir("/sys/class/net")), mounts
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = machine_state()
+    yield
+    for name in names():
+        if name.startswith(NAME):
+            take_down(name)
+    assert left_of(NAME) == []
+    assert machine_state() == before
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_two_labs_side_by_side_with_pods_and_then_none() -> None:
+    with Lab.up(small()) as one, Lab.up(small(f"{NAME}-b")) as two:
+        assert one.api_url != two.api_url
+        for lab in (one, two):
+            lab.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1")
+            lab.kubectl("rollout", "status", "deployment/echo", "--timeout=60s")
+        # The same addresses in both, and neither sees the other's.
+        assert "node-1" in two.kubectl("get", "nodes", "-o", "name")
+        two.down()
+        assert left_of(f"{NAME}-b") == []
+        assert "echo" in one.kubectl("get", "deployments", "-o", "name")
+
+
+def test_up_twice_is_one_lab_and_other_settings_are_refused() -> None:
+    with Lab.up(small()) as lab:
+        said: list[str] = []
+        assert Lab.up(small(), said.append).api_url == lab.api_url
+        assert said == [f"lab '{NAME}' is up already"]
+        with pytest.raises(StateError, match="is up with other settings"):
+            Lab.up(small(gpus=4))
+
+
+def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
+    lab = Lab.up(small())
+    lab.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1")
+    pid = process.living(lab.folder)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+    with pytest.raises(StateError, match="is not up"):
+        Lab.find(NAME)
+    with Lab.up(small()) as again:
+        assert "echo" not in again.kubectl("get", "deployments", "-o", "name")
+
+
+def test_a_leashed_lab_ends_with_its_owner() -> None:
+    code = (
+        "import os, signal, sys; from aerie_lab.cluster import Lab, Settings\n"
+        f"Lab.up(Settings(name='{NAME}', nodes=1, gateway=False), leashed=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 1.6, 2.5, 4.0])
+def test_ctrl_c_while_coming_up_leaves_a_state_that_the_next_command_handles(seconds: float) -> None:
+    starting = subprocess.Popen([*COMMAND, "up", "--name", NAME, "--nodes=1", "--no-gateway"], stderr=subprocess.PIPE)
+    time.sleep(seconds)  # the moment is the parameter: every one must be handled
+    starting.send_signal(signal.SIGINT)
+    _, said = starting.communicate(timeout=60)
+    assert starting.returncode in (0, 130), said.decode()
+    assert b"Traceback" not in said
+    down = run("down", "--name", NAME)
+    assert down.returncode == 0, down.stderr
+    assert left_of(NAME) == []
+
+
+def test_a_command_killed_while_coming_up_is_cleaned_by_down() -> None:
+    starting = subprocess.Popen([*COMMAND, "up", "--name", NAME, "--nodes=1", "--no-gateway"], stderr=subprocess.DEVNULL)
+    until(lambda: process.living(lab_folder(NAME)), "the lab's first process lives")
+    starting.kill()
+    starting.wait()
+    with pytest.raises(StateError, match="half started"):
+        Lab.find(NAME)
+    assert run("down", "--name", NAME).returncode == 0
+    assert left_of(NAME) == []
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"port {port} of 127.0.0.1 is taken: give another one with --api-port"):
+            Lab.up(small(api_port=port))
+
+
+def test_stale_and_foreign_state_is_cleared_or_refused() -> None:
+    folder = lab_folder(NAME)
+    folder.mkdir(parents=True)
+    (folder / "lab.json").write_text("{ half a fi")
+    (folder / "process.json").write_text(json.dumps({"pid": os.getpid(), "start_time": 1}))  # a number used again
+    with Lab.up(small()) as lab:
+        assert "node-1" in lab.kubectl("get", "nodes", "-o", "name")
+        (folder / "lab.json").write_text(json.dumps({"format": 0, "settings": {}}))
+        with pytest.raises(StateError, match="another version of the lab"):
+            Lab.find(NAME)
+
+
+def test_a_component_that_cannot_start_is_told_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    # etcd meets a file where its folder should be, as after a disk that lost something.
+    write_credentials = start._write_credentials
+
+    def write_and_block_etcd(folder: Path, settings: Settings) -> None:
+        write_credentials(folder, settings)
+        (folder / "etcd").write_text("not a folder")
+
+    monkeypatch.setattr(start, "_write_credentials", write_and_block_etcd)
+    with pytest.raises(StartError, match=r"(?s)etcd did not become ready.*not a directory.*logs of this attempt are in"):
+        Lab.up(small())
+
+
+def test_the_command_line_tells_one_sentence_and_no_traceback() -> None:
+    for arguments, sentence in (
+        (["status", "--name", NAME], f"lab '{NAME}' is not up: start it with `aerie-lab up --name {NAME}`."),
+        (["up", "--name", "Not A Name"], "cannot name a lab"),
+        (["up", "--name", NAME, "--nodes", "0"], "nodes is 0: choose a number from 1 to 100"),
+        (["up", "--name", NAME, "--images", "/nowhere.toml"], "image table /nowhere.toml cannot be read"),
+        (["logs", "etcd", "--name", NAME], "the lab is not up"),
+        (["build", "linux"], "'linux' is no family of binaries"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+        assert sentence in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_the_command_line_from_up_to_down() -> None:
+    up = run("up", "--name", NAME, "--nodes=1", "--no-gateway")
+    assert up.returncode == 0, up.stderr
+    assert up.stdout == f"export KUBECONFIG={lab_folder(NAME) / 'kubeconfig'}\n"
+    assert "API server  https://127.0.0.1:" in up.stderr
+    environment = {**os.environ, "AERIE_LAB_NAME": NAME}
+    nodes = subprocess.run([*COMMAND, "kubectl", "get", "nodes"], capture_output=True, text=True, env=environment, check=True)
+    assert "node-1" in nodes.stdout
+    status = json.loads(run("status", "--name", NAME, "--json").stdout)
+    assert all(part["running"] for part in status["components"].values())
+    assert "using 10.245.0.1" in run("logs", "kube-apiserver", "--name", NAME, "-n", "2000").stdout
+    shell = run("shell", "--name", NAME, "--", "sh", "-c", "kubectl get nodes -o name; exit 3")
+    assert (shell.stdout, shell.returncode) == ("node/node-1\n", 3)
+    inside = run("shell", "--inside", "--name", NAME, "--", "sh", "-c", "kubectl get nodes -o name; ls /sys/class/net")
+    assert "node/node-1" in inside.stdout, inside.stderr
+    assert run("down", "--name", NAME).returncode == 0
+    assert run("down", "--name", NAME).returncode == 0  # again is fine

@@ -1,0 +1,240 @@
+"""The models: what is written reads back, unknown fields stay out of the way, and bad input gets a sentence."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from aerie.api import ResourceError, SpeculativeDeployment
+from aerie.api.base import Json
+from aerie.api.engine import IMAGE_WITH_VERSION
+from aerie.api.source import HuggingFaceSource, ImageSource, VolumeClaimSource
+from aerie.api.status import Condition, Outcome, Status
+from aerie.engine.versions import NoVersion, from_image
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+
+
+@pytest.fixture
+def least() -> Json:
+    """The least resource."""
+    source = {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}
+    return {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": source}, "engine": {"image": "vllm/vllm-openai:v0.33.0"}},
+    }
+
+
+def test_defaults_are_those_of_the_design(least: Json) -> None:
+    spec = SpeculativeDeployment.from_dict(least).spec
+    assert (spec.replicas, spec.drafter, spec.metrics.interval) == (1, None, timedelta(seconds=15))
+    assert (spec.speculation.tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_tokens) == (3, "Auto", 7)
+    canary, analysis = spec.rollout.canary, spec.rollout.analysis
+    assert (canary.replicas, canary.control, canary.capacity, canary.approval) == (1, "Fresh", "Surge", "Automatic")
+    assert (canary.ramp, canary.ramp_hold) == ([25, 50], timedelta(minutes=5))
+    assert (analysis.block, analysis.warmup, analysis.min_blocks) == (timedelta(minutes=2), timedelta(minutes=5), 5)
+    assert (analysis.soak, analysis.deadline, analysis.margin) == (timedelta(minutes=30), timedelta(hours=4), 0.02)
+    assert (analysis.goal, analysis.on_inconclusive) == ("NonInferior", "Hold")
+    assert (spec.rollout.progress_deadline, spec.rollout.paused) == (timedelta(minutes=30), False)
+    assert spec.rollout.traffic.mode == "Service"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_reads_strictly_and_back(example: Path) -> None:
+    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown="refuse")
+    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown="refuse") == read
+
+
+minutes = st.integers(0, 1440).map(lambda count: timedelta(minutes=count))
+
+
+@given(
+    tokens=st.integers(0, 15),
+    soak=minutes,
+    margin=st.floats(0.001, 0.2),
+    ramp=st.lists(st.integers(1, 99), max_size=16),
+    env=st.lists(st.text("ABC_", min_size=1, max_size=5), max_size=4, unique=True),
+    gpus=st.integers(0, 16) | st.sampled_from(["1", "500m", "16Gi"]),
+)
+def test_any_resource_reads_back(
+    tokens: int, soak: timedelta, margin: float, ramp: list[int], env: list[str], gpus: int | str
+) -> None:
+    document = {
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+            "engine": {
+                "image": "vllm/vllm-openai:v0.33.0",
+                "env": [{"name": name, "value": "1"} for name in env],
+                "resources": {"limits": {"nvidia.com/gpu": gpus}},
+            },
+            "speculation": {"tokens": tokens},
+            "rollout": {
+                "canary": {"ramp": ramp},
+                "analysis": {"soak": f"{soak // timedelta(minutes=1)}m", "margin": margin},
+            },
+        },
+    }
+    read = SpeculativeDeployment.from_dict(document)
+    assert read.spec.rollout.analysis.soak == soak
+    assert read.spec.engine.resources is not None
+    assert read.spec.engine.resources.limits == {"nvidia.com/gpu": str(gpus)}
+    assert SpeculativeDeployment.from_dict(read.to_dict()) == read
+
+
+def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: Json) -> None:
+    plain = SpeculativeDeployment.from_dict(least)
+    newer = copy.deepcopy(least)
+    newer["spec"]["future"] = 1
+    newer["spec"]["engine"]["future"] = {"a": 1}
+    newer["metadata"] |= {"managedFields": [], "finalizers": ["x"], "ownerReferences": []}
+    assert SpeculativeDeployment.from_dict(newer) == plain
+
+
+def test_what_a_user_may_say_of_metadata_is_never_refused(least: Json) -> None:
+    least["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
+    read = SpeculativeDeployment.from_dict(least, unknown="refuse")
+    assert read.metadata.annotations == {"a": "b"}
+
+
+def _set(*path: str, to: Any) -> Callable[[Json], None]:
+    def change(document: Json) -> None:
+        node: Any = document
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_set("spec", "rolout", to={}), "spec.rolout is no field of the resource: correct its name, or remove it."),
+        (_set("spec", "engine", to={}), "spec.engine.image is missing."),
+        (_set("spec", "replicas", to="3"), "spec.replicas is '3': input should be a valid integer."),
+        (
+            _set("spec", "speculation", "tokens", to=16),
+            "spec.speculation.tokens is 16: input should be less than or equal to 15.",
+        ),
+        (
+            _set("spec", "rollout", "canary", "ramp", to=[25, 100]),
+            "spec.rollout.canary.ramp[1] is 100: input should be less than or equal to 99.",
+        ),
+        (
+            _set("spec", "metrics", "interval", to="15 s"),
+            "spec.metrics.interval: '15 s' is no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m.",
+        ),
+        (
+            _set("spec", "metrics", "interval", to=15),
+            "spec.metrics.interval: 15 is no duration: write it as a string, such as 30s, 5m or 1h30m.",
+        ),
+        (
+            _set("spec", "metrics", "interval", to="6m"),
+            "spec.metrics.interval: 6m is out of range: write a duration from 1s to 5m.",
+        ),
+        (
+            _set("spec", "model", "source", "image", to={"reference": "a@sha256:1"}),
+            "spec.model.source: write exactly one of huggingFace, volumeClaim and image, not 2 of them.",
+        ),
+        (
+            _set("spec", "rollout", "analysis", "goal", to="Better"),
+            "spec.rollout.analysis.goal is 'Better': input should be 'NonInferior' or 'Superior'.",
+        ),
+        (_set("kind", to="Deployment"), "kind is 'Deployment': input should be 'SpeculativeDeployment'."),
+    ],
+)
+def test_bad_input_gets_a_sentence(least: Json, change: Callable[[Json], None], sentence: str) -> None:
+    change(least)
+    with pytest.raises(ResourceError) as caught:
+        SpeculativeDeployment.from_dict(least, unknown="refuse")
+    assert str(caught.value) == sentence
+
+
+def test_every_fault_gets_its_own_line(least: Json) -> None:
+    least["spec"] |= {"replicas": -1, "metrics": {"interval": "x"}}
+    with pytest.raises(ResourceError) as caught:
+        SpeculativeDeployment.from_dict(least)
+    assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == ["spec.replicas", "spec.metrics.interval:"]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ({"huggingFace": {"repo": "gpt2", "revision": COMMIT}}, HuggingFaceSource),
+        ({"volumeClaim": {"claimName": "models", "path": "a/b"}}, VolumeClaimSource),
+        ({"image": {"reference": "a@sha256:" + "0" * 64}}, ImageSource),
+    ],
+)
+def test_the_given_source(least: Json, source: Json, kind: type) -> None:
+    least["spec"]["model"]["source"] = source
+    assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.given, kind)
+
+
+def test_the_served_name(least: Json) -> None:
+    assert SpeculativeDeployment.from_dict(least).served_name == "chat"
+    least["spec"]["model"]["servedName"] = "llama"
+    assert SpeculativeDeployment.from_dict(least).served_name == "llama"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai:v0.33.0",
+        "vllm/vllm-openai:0.33.0-cu130",
+        "registry.example:5000/vllm:v0.33.0rc1@sha256:" + "0" * 64,
+        "rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210",
+        "vllm/vllm-openai",
+        "vllm/vllm-openai:latest",
+        "vllm/vllm-openai:v0.33",
+        "registry.example:5000/vllm",
+        "10.0.0.1:5000/vllm",
+        "registry.example:1.2.3/vllm",
+        "nvcr.io/nvidia/vllm:25.10-py3",
+        "vllm/vllm-openai@sha256:" + "0" * 64,
+    ],
+)
+def test_the_schema_takes_the_image_tags_that_tell_a_version(image: str) -> None:
+    assert bool(re.search(IMAGE_WITH_VERSION, image)) == (not isinstance(from_image(image), NoVersion))
+
+
+def test_a_moment_is_written_in_utc_and_read_back() -> None:
+    moment = datetime(2026, 11, 21, 13, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=1)))
+    condition = Condition(type="Ready", status="True", reason="Serving", message="", last_transition_time=moment)
+    assert condition.to_dict()["lastTransitionTime"] == "2026-11-21T12:00:00.123Z"
+    assert Condition.from_dict(condition.to_dict()) == condition
+    assert Condition.from_dict(condition.to_dict() | {"lastTransitionTime": "2026-11-21T12:00:00Z"}) != condition
+
+
+def test_a_moment_without_a_time_zone_is_refused() -> None:
+    with pytest.raises(ValidationError, match="timezone"):
+        Condition(type="Ready", status="True", reason="A", message="", last_transition_time=datetime(2026, 11, 21))  # noqa: DTZ001
+
+
+def test_a_status_that_the_schema_would_refuse_cannot_be_made() -> None:
+    with pytest.raises(ValidationError, match="at most 10 items"):
+        Status(history=[OUTCOME] * 11)
+    assert len(Status(history=[OUTCOME] * 10).history) == 10
+
+
+OUTCOME = Outcome(
+    revision="abc",
+    change="K=5",
+    result="Promoted",
+    reason="It was better.",
+    started_at=datetime(2026, 11, 21, tzinfo=UTC),
+    ended_at=datetime(2026, 11, 21, 1, tzinfo=UTC),
+)

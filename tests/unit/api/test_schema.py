@@ -1,0 +1,106 @@
+"""The generated definition: structural, bounded, described, and the same as the committed files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerie.api.base import Json, Model
+from aerie.api.crd import SchemaError, annotated_schema, custom_resource_definition
+
+ROOT = Path(__file__).resolve().parents[3]
+PRESERVED = "x-kubernetes-preserve-unknown-fields"
+
+
+def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+        if key in schema:
+            yield from nodes(schema[key], path + suffix)
+
+
+@pytest.fixture(scope="module")
+def schema() -> Json:
+    """The schema of the whole object."""
+    version = custom_resource_definition()["spec"]["versions"][0]
+    found: Json = version["schema"]["openAPIV3Schema"]
+    return found
+
+
+def test_it_is_structural(schema: Json) -> None:
+    for path, node in nodes(schema):
+        assert ("type" in node) != ("x-kubernetes-int-or-string" in node), path
+        assert not {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "nullable"} & node.keys(), path
+        assert not {"properties", "additionalProperties"} <= node.keys(), path
+        assert all(key.startswith("x-kubernetes-") for key in node if key.startswith("x-")), path
+        if node.get("type") == "array":
+            assert "items" in node, path
+        if node.get("type") == "object":
+            assert {"properties", "additionalProperties", PRESERVED} & node.keys(), path
+
+
+def test_everything_is_bounded(schema: Json) -> None:
+    for path, node in nodes(schema):
+        if node.get("type") == "string":
+            assert {"maxLength", "enum", "format"} & node.keys() or path in (".apiVersion", ".kind"), path
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+def test_every_field_is_described(schema: Json) -> None:
+    for path, node in nodes(schema):
+        for name, child in node.get("properties", {}).items():
+            if not f"{path}.{name}".startswith(".metadata"):  # the API server describes it
+                assert child.get("description", "").endswith("."), f"{path}.{name}"
+
+
+def test_keys_of_a_list_are_required_fields_of_its_entries(schema: Json) -> None:
+    for path, node in nodes(schema):
+        if node.get("x-kubernetes-list-type") == "map":
+            assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"]), path
+
+
+def test_a_message_is_one_line_that_the_server_takes(schema: Json) -> None:
+    for path, node in nodes(schema):
+        for rule in node.get("x-kubernetes-validations", []):
+            assert "\n" not in rule["message"], path
+            assert len(rule["message"]) <= 2048, path
+
+
+def test_what_the_server_does_not_know_stops_the_generation() -> None:
+    class Bad(Model):
+        either: int | str = 1
+
+    with pytest.raises(SchemaError, match=r"Bad\.either: the API server knows no anyOf"):
+        annotated_schema(Bad)
+
+
+def test_the_committed_files_are_what_the_models_say() -> None:
+    command = [sys.executable, "-m", "scripts.generate", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_file_is_named_and_written_again(tmp_path: Path) -> None:
+    script = "import sys, pathlib, scripts.generate as g; g.ROOT = pathlib.Path(sys.argv[1]); sys.exit(g.main(sys.argv[2:]))"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, str(tmp_path), *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    run()
+    assert run("--check").returncode == 0
+    (tmp_path / "docs" / "reference.md").write_text("edited by hand")
+    stale = run("--check")
+    assert stale.returncode == 1
+    assert stale.stderr == "docs/reference.md is not what the models in operator/aerie/api say: run `make crds`.\n"
+    assert run().stdout == "wrote docs/reference.md\n"
+    assert run("--check").returncode == 0

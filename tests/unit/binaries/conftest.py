@@ -1,0 +1,101 @@
+"""A family that needs no network, a Go that does as a test says, and a cache of each test's own."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.binaries import toolchain
+from aerie_lab.binaries.families import Binary, Family
+from aerie_lab.binaries.toolchain import Go
+
+MAIN = """//go:build lab
+
+package main
+
+import "os"
+
+var version = "unstamped"
+
+func main() { os.Stdout.WriteString("hello version " + version + "\\n") }
+"""
+
+# Answers as `go` does, and "builds" by running the test's own lines: `produce` makes what a build should.
+FAKE_GO = r"""#!/bin/sh
+produce() {
+    printf '#!/bin/sh\necho hello version v1.2.3\n' > "$out/hello"
+    chmod +x "$out/hello"
+}
+case "$1 $2" in
+"env GOVERSION") echo go1.99.0 ;;
+"env GOCACHE") echo "$AERIE_LAB_CACHE"; echo "$AERIE_LAB_CACHE" ;;
+"list -m") echo "$PWD/tool" ;;
+build*) out=$3; {build} ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lab's cache for this test."""
+    monkeypatch.setenv("AERIE_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("AERIE_LAB_BINARIES", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Family:
+    """A family of one binary whose module lies beside its go.mod."""
+    sources = tmp_path / "modules" / "tiny"
+    for name, text in {
+        "go.mod": "module aerie.dev/tiny\n\ngo 1.26.0\n\nrequire example.com/tool v1.2.3\n\nreplace example.com/tool => ./tool\n",
+        "tool/go.mod": "module example.com/tool\n\ngo 1.26.0\n",
+        "tool/cmd/hello/main.go": MAIN,
+        "tool/examples/crds/01-crds.yaml": "kind: List\n",
+    }.items():
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_text(text)
+    return Family(
+        name="tiny",
+        module="example.com/tool",
+        binaries=(Binary("hello", "example.com/tool/cmd/hello"),),
+        tags=("lab",),
+        stamps=("main.version=v{version}",),
+        manifests=("examples/crds/01-crds.yaml",),
+        folder=tmp_path / "modules",
+    )
+
+
+@pytest.fixture(scope="session")
+def any_go() -> Go:
+    """The Go that the lab itself would use; installed when this machine has none."""
+    return toolchain.find("1.26.0", print)
+
+
+@pytest.fixture
+def go(any_go: Go, monkeypatch: pytest.MonkeyPatch) -> Go:
+    """A real Go, first on the PATH, with its caches outside the test's own."""
+    monkeypatch.setenv("PATH", f"{any_go.path.parent}:{os.environ['PATH']}")
+    for name in ("GOCACHE", "GOMODCACHE", "GOPATH"):
+        if name in any_go.environment:
+            monkeypatch.setenv(name, any_go.environment[name])
+    return any_go
+
+
+@pytest.fixture
+def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a Go on the PATH that runs the given shell lines when it is to build."""
+
+    def put(build: str) -> Path:
+        path = tmp_path / "fake" / "go"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(FAKE_GO.replace("{build}", build))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+        return path
+
+    return put

@@ -1,0 +1,247 @@
+"""Environments of Python packages: installed whole, in place, and explained when that fails. Nothing here needs a network."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aerie_lab import binaries
+from aerie_lab.binaries import environment, lookup, pip, store
+from aerie_lab.binaries.families import ENVIRONMENTS, Binary, Environment
+from aerie_lab.errors import BuildError
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+# As vLLM does, it asks for its version under a name that is not its package's.
+PROGRAM = """
+import importlib.metadata
+
+def main():
+    print("version", importlib.metadata.version("tiny"))
+"""
+
+
+def write_wheel(folder: Path) -> str:
+    """A package tiny-cpu 1.2.3 with a program `tiny`; its hash."""
+    files = {
+        "tiny_tool.py": PROGRAM,
+        "tiny_cpu-1.2.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny-cpu\nVersion: 1.2.3\n",
+        "tiny_cpu-1.2.3.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "tiny_cpu-1.2.3.dist-info/entry_points.txt": "[console_scripts]\ntiny = tiny_tool:main\n",
+    }
+    record = "tiny_cpu-1.2.3.dist-info/RECORD"
+    lines = [f"{record},,"]
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(text.encode())}")
+    folder.mkdir()
+    path = folder / "tiny_cpu-1.2.3-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in {**files, record: "\n".join(lines) + "\n"}.items():
+            wheel.writestr(name, text)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def tiny_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """An environment of one package, which pip finds in a folder and nowhere else."""
+    digest = write_wheel(tmp_path / "wheels")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    lock = tmp_path / "tiny.txt"
+    lock.write_text(f"tiny-cpu==1.2.3 \\\n    --hash=sha256:{digest}\n")
+    return Environment(
+        name="tiny",
+        lock=lock,
+        distribution="tiny-cpu",
+        binaries=(Binary("tiny", package="", version_arguments=None),),
+        newest_python=(3, 99),
+        poses_as="tiny",
+        local_version="+cpu",
+        witnesses=("tiny_tool.py",),
+    )
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what takes seconds: the virtual environment and pip. Tests put their own in place."""
+    monkeypatch.setattr(environment, "_make", lambda _, home: (home / "bin").mkdir(parents=True))
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, cause: pip.Cause, said: str = "") -> None:
+    """Makes pip fail after it has left something."""
+
+    def install(python: Path, *_: object, **__: object) -> pip.Failure:
+        (python.parent / "half").write_text("")
+        return pip.Failure(cause, said)
+
+    monkeypatch.setattr(pip, "install", install)
+
+
+def test_environment_is_installed_once_and_runs(
+    tiny_environment: Environment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a killed installation leaves, of this key and of another, goes with the next one.
+    for name in (store.folder(tiny_environment).name, "tiny-0000000000000000"):
+        (cache / "bin" / name / "bin").mkdir(parents=True)
+        (cache / "bin" / name / "bin" / "tiny").write_text("half")
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
+
+    said: list[str] = []
+    home = store.ensure(tiny_environment, said.append)
+    assert said[0].startswith("tiny: build.json is missing in ")
+    assert said[-1].startswith("tiny 1.2.3: ready after")
+    done = subprocess.run([home / "bin" / "tiny"], capture_output=True, text=True, cwd="/")
+    assert done.stdout == "version 1.2.3+cpu\n"
+    assert list((home / tiny_environment.site_packages / "__pycache__").glob("tiny_tool.*.pyc"))
+    assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == [home.name]
+    assert json.loads((home / "build.json").read_text())["version"] == "1.2.3"
+
+    said.clear()
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert store.ensure(tiny_environment, said.append) == home
+    assert said == []
+    (home / tiny_environment.site_packages / "tiny_tool.py").write_text("")
+    assert store.lack(tiny_environment) == f"{tiny_environment.site_packages}/tiny_tool.py has 0 bytes instead of {len(PROGRAM)}"
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (pip.Cause.DISK, "the disk is full: free about 9 GiB, or set AERIE_LAB_CACHE"),
+        (
+            pip.Cause.UNREACHABLE,
+            "the Python package registry cannot be reached: connect, set PIP_INDEX_URL .* AERIE_LAB_BINARIES",
+        ),
+        (pip.Cause.WRONG_HASH, "a downloaded package is not the one that the lock names, so it was refused: see .*tiny.log"),
+        (pip.Cause.OTHER, "No matching distribution found for x==1. All that pip said: .*tiny.log"),
+    ],
+)
+def test_failure_is_one_sentence_and_leaves_nothing(
+    tiny_environment: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch, cause: pip.Cause, reason: str
+) -> None:
+    fail(monkeypatch, cause, "No matching distribution found for x==1")
+    with pytest.raises(BuildError, match=f"tiny 1.2.3 cannot be installed: {reason}") as caught:
+        store.ensure(tiny_environment, print)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.usefixtures("no_work")
+def test_ctrl_c_leaves_nothing(tiny_environment: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(python: Path, *_: object, **__: object) -> None:
+        (python.parent / "half").write_text("")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pip, "install", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.ensure(tiny_environment, print)
+    assert [path.name for path in (cache / "bin").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.usefixtures("no_work")
+def test_program_that_does_not_run_is_not_declared_complete(
+    tiny_environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(python: Path, *_: object, **__: object) -> None:
+        (python.parent / "tiny").write_text("#!/bin/sh\necho no libtorch >&2; exit 1\n")
+        (python.parent / "tiny").chmod(0o755)
+
+    monkeypatch.setattr(pip, "install", install)
+    unposed = dataclasses.replace(tiny_environment, poses_as="")
+    with pytest.raises(BuildError, match=r"tiny 1\.2\.3 is installed, but tells no version: report this"):
+        store.ensure(unposed, print)
+    assert store.lack(unposed) == "it has not been built"
+
+
+def test_too_little_disk_is_refused_before_anything_is_made(
+    tiny_environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "NEEDED_BYTES", 2**60)
+    with pytest.raises(BuildError, match=r"installing tiny needs \d+ GiB below .* GiB are free: free some, or set"):
+        store.ensure(tiny_environment, print)
+
+
+def test_python_that_is_too_new_is_named(tiny_environment: Environment) -> None:
+    old = dataclasses.replace(tiny_environment, newest_python=(3, 10))
+    with pytest.raises(BuildError, match=r"tiny 1\.2\.3 has packages for Python 3\.11 to 3\.10, and this is 3\."):
+        store.ensure(old, print)
+
+
+def test_another_pin_or_python_is_another_environment(tiny_environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.folder(tiny_environment)
+    monkeypatch.setattr(sys, "base_prefix", "/opt/another")
+    assert store.folder(tiny_environment) != before
+    monkeypatch.undo()
+    tiny_environment.lock.write_text(tiny_environment.lock.read_text() + "other==1\n")
+    assert store.folder(tiny_environment).name != before.name
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", pip.Cause.DISK),
+        ("/usr/bin/python3: No module named pip", pip.Cause.NO_PIP),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching", pip.Cause.UNREACHABLE),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", pip.Cause.WRONG_HASH),
+        ("ERROR: something else", pip.Cause.OTHER),
+        ("", pip.Cause.OTHER),
+    ],
+)
+def test_causes_are_told_apart(output: str, cause: pip.Cause) -> None:
+    assert pip.failure(output, 1).cause is cause
+
+
+def test_progress_is_told_from_what_pip_wrote(tmp_path: Path) -> None:
+    log = tmp_path / "pip.log"
+    log.write_text("Looking in indexes: x\n")
+    assert environment._progress(log, tmp_path) == "looking for packages"
+    log.write_text("Collecting blake3==1.0.11 (from -r x)\n  Downloading blake3\nCollecting torch==2.13.0 (from -r x)\n")
+    assert environment._progress(log, tmp_path) == "2 packages downloaded, now torch"
+    log.write_text(log.read_text() + "Installing collected packages: blake3, torch\n")
+    for name in ("pip", "blake3"):
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info/INSTALLER").write_text("pip\n")
+    assert environment._progress(log, tmp_path) == "1 of 2 packages installed"
+
+
+# -- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+def test_vllm_lock_names_no_registry_and_leaves_out_what_text_does_not_need() -> None:
+    pins = ENVIRONMENTS["vllm"].pins()
+    assert "://" not in pins
+    assert "--index" not in pins
+    assert re.search(r"^torch==", pins, re.MULTILINE)
+    for name in ("torchvision", "torchaudio", "torchcodec", "triton"):
+        assert not re.search(rf"^{name}==", pins, re.MULTILINE)
+
+
+def test_vllm_is_built_only_when_it_is_named() -> None:
+    assert "vllm" in binaries.NAMES
+    assert "vllm" not in binaries.USUAL
+    with pytest.raises(BuildError, match="vllm is not ready, because it has not been built: run `aerie-lab build vllm`"):
+        binaries.folder_of("vllm")
+
+
+def test_vllm_of_a_named_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ensure", lambda recipe, _: tmp_path / recipe.name)
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    assert lookup.ensure("vllm", ready=ready) == tmp_path / "vllm" / "bin"  # absent from the folder
+    shutil.copyfile("/bin/sh", ready / "vllm")
+    with pytest.raises(BuildError, match=r"ready/vllm cannot be run \(it is no executable file\)"):
+        lookup.ensure("vllm", ready=ready)
+    (ready / "vllm").chmod(0o755)
+    assert lookup.ensure("vllm", ready=ready) == lookup.folder_of("vllm", ready=ready) == ready

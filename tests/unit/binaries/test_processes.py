@@ -1,0 +1,109 @@
+"""Builds in several processes, and processes that end in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.binaries import store
+from aerie_lab.binaries.families import Family
+
+BUILD = """
+import pickle, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background of a script
+from aerie_lab.binaries import store
+store.ensure(pickle.loads(Path(sys.argv[1]).read_bytes()), lambda line: print(line, flush=True))
+"""
+# Tells the test its process id, and starts a child that would go on for ever, as a compiler does.
+HANG = 'sleep 600 & echo $$ $! > "$AERIE_LAB_CACHE/pids.new"; mv "$AERIE_LAB_CACHE/pids.new" "$AERIE_LAB_CACHE/pids"; wait'
+
+
+@pytest.fixture
+def start(tiny: Family, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts processes that build `tiny`."""
+    (tmp_path / "family").write_bytes(pickle.dumps(tiny))
+    started: list[subprocess.Popen[str]] = []
+
+    def one() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BUILD, str(tmp_path / "family")]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(what: Callable[[], bool], patience: float = 20.0) -> None:
+    deadline = time.monotonic() + patience
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    """Whether the process does anything still; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def hanging_build(cache: Path) -> list[int]:
+    """The process ids of go and its child, as soon as both run."""
+    wait_for((cache / "pids").exists)
+    return [int(pid) for pid in (cache / "pids").read_text().split()]
+
+
+def test_two_processes_build_once(
+    start: Callable[[], subprocess.Popen[str]], fake_go: Callable[[str], Path], cache: Path
+) -> None:
+    fake_go('echo >> "$AERIE_LAB_CACHE/builds"; sleep 1; produce')
+    first, second = start(), start()
+    said = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert (cache / "builds").read_text() == "\n"
+    assert sum("another process is building it" in text for text in said) == 1
+
+
+def test_ctrl_c_ends_go_and_its_children_and_leaves_nothing(
+    start: Callable[[], subprocess.Popen[str]], fake_go: Callable[[str], Path], cache: Path, tiny: Family
+) -> None:
+    fake_go(HANG)
+    process = start()
+    pids = hanging_build(cache)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    assert not any(running(pid) for pid in pids)
+    assert not (cache / "bin/.tiny.building").exists()
+    assert not store.folder(tiny).exists()
+
+
+def test_killed_process_takes_go_along_and_the_next_build_works(
+    start: Callable[[], subprocess.Popen[str]], fake_go: Callable[[str], Path], cache: Path
+) -> None:
+    fake_go(HANG)
+    process = start()
+    pids = hanging_build(cache)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not running(pids[0]))
+    os.kill(pids[1], signal.SIGKILL)  # a compiler ends by itself
+    assert (cache / "bin/.tiny.building").exists()
+
+    fake_go("produce")
+    again = start()
+    assert "ready after" in again.communicate(timeout=60)[0]
+    assert again.returncode == 0
+    assert not (cache / "bin/.tiny.building").exists()

@@ -1,0 +1,66 @@
+"""What the Dockerfile puts into the image, as far as it can be known without a container engine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def copied() -> list[str]:
+    """The paths of the repository that the Dockerfile copies."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
+    return [path for line in lines for path in line.split()[:-1]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from what the Dockerfile copies and nothing else."""
+    folder = tmp_path_factory.mktemp("source")
+    for path in copied():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+        copy(ROOT / path, folder / path)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "wheel")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (found,) = (folder / "wheel").glob("*.whl")
+    return zipfile.ZipFile(found)
+
+
+def test_the_wheel_holds_the_operator_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"aerie"}
+    assert {"aerie/cli/__init__.py", "aerie/engine/catalog.toml", "aerie/py.typed"} <= set(names)
+
+
+def test_commands_of_packages_that_are_not_there_are_removed() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    (removal,) = re.findall(r"&& rm (/venv/.+)", DOCKERFILE)
+    removed = [path.removeprefix("/venv/bin/") for path in removal.split()]
+    assert set(removed) == {name for name, target in scripts.items() if not target.startswith("aerie.")}
+
+
+def test_everything_is_installed_by_hash_and_torch_is_not() -> None:
+    locks = re.findall(r"-r (\S+)", DOCKERFILE)
+    assert set(locks) <= set(copied())
+    for lock in locks:
+        pins = re.findall(r"^([a-z0-9-]+)==\S+( ;.*?)? \\$", text := (ROOT / lock).read_text(), re.MULTILINE)
+        assert len(pins) == len(re.findall(r"^\S+==", text, re.MULTILINE))
+        assert not {"torch", "vllm", "transformers"} & {name for name, _ in pins}
+    backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert all(pin in (ROOT / "requirements" / "build.txt").read_text() for pin in backend)
+
+
+def test_the_builder_is_sent_what_is_copied() -> None:
+    sent = [line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert all(any(path == entry or path.startswith(f"{entry}/") for entry in sent) for path in copied())

@@ -1,0 +1,133 @@
+"""What the chart has from elsewhere: its values are described once, and files that do not fit each other are refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "charts" / "aerie"
+VALUES = """\
+# How many.
+replicas: 2
+
+# Where it
+# comes from.
+image:
+  # Its name.
+  name: a/b
+# Free.
+labels:
+  a: b | c
+"""
+SCHEMA: dict[str, Any] = {
+    "properties": {
+        "replicas": {"type": "integer", "description": "old"},
+        "image": {"properties": {"name": {"type": "string"}}},
+        "labels": {"properties": {"free": {"type": "string"}}},
+        "global": {"type": "object", "description": "Helm's."},
+    }
+}
+
+
+@pytest.fixture
+def chart(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("scripts.chart")
+
+
+@pytest.fixture
+def values(chart: ModuleType, tmp_path: Path) -> Any:
+    (tmp_path / "values.yaml").write_text(VALUES)
+    return list(chart.described(tmp_path / "values.yaml"))
+
+
+def test_a_comment_above_a_key_is_its_description(values: Any) -> None:
+    assert [(v.name, v.description, v.default, v.inner) for v in values] == [
+        ("replicas", "How many.", 2, False),
+        ("image", "Where it comes from.", {"name": "a/b"}, True),
+        ("image.name", "Its name.", "a/b", False),
+        ("labels", "Free.", {"a": "b | c"}, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["replicas: 2\n", "# Text.\n\nreplicas: 2\n", "# Image.\nimage:\n  # Its name.\n  name: a\n  tag: b\n"]
+)
+def test_a_key_without_a_comment_right_above_is_refused(chart: ModuleType, tmp_path: Path, text: str) -> None:
+    (tmp_path / "values.yaml").write_text(text)
+    with pytest.raises(chart.ChartError, match=r"(replicas|image\.tag) has no comment right above it"):
+        list(chart.described(tmp_path / "values.yaml"))
+
+
+def test_values_that_are_no_mapping_are_refused(chart: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text("- a\n")
+    with pytest.raises(chart.ChartError, match="write one YAML mapping"):
+        list(chart.described(tmp_path / "values.yaml"))
+
+
+def test_the_schema_gets_descriptions_and_keeps_the_rest(chart: ModuleType, values: Any) -> None:
+    properties = chart.with_descriptions(SCHEMA, values)["properties"]
+    assert properties["replicas"] == {"description": "How many.", "type": "integer"}
+    assert properties["image"]["properties"]["name"] == {"description": "Its name.", "type": "string"}
+    assert properties["labels"]["properties"] == {"free": {"type": "string"}}
+    assert properties["global"] == SCHEMA["properties"]["global"]
+
+
+def test_a_key_that_only_one_of_schema_and_values_has_is_refused(chart: ModuleType, values: Any) -> None:
+    more = json.loads(json.dumps(SCHEMA))
+    more["properties"]["image"]["properties"]["tag"] = {"type": "string"}
+    with pytest.raises(chart.ChartError, match=r"has image\.tag, which values\.yaml has not"):
+        chart.with_descriptions(more, values)
+    del more["properties"]["image"]["properties"]
+    with pytest.raises(chart.ChartError, match=r"has image\.name, which values\.schema\.json has not"):
+        chart.with_descriptions(more, values)
+
+
+def test_the_readme_keeps_what_is_around_the_table(chart: ModuleType, values: Any) -> None:
+    readme = f"before\n{chart.BEGIN}\nold\n{chart.END}\nafter\n"
+    text = chart.with_table(readme, values)
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert '| `image.name` | `"a/b"` | Its name. |' in text
+    assert "`image`" not in text
+    assert '`{"a": "b \\| c"}`' in text
+    assert chart.with_table(text, values) == text
+
+
+def test_a_readme_without_marks_is_refused(chart: ModuleType, values: Any) -> None:
+    with pytest.raises(chart.ChartError, match="lacks the lines that enclose the table"):
+        chart.with_table(f"{chart.END}\n", values)
+
+
+def objects(schema: Any) -> list[dict[str, Any]]:
+    """Every part of a schema that names properties."""
+    if isinstance(schema, list):
+        return [found for item in schema for found in objects(item)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if isinstance(schema.get("properties"), dict) else []
+    return own + [found for item in schema.values() for found in objects(item)]
+
+
+def test_the_schema_refuses_every_key_that_it_does_not_name() -> None:
+    assert all(
+        part.get("additionalProperties") is False for part in objects(json.loads((CHART / "values.schema.json").read_text()))
+    )
+
+
+def test_chart_and_project_have_one_version_and_one_example() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    (definition,) = yaml.safe_load(about["annotations"]["artifacthub.io/crds"])
+    crd = yaml.safe_load((CHART / "files" / "aerie.dev_speculativedeployments.yaml").read_text())
+    names = (crd["metadata"]["name"], crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"])
+    assert (definition["name"], definition["kind"], definition["version"]) == names

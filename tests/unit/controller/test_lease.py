@@ -1,0 +1,179 @@
+"""Leader election, in virtual time, against a Lease kept as the API server keeps one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aerie.controller.client import ApiError, Kind, Object
+from aerie.controller.lease import Elector, Timing
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+TIMING = Timing(duration=12, retry=2, margin=3, limit=4)
+
+
+class Server:
+    """One Lease with optimistic locking. `down`: no call is answered. `slow`: seconds that each takes."""
+
+    def __init__(self) -> None:
+        self.lease: Object | None = None
+        self.version = 0
+        self.down = False
+        self.slow = 0.0
+
+    async def _answer(self) -> None:
+        if self.down:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(self.slow)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        assert (kind.kind, namespace, name) == ("Lease", "aerie", "operator")
+        await self._answer()
+        return copy.deepcopy(self.lease)
+
+    async def create(self, wanted: Object) -> Object:
+        await self._answer()
+        if self.lease is not None:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        return self._store(wanted)
+
+    async def replace(self, wanted: Object) -> Object:
+        await self._answer()
+        assert self.lease is not None
+        if wanted["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "it has changed")
+        return self._store(wanted)
+
+    def _store(self, wanted: Object) -> Object:
+        self.version += 1
+        self.lease = copy.deepcopy(wanted)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
+
+
+class Candidate:
+    """An operator that leads whenever it may, and notes from when to when it acted."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.elector = Elector(server, "aerie", "operator", name, TIMING)
+        self.acting = False
+        self.task = asyncio.create_task(self.live())
+
+    async def live(self) -> None:
+        while True:
+            async with self.elector.lead() as lost:
+                self.acting = True
+                try:
+                    await lost.wait()
+                finally:
+                    self.acting = False
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def test_one_leads_and_goes_on_leading(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        candidates = [Candidate(server, name) for name in ("a", "b", "c")]
+        for _ in range(100):
+            await asyncio.sleep(7)
+            assert [c.acting for c in candidates] == [True, False, False]
+        assert server.lease is not None
+        assert server.lease["spec"]["leaseTransitions"] == 0
+        for candidate in candidates:
+            await candidate.stop()
+
+    run(work())
+
+
+def test_a_leader_that_ends_hands_over_at_once(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        await asyncio.sleep(10)
+        await first.stop()
+        began = asyncio.get_running_loop().time()
+        while not second.acting:
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - began <= TIMING.retry + 1
+        await second.stop()
+
+    run(work())
+
+
+def test_a_leader_that_died_is_followed_within_the_lease_and_a_retry(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        first = Candidate(server, "a")
+        await asyncio.sleep(5)
+        second = Candidate(server, "b")
+        await asyncio.sleep(10)
+        first.elector._leases = DEAD  # as after kill -9: nothing is given back
+        first.task.cancel()
+        began = asyncio.get_running_loop().time()
+        while not second.acting:
+            await asyncio.sleep(0.1)
+        assert TIMING.duration - TIMING.retry <= asyncio.get_running_loop().time() - began <= TIMING.duration + 2 * TIMING.retry
+        assert server.lease is not None
+        assert server.lease["spec"]["leaseTransitions"] == 1
+        await second.stop()
+
+    run(work())
+
+
+class _Dead(Server):
+    async def _answer(self) -> None:
+        raise ApiError(None, "ClientError", "no answer")
+
+
+DEAD = _Dead()
+
+
+@pytest.mark.parametrize("slow", [0.0, 1.5])
+def test_two_never_act_together_when_one_is_cut_off(run: Run, slow: float) -> None:
+    async def work() -> None:
+        server = Server()
+        server.slow = slow
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        await asyncio.sleep(20)
+        assert first.acting != second.acting
+        leader, other = (first, second) if first.acting else (second, first)
+        cut = Server()
+        cut.down = True
+        leader.elector._leases = cut
+        cut_at = asyncio.get_running_loop().time()
+        stopped_at = 0.0
+        while not other.acting:
+            await asyncio.sleep(0.1)
+            if not leader.acting and not stopped_at:
+                stopped_at = asyncio.get_running_loop().time()
+        assert 0 < stopped_at <= cut_at + TIMING.duration - TIMING.margin + 0.2
+        assert asyncio.get_running_loop().time() - stopped_at >= TIMING.margin - 0.2
+        for candidate in (first, second):
+            await candidate.stop()
+
+    run(work())
+
+
+def test_a_lease_taken_by_force_ends_the_leadership(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        first = Candidate(server, "a")
+        await asyncio.sleep(5)
+        assert server.lease is not None
+        forced = copy.deepcopy(server.lease)
+        forced["spec"]["holderIdentity"] = "somebody"
+        server._store(forced)
+        await asyncio.sleep(TIMING.retry + 0.1)
+        assert not first.acting
+        await first.stop()
+        assert server.lease["spec"]["holderIdentity"] == "somebody", "what is not ours is not given back"
+
+    run(work())

@@ -1,0 +1,82 @@
+"""`aerie catalog`: tables, JSON, and what is said where there is nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aerie.cli.run import run
+
+NEAR = "Qwen/Qwen3-8B, Qwen/Qwen3-4B, Qwen/Qwen3-32B"
+
+
+def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "SOURCE", "NOTES"]
+    assert first.split()[:5] == ["moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "eagle3.1", "3", "-"]
+    assert second.split()[2] == "eagle3"
+
+
+def test_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["catalog"]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) > 50
+    assert "Dogacel/specdrift-gpt-oss-120b-eagle3" in printed
+    assert "2.55-3.34" in printed
+
+
+def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["catalog", "Qwen/Qwen3-9B"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "The catalog has no drafter for Qwen/Qwen3-9B.",
+        f"The nearest targets that it has: {NEAR}. A drafter of another target does not work.",
+        "If there is one, name it in spec.drafter.source, or add it with --entries; docs/preflight.md shows an entry.",
+        "If there is none, train one on this target's own answers: `eagle --help`.",
+    ]
+    assert run(["catalog", "x/y", "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_only_what_aerie_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["catalog", "zai-org/GLM-5.2"]) == 0
+    assert "Aerie runs EAGLE 3 and 3.1 drafters, and there is none among these." in capsys.readouterr().err
+
+
+def test_a_folder_is_recognised_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(["catalog", str(tmp_path)]) == 0
+    assert "same sizes, maybe another model" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert run(["catalog", str(tmp_path / "empty")]) == 2
+    assert "config.json cannot be read (No such file or directory): give a folder with a model" in capsys.readouterr().err
+
+
+def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = 'targets = ["x/y"]\nkind = "eagle3.1"\nrepo = "me/mine"\ntokens = 4\nacceptance = { chat = 2.9 }'
+    (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
+    assert run(["catalog", "x/y", "--entries", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found == {
+        "targets": ["x/y"],
+        "drafter": "me/mine",
+        "kind": "eagle3.1",
+        "tokens": 4,
+        "acceptance": {"chat": 2.9},
+        "source": "your own entry",
+        "notes": "",
+        "revision": None,
+        "matchedBy": "name",
+        "runs": True,
+    }
+    (tmp_path / "bad.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": 'kind = "x"'}}))
+    assert run(["catalog", "--entries", str(tmp_path / "bad.yaml")]) == 2
+    assert "the catalog entry 'mine' has no 'targets'" in capsys.readouterr().err
+    (tmp_path / "none.yaml").write_text("kind: Pod")
+    assert run(["catalog", "--entries", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml must hold one ConfigMap whose data are texts" in capsys.readouterr().err

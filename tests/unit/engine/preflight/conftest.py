@@ -1,0 +1,282 @@
+"""A small target and an EAGLE 3.1 drafter that fits it, as checkpoints and as real files; and a Hub that serves a folder."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.engine.checkpoint import BITS, Checkpoint, Header, assemble, parse_header
+from aerie.engine.preflight import Finding, Subject, run
+from aerie.engine.versions import Version
+
+Specs = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensors by name: type and shape."""
+
+TARGET = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+}
+TARGET_TENSORS: Specs = {"model.embed_tokens.weight": ("BF16", (256, 64)), "lm_head.weight": ("BF16", (256, 64))}
+
+DRAFTER = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "target_hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "draft_vocab_size": 128,
+    "max_position_embeddings": 2048,
+    "fc_norm": True,
+    "norm_output": True,
+    "norm_before_fc": False,
+    "norm_before_residual": False,
+    "num_aux_hidden_states": 3,
+    "eagle_aux_hidden_state_layer_ids": [2, 3, 6],
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 6]},
+}
+LAYER: Specs = {
+    "midlayer.input_layernorm.weight": ("BF16", (64,)),
+    "midlayer.hidden_norm.weight": ("BF16", (64,)),
+    "midlayer.post_attention_layernorm.weight": ("BF16", (64,)),
+    "midlayer.self_attn.q_proj.weight": ("BF16", (64, 128)),
+    "midlayer.self_attn.k_proj.weight": ("BF16", (32, 128)),
+    "midlayer.self_attn.v_proj.weight": ("BF16", (32, 128)),
+    "midlayer.self_attn.o_proj.weight": ("BF16", (64, 64)),
+    "midlayer.mlp.gate_proj.weight": ("BF16", (96, 64)),
+    "midlayer.mlp.up_proj.weight": ("BF16", (96, 64)),
+    "midlayer.mlp.down_proj.weight": ("BF16", (64, 96)),
+}
+FC_NORMS: Specs = {f"fc_norm.{index}.weight": ("BF16", (64,)) for index in range(3)}
+DRAFTER_TENSORS: Specs = {
+    "fc.weight": ("BF16", (64, 192)),
+    **FC_NORMS,
+    **LAYER,
+    "norm.weight": ("BF16", (64,)),
+    "lm_head.weight": ("BF16", (128, 64)),
+    "d2t": ("I64", (128,)),
+    "t2d": ("BOOL", (256,)),
+}
+OFFSETS = tuple(range(128))
+"""Draft id i is target id 2 i."""
+
+
+def file_bytes(specs: Specs, metadata: Mapping[str, str] | None = None, values: Mapping[str, bytes] | None = None) -> bytes:
+    """A whole safetensors file; tensors without `values` are zeros."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    data = bytearray()
+    for name, (dtype, shape) in specs.items():
+        size = BITS[dtype] // 8
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(data), len(data) + size]}
+        data += (values or {}).get(name, bytes(size))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def header_of(specs: Specs, metadata: Mapping[str, str] | None = None) -> Header:
+    data = file_bytes(specs, metadata)
+    length = struct.unpack("<Q", data[:8])[0]
+    return parse_header(data[8 : 8 + length], len(data), "model.safetensors")
+
+
+class Small:
+    """The models, their files, and the subject that they make."""
+
+    file_bytes = staticmethod(file_bytes)
+    header_of = staticmethod(header_of)
+    offsets = OFFSETS
+    drafter_tensors = DRAFTER_TENSORS
+    drafter_config = DRAFTER
+
+    def target(self, name: str = "example/target@abc", **config: Any) -> Checkpoint:
+        return assemble(name, {**TARGET, **config}, [header_of(TARGET_TENSORS)])
+
+    def drafter(
+        self,
+        name: str = "example/drafter@def",
+        *,
+        drop: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+        add: Specs | None = None,
+        offsets: tuple[int, ...] | None = OFFSETS,
+        metadata: Mapping[str, str] | None = None,
+        **config: Any,
+    ) -> Checkpoint:
+        """`drop`: keys that its config lacks. `without`: tensors, by the beginning of their name, that it lacks."""
+        settings = {key: value for key, value in {**DRAFTER, **config}.items() if key not in drop}
+        kept = (
+            {key: value for key, value in DRAFTER_TENSORS.items() if not key.startswith(without)} if without else DRAFTER_TENSORS
+        )
+        checkpoint = assemble(name, settings, [header_of({**kept, **(add or {})}, metadata)])
+        return replace(checkpoint, offsets=offsets)
+
+    def speculators(self, *, layer: Mapping[str, Any] | None = None, **config: Any) -> Checkpoint:
+        """The same drafter with a config in the format of the speculators library."""
+        inner = (
+            "hidden_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+            "max_position_embeddings",
+            "model_type",
+        )
+        flags = ("fc_norm", "norm_output", "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
+        document = {
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": {key: DRAFTER[key] for key in inner} | {"num_hidden_layers": 1} | dict(layer or {}),
+            "speculators_config": {"verifier": {"name_or_path": "example/target"}},
+            **{key: DRAFTER[key] for key in flags},
+            **config,
+        }
+        return replace(self.drafter(), config={key: value for key, value in document.items() if value is not None})
+
+    def subject(self, **changes: Any) -> Subject:
+        base = Subject(
+            target=self.target(),
+            drafter=self.drafter(),
+            version=Version.parse("0.33.0"),
+            speculative={"method": "eagle3", "num_speculative_tokens": 3},
+            gpu_bytes=80 * 2**30,
+            gpus=1,
+        )
+        return replace(base, **changes)
+
+    def findings(self, which: str, **changes: Any) -> list[Finding]:
+        return [finding for finding in run(self.subject(**changes)).findings if finding.id == which]
+
+    def write(self, folder: Path, checkpoint: Checkpoint) -> Path:
+        """The checkpoint as a folder with one weight file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(checkpoint.config))
+        specs = {name: (tensor.dtype, tensor.shape) for name, tensor in (checkpoint.tensors or {}).items()}
+        values = {"d2t": struct.pack(f"<{len(checkpoint.offsets)}q", *checkpoint.offsets)} if checkpoint.offsets else None
+        (folder / "model.safetensors").write_bytes(file_bytes(specs, checkpoint.metadata, values))
+        return folder
+
+
+@pytest.fixture(scope="session")
+def small() -> Small:
+    return Small()
+
+
+@pytest.fixture
+def folders(tmp_path: Path, small: Small) -> Callable[..., tuple[Path, Path]]:
+    """Writes target and drafter, and returns their folders."""
+
+    def write(target: Checkpoint | None = None, drafter: Checkpoint | None = None) -> tuple[Path, Path]:
+        return (
+            small.write(tmp_path / "target", target or small.target()),
+            small.write(tmp_path / "drafter", drafter or small.drafter()),
+        )
+
+    return write
+
+
+@dataclass
+class FakeHub:
+    """A Hub over a folder: /api/models/me/model/revision/main and /me/model/resolve/<commit>/<file>."""
+
+    folder: Path
+    commit: str = "c0ffee" * 6 + "abcd"
+    address: str = ""
+    ranges: bool = True
+    token: str | None = None
+    failures: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    """Answers to give first, each once: status and headers."""
+    sent: int = 0
+    seen: list[tuple[str, str | None]] = field(default_factory=list)
+    """Path and Range of each request."""
+    elsewhere: bool = False
+    """Whether weights are redirected to a store on another host."""
+    authorized: list[tuple[str, bool]] = field(default_factory=list)
+    """Host of each request, and whether it carried a token."""
+    broken: int = 0
+    """How many answers to cut off in the middle."""
+
+    def files(self) -> list[dict[str, str]]:
+        return [{"rfilename": path.name} for path in self.folder.iterdir()]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    state = FakeHub(tmp_path / "repository")
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            state.seen.append((self.path, self.headers.get("Range")))
+            host = self.headers["Host"]
+            state.authorized.append((host.partition(":")[0], "Authorization" in self.headers))
+            if state.failures:
+                status, headers = state.failures.pop(0)
+                return self.answer(status, b"", headers)
+            if state.token and host.startswith("127.0.0.1") and self.headers.get("Authorization") != f"Bearer {state.token}":
+                return self.answer(401, b"")
+            if self.path == "/api/models/me/model/revision/main":
+                return self.answer(200, json.dumps({"sha": state.commit, "siblings": state.files()}).encode())
+            if state.elsewhere and self.path.endswith(".safetensors") and host.startswith("127.0.0.1"):
+                return self.answer(302, b"", {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
+            path = state.folder / self.path.removeprefix(f"/me/model/resolve/{state.commit}/")
+            if not path.is_file():
+                return self.answer(404, b"")
+            data = path.read_bytes()
+            wanted = self.headers.get("Range")
+            if wanted is None or not state.ranges:
+                return self.answer(200, data)
+            begin, end = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+            if begin >= len(data):
+                return self.answer(416, b"")
+            last = min(end, len(data) - 1)
+            return self.answer(206, data[begin : end + 1], {"Content-Range": f"bytes {begin}-{last}/{len(data)}"})
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if state.broken and len(body) > 1:
+                state.broken -= 1
+                self.wfile.write(body[: len(body) // 2])
+                self.close_connection = True
+                return
+            self.wfile.write(body)
+            state.sent += len(body)
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that hangs up once it has all it wanted is the point of some tests."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    state.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield state
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -1,0 +1,169 @@
+"""Headers from bytes: what is read, what is refused with a sentence, and that nothing else ever comes out."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aerie.engine.checkpoint import (
+    BITS,
+    MAX_HEADER,
+    CheckpointError,
+    Header,
+    assemble,
+    header_bytes,
+    parse_config,
+    parse_header,
+    parse_index,
+)
+
+
+def parse(data: bytes, file: str = "a.safetensors") -> Header:
+    length = header_bytes(data[:8], len(data), file)
+    return parse_header(data[8 : 8 + length], len(data), file)
+
+
+def framed(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def tensor(shape: list[int], begin: int, end: int, dtype: str = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_names_types_shapes_and_places(small: Any) -> None:
+    data = small.file_bytes({"a": ("BF16", (4, 2)), "b": ("I64", (3,))}, {"format": "pt"}, {"b": struct.pack("<3q", 5, 6, 7)})
+    header = parse(data)
+    assert header.metadata == {"format": "pt"}
+    assert header.tensors["a"].shape == (4, 2)
+    assert header.tensors["a"].dtype == "BF16"
+    b = header.tensors["b"]
+    assert b.size == 24
+    assert struct.unpack("<3q", data[b.begin : b.end]) == (5, 6, 7)
+    assert assemble("m", {}, [header]).size == 16 + 24
+
+
+def test_scalars_empty_tensors_and_types_of_less_than_a_byte() -> None:
+    header = parse(
+        framed(
+            {"s": tensor([], 0, 1), "e": tensor([0, 7], 1, 1), "f": tensor([4], 1, 3, "F4"), "x": tensor([9], 3, 4, "F2")},
+            b"1234",
+        )
+    )
+    assert {name: found.size for name, found in header.tensors.items()} == {"s": 1, "e": 0, "f": 2, "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "has 0 bytes, and a safetensors file at least 8"),
+        (b"short", "has 5 bytes"),
+        (b"version https://git-lfs", "header has"),
+        (struct.pack("<Q", 2**63) + b"{}", f"and {MAX_HEADER} is the most: it is not a safetensors file"),
+        (struct.pack("<Q", 100) + b"{}", "header has 100 bytes, but the file ends after 2 more"),
+        (framed(b"{"), "the header is not JSON"),
+        (framed(b"\xff\xfe{}"), "the header is not JSON"),
+        (framed(b"[" * 50_000), "the header is not JSON"),
+        (framed([1]), "the header is a list, not a table of tensors"),
+        (framed(b'{"a": 1, "a": 2}'), "the header names 'a' twice"),
+        (framed({"__metadata__": {"a": 1}}), '__metadata__ must map strings to strings, found {"a": 1}'),
+        (framed({"a": 1}), "'a' is 1, and must have dtype, shape and data_offsets"),
+        (framed({"a": {"dtype": "U8", "shape": [1]}}), "'a' is {"),
+        (framed({"a": tensor([1], 0, 1) | {"data_offsets": [0, 1, 2]}}, b"1"), "'a' is {"),
+        (framed({"a": tensor([True], 0, 1)}, b"1"), "'a' is {"),
+        (framed({"a": tensor([-1], 0, 1)}, b"1"), "'a' is {"),
+        (framed({"a": tensor([1], 2, 1)}, b"12"), "'a' goes from byte 2 to byte 1"),
+        (framed({"a": tensor([2], 0, 1)}, b"1"), "'a', U8 [2], needs 2 bytes and has 1"),
+        (framed({"a": tensor([2], 0, 2), "b": tensor([2], 1, 3)}, b"123"), "overlaps 'a'"),
+        (framed({"a": tensor([1], 0, 1), "b": tensor([1], 2, 3)}, b"123"), "leaves a gap after 'a'"),
+        (framed({"a": tensor([1], 1, 2)}, b"12"), "leaves a gap after the header"),
+        (framed({"a": tensor([4], 0, 4)}, b"12"), "is cut off: its header describes"),
+        (framed({"a": tensor([1], 0, 1)}, b"12"), "is longer than its header says"),
+    ],
+)
+def test_damaged_files_are_refused_with_a_sentence(data: bytes, said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse(data)
+    assert str(caught.value).startswith("a.safetensors")
+    assert said in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a"]) | st.text(), inner),
+)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200) | json_values.map(framed), st.integers(0, 300))
+@example(framed({"__metadata__": None}), 0)
+def test_no_input_does_anything_but_parse_or_say_why(data: bytes, cut: int) -> None:
+    for candidate in (data, data[:cut]):
+        try:
+            header = parse(candidate)
+        except CheckpointError as error:
+            assert str(error)  # noqa: PT017 - either outcome is fine, nothing else is
+        else:
+            assert sum(found.size for found in header.tensors.values()) <= len(candidate)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(max_size=8), st.tuples(st.sampled_from(["BF16", "F32", "I64", "BOOL"]), st.lists(st.integers(0, 5), max_size=4))
+    )
+)
+def test_what_is_written_is_what_is_read(specs: dict[str, tuple[str, list[int]]]) -> None:
+    specs.pop("__metadata__", None)
+    document, position = {}, 0
+    for name, (dtype, shape) in specs.items():
+        size = BITS[dtype] // 8
+        for length in shape:
+            size *= length
+        document[name] = tensor(shape, position, position + size, dtype)
+        position += size
+    header = parse(framed(document, bytes(position)))
+    assert {name: (found.dtype, list(found.shape)) for name, found in header.tensors.items()} == specs
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=100) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_config_and_index_are_read_or_refused(text: bytes) -> None:
+    for read in (parse_config, parse_index):
+        try:
+            assert isinstance(read(text, "config.json"), dict)
+        except CheckpointError as error:
+            assert str(error).startswith("config.json")  # noqa: PT017 - as above
+
+
+@pytest.mark.parametrize("shard", ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "", "..", "a\\b", 7])
+def test_index_cannot_lead_out_of_the_checkpoint(shard: object) -> None:
+    with pytest.raises(CheckpointError, match="is no plain name"):
+        parse_index(json.dumps({"weight_map": {"a": shard}}).encode(), "index.json")
+
+
+def test_shards_become_one_checkpoint_and_are_held_against_the_index(small: Any) -> None:
+    first = parse(small.file_bytes({"a": ("U8", (1,))}), "1.safetensors")
+    second = parse(small.file_bytes({"b": ("U8", (2,))}), "2.safetensors")
+    index = {"a": "1.safetensors", "b": "2.safetensors"}
+    assert assemble("m", {}, [first, second], index).size == 3
+    with pytest.raises(CheckpointError, match=r"1\.safetensors and 1\.safetensors both hold 'a'"):
+        assemble("m", {}, [first, first])
+    with pytest.raises(CheckpointError, match=r"the index says that 'b' is in 2\.safetensors, which does not hold it"):
+        assemble("m", {}, [first], index)
+
+
+def test_values_of_d2t(small: Any) -> None:
+    plain = assemble("m", {}, [small.header_of({"d2t": ("I64", (2,))})])
+    assert plain.with_offsets(struct.pack("<2q", 3, -1)).offsets == (3, -1)
+    with pytest.raises(CheckpointError, match="d2t is I64 with 8 of 16 bytes read"):
+        plain.with_offsets(bytes(8))
+    with pytest.raises(CheckpointError, match="d2t is F32 with 8 of 8 bytes read: it must be I64"):
+        assemble("m", {}, [small.header_of({"d2t": ("F32", (2,))})]).with_offsets(bytes(8))

@@ -1,0 +1,205 @@
+"""`aerie preflight`: from a manifest and folders, or the Hub, to lines, JSON and an exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aerie.cli.files import read_memory
+from aerie.cli.run import run
+
+Folders = Callable[..., tuple[Path, Path]]
+File = Callable[..., str]
+Capture = pytest.CaptureFixture[str]
+ONES, TWOS = "1" * 40, "2" * 40
+
+
+def manifest(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"source": {"huggingFace": {"repo": "example/target", "revision": ONES}}},
+            "engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+            "drafter": {"source": {"huggingFace": {"repo": "example/drafter", "revision": TWOS}}},
+            **spec,
+        },
+    }
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    def write(*documents: object, name: str = "chat.yaml") -> str:
+        (tmp_path / name).write_text(yaml.safe_dump_all(documents))
+        return str(tmp_path / name)
+
+    return write
+
+
+def preflight(*arguments: object) -> int:
+    return run(["preflight", *(str(argument) for argument in arguments)])
+
+
+def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture) -> None:
+    target, drafter = folders()
+    assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "--gpu-memory", "80GiB") == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[:3] == [
+        f"target   example/target@{ONES}",
+        f"drafter  example/drafter@{TWOS}",
+        "vLLM     0.33.0",
+    ]
+    assert "✓ C25 hidden size is the target's: both 64." in lines
+    assert lines[-1] == "preflight passed: 5 notes, 24 passed"
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "way_out"),
+    [
+        (
+            {"target": {"hidden_size": 128}},
+            "✗ C25 hidden size is the target's: the drafter reads hidden states of 64 values, and the target's have 128.",
+            "      -> Use a drafter that was trained for this target: `aerie catalog` names them.",
+        ),
+        (
+            {"drafter": {"without": ("fc_norm",)}},
+            "✗ C9  weights are those the config promises: fc_norm is true, and there is no tensor fc_norm.N.weight: ",
+            "      -> Set fc_norm and norm_output to false in the drafter's config.json, or use the weights that belong to it.",
+        ),
+        (
+            {"drafter": {"drop": ("norm_output",)}},
+            "✗ C27 both halves of EAGLE 3.1: there are weights fc_norm.N.weight, so the drafter is EAGLE 3.1, but its ",
+            "      -> Write norm_output: true into its config.json, or false if it was trained without.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_way_out(
+    small: Any, folders: Folders, capsys: Capture, change: Any, said: str, way_out: str
+) -> None:
+    target, drafter = folders(small.target(**change.get("target", {})), small.drafter(**change.get("drafter", {})))
+    assert preflight("--target", target, "--drafter", drafter) == 1
+    lines = capsys.readouterr().out.splitlines()
+    found = next(number for number, line in enumerate(lines) if line.startswith(said))
+    assert lines[found + 1] == way_out
+    assert lines[-1].startswith("preflight refused: 1 refused, ")
+
+
+def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys: Capture) -> None:
+    target, drafter = folders(small.target(vocab_size=512))
+    assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "-o", "json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["drafter"] == f"example/drafter@{TWOS}"
+    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 30)}
+    assert next(finding for finding in report["findings"] if finding["id"] == "C26")["severity"] == "refuse"
+
+
+def test_arguments_environment_and_gpus_of_the_resource_count(folders: Folders, file: File, capsys: Capture) -> None:
+    engine = {
+        "image": "registry.example/vllm@sha256:" + "0" * 64,
+        "version": "0.33.0",
+        "args": ["--tensor-parallel-size=4", "--enable-lora", "--gpu_memory_utilization", "0.5"],
+        "env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}],
+        "resources": {"limits": {"nvidia.com/gpu": "2"}},
+        "podTemplate": {"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}},
+    }
+    target, drafter = folders()
+    assert preflight("-f", file(manifest(engine=engine)), "--target", target, "--drafter", drafter) == 1
+    printed = capsys.readouterr().out
+    assert "✗ C29 GPUs for the parallelism: the pod has 2 GPUs, and tensor x pipeline x data parallel = 4." in printed
+    assert "! C24 LoRA" in printed
+    assert "the engine may use 50% of 80.0 GiB" in printed
+    assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in printed
+
+
+def test_tokens_0_is_an_engine_without_a_drafter(folders: Folders, file: File, capsys: Capture) -> None:
+    target, _ = folders()
+    assert preflight("-f", file(manifest(speculation={"tokens": 0})), "--target", target) == 0
+    printed = capsys.readouterr()
+    assert "spec.speculation.tokens is 0: the engine runs without a drafter." in printed.err
+    assert "does not apply: C1, C2, " in printed.out
+
+
+def test_omitted_drafter_is_the_catalogs_and_comes_from_the_hub(
+    small: Any,
+    folders: Folders,
+    file: File,
+    hub: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    small.write(hub.folder, small.drafter())
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_HOME", str(hub.folder))
+    resource = manifest()
+    del resource["spec"]["drafter"]
+    row = 'targets = ["example/target"]\nkind = "eagle3.1"\nrepo = "me/model"'
+    entries = file({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"mine": row}}, name="entries.yaml")
+    target, _ = folders()
+    assert preflight("-f", file(resource), "--target", target, "--entries", entries) == 0
+    printed = capsys.readouterr()
+    assert f"drafter  me/model@{hub.commit}" in printed.out
+    assert f"spec.drafter is missing: this is about me/model@{hub.commit}, the catalog's for this target." in printed.err
+
+
+def cannot(capsys: Capture, *arguments: object) -> str:
+    assert preflight(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def test_what_cannot_be_checked_is_status_2_with_a_sentence(
+    folders: Folders, file: File, tmp_path: Path, capsys: Capture
+) -> None:
+    target, drafter = folders()
+    both = ("--target", target, "--drafter", drafter)
+    claim = {"source": {"volumeClaim": {"claimName": "models"}}}
+
+    assert "there is nothing to check: give a manifest with -f, or two folders" in cannot(capsys)
+    assert "none.yaml cannot be read (No such file or directory): give a YAML file." in cannot(
+        capsys, "-f", tmp_path / "none.yaml"
+    )
+    assert "must hold exactly one SpeculativeDeployment, and holds none" in cannot(capsys, "-f", file({"kind": "Pod"}))
+    assert "and holds 2 of them" in cannot(capsys, "-f", file(manifest(), manifest()))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    assert "bad.yaml is not YAML: while parsing" in cannot(capsys, "-f", tmp_path / "bad.yaml")
+    assert "spec.speculation.token is no field of the resource" in cannot(capsys, "-f", file(manifest(speculation={"token": 3})))
+    assert (
+        "spec.drafter.source is a volume claim, which this machine cannot read: give its files with --drafter FOLDER."
+        in cannot(capsys, "-f", file(manifest(drafter=claim)), "--target", target)
+    )
+    assert "has the tag 'latest', which is no vLLM version" in cannot(
+        capsys, "-f", file(manifest(engine={"image": "vllm/vllm-openai:latest"})), *both
+    )
+    assert "spec.engine.args has '--port=1', which is Aerie's to set" in cannot(
+        capsys, "-f", file(manifest(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--port=1"]})), *both
+    )
+    assert "config.json cannot be read (No such file or directory)" in cannot(
+        capsys, "--target", tmp_path / "x", "--drafter", drafter
+    )
+    assert "--gpu-memory is '80 apples': write the memory of one GPU like 80GiB." in cannot(
+        capsys, *both, "--gpu-memory", "80 apples"
+    )
+    assert "--vllm: 'new' is not a vLLM version" in cannot(capsys, *both, "--vllm", "new")
+    assert "spec.drafter is missing, and the catalog has no EAGLE 3.1 drafter for example/target@" in cannot(
+        capsys, "-f", file(manifest(drafter=None)), "--target", target
+    )
+    assert "No such option" in cannot(capsys, "--nonsense")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 * 2**30), ("80Gi", 80 * 2**30), ("85 GB", 85 * 10**9), ("1000", 1000), ("1.5Gi", 3 * 2**29)]
+)
+def test_amounts_of_memory(text: str, size: int) -> None:
+    assert read_memory(text) == size

@@ -1,0 +1,122 @@
+"""The memory estimate against sizes that are known: KV bytes per token of published models, windows, ranks, what is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aerie.engine.checkpoint import Checkpoint, Tensor
+from aerie.engine.memory import GIB, RESERVE, Layout, estimate
+
+LLAMA_8B = {
+    "dtype": "bfloat16",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+KIMI = {
+    "text_config": {
+        "dtype": "bfloat16",
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+    }
+}
+GPT_OSS = {
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}
+
+
+def model(config: dict[str, Any], size: int = 0, names: tuple[str, ...] = ("weight",)) -> Checkpoint:
+    return Checkpoint("m", config, {name: Tensor("BF16", (size // 2,), "f", 0, size) for name in names}, {})
+
+
+def found(config: dict[str, Any], **layout: Any) -> Any:
+    return estimate(model(config), None, Layout(gpu_bytes=80 * GIB, **layout))
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "expected"),
+    [
+        (LLAMA_8B, {}, 131072),  # 2 x 32 layers x 8 heads x 128 x 2 bytes: the 128 KiB of the model's documentation
+        (LLAMA_8B, {"kv_cache_dtype": "fp8"}, 65536),
+        (LLAMA_8B, {"kv_cache_dtype": "fp8", "tensor_parallel": 4}, 16384),
+        (LLAMA_8B, {"tensor_parallel": 16}, 2 * 32 * 1 * 128 * 2),  # heads are copied where there are too few
+        (LLAMA_8B, {"pipeline_parallel": 2}, 65536),
+        (LLAMA_8B, {"dtype": "float32"}, 262144),
+        (KIMI, {}, 61 * 576 * 2),
+        (KIMI, {"tensor_parallel": 8}, 61 * 576 * 2),  # the latent vector is on every rank
+        (GPT_OSS, {}, 2 * 24 * 8 * 64 * 2),
+        ({**GPT_OSS, "layer_types": ["full_attention", "linear_attention"] * 12}, {}, 2 * 12 * 8 * 64 * 2),
+        ({}, {}, None),
+    ],
+)
+def test_bytes_per_token(config: dict[str, Any], layout: dict[str, Any], expected: int | None) -> None:
+    assert found(config, **layout).target_kv_per_token == expected
+
+
+def test_a_window_bounds_what_a_long_sequence_keeps() -> None:
+    per_layer = 2 * 8 * 64 * 2
+    assert found(GPT_OSS, max_model_len=10_000).longest_sequence_kv == 12 * per_layer * (10_000 + 128)
+    assert found(GPT_OSS, max_model_len=100).longest_sequence_kv == 24 * per_layer * 100
+
+
+def test_what_is_left_for_the_cache() -> None:
+    target = model(LLAMA_8B, 16 * GIB)
+    drafter = model({**LLAMA_8B, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, GIB)
+    both = estimate(target, drafter, Layout(gpu_bytes=80 * GIB, max_model_len=8192))
+    assert both.target_weights == 16 * GIB
+    assert both.drafter_weights == GIB
+    assert both.drafter_kv_per_token == 4096
+    assert both.kv_room is not None
+    assert both.kv_room == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE)
+    assert both.tokens == int(both.kv_room / (131072 + 4096))
+    assert both.sequences == pytest.approx(both.kv_room / ((131072 + 4096) * 8192))
+
+
+def test_ranks_share_weights_but_not_fc_and_norms() -> None:
+    drafter = Checkpoint(
+        "d",
+        {"architectures": ["LlamaForCausalLMEagle3"], **LLAMA_8B, "num_hidden_layers": 1},
+        {
+            name: Tensor("BF16", (1,), "f", 0, 400)
+            for name in (
+                "fc.weight",
+                "fc_norm.0.weight",
+                "norm.weight",
+                "midlayer.hidden_norm.weight",
+                "d2t",
+                "t2d",
+                "lm_head.weight",
+            )
+        },
+        {},
+    )
+    shared = estimate(model(LLAMA_8B, 16 * GIB), drafter, Layout(gpu_bytes=None, tensor_parallel=4, pipeline_parallel=2))
+    assert shared.target_weights == 2 * GIB
+    assert shared.drafter_weights == 5 * 400 + 100  # t2d is never loaded, lm_head is split
+    alone = estimate(model(LLAMA_8B), drafter, Layout(gpu_bytes=None, tensor_parallel=4, draft_tensor_parallel=1))
+    assert alone.drafter_weights == 6 * 400
+    assert alone.kv_room is None
+    assert alone.tokens is None
+
+
+def test_every_assumption_is_said() -> None:
+    said = "; ".join(estimate(model({**GPT_OSS, "layer_types": ["mamba"] * 24}), None, Layout(gpu_bytes=80 * GIB)).assumptions)
+    assert "weights take the bytes that they have on disk" in said
+    assert "the KV cache has 2 bytes per element" in said
+    assert "the states of 24 layers without a KV cache are not counted" in said
+    assert "the engine may use 92% of 80.0 GiB, of which 2 GiB go to activations" in said
+    f32 = Checkpoint("m", LLAMA_8B, {"w": Tensor("F32", (1,), "f", 0, 4)}, {})
+    assert "may store float32 weights as 16 bits" in estimate(f32, None, Layout(gpu_bytes=None)).assumptions[0]

@@ -1,0 +1,241 @@
+"""Reading checkpoints from folders and from a Hub: a real HTTP server that behaves, misbehaves and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.checkpoints import Hub, read_folder
+from aerie.engine.checkpoint import CheckpointError
+
+
+def shards(small: Any, folder: Path, count: int) -> Path:
+    """A folder with `count` weight files and their index."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    index = {}
+    for number in range(count):
+        file = f"model-{number}.safetensors"
+        (folder / file).write_bytes(small.file_bytes({f"t{number}": ("BF16", (4, 4))}))
+        index[f"t{number}"] = file
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def test_folder_gives_config_headers_and_d2t(small: Any, tmp_path: Path) -> None:
+    written = small.drafter(metadata={"format": "pt"})
+    read = read_folder(small.write(tmp_path / "drafter", written), "a name")
+    assert read.name == "a name"
+    assert read.config == written.config
+    assert read.metadata == {"format": "pt"}
+    assert read.offsets == small.offsets
+    assert {name: found.shape for name, found in (read.tensors or {}).items()} == {n: t.shape for n, t in written.tensors.items()}
+    assert read.size == written.size
+
+
+def test_folder_with_an_index_reads_the_files_it_names_and_no_other(small: Any, tmp_path: Path) -> None:
+    folder = shards(small, tmp_path / "m", 3)
+    (folder / "consolidated.safetensors").write_bytes(b"not looked at")
+    assert sorted(read_folder(folder).tensors or ()) == ["t0", "t1", "t2"]
+
+
+def test_folder_of_pickles_has_a_config_and_no_tensors(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    read = read_folder(tmp_path)
+    assert read.config == {"a": 1}
+    assert read.tensors is None
+    assert read.size is None
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "config.json cannot be read (No such file or directory): give a folder with config.json"),
+        ({"config.json": b"{}"}, "has no weights: it needs *.safetensors beside config.json"),
+        ({"config.json": b"<html>", "a.safetensors": b""}, "config.json is not JSON"),
+        ({"config.json": b"{}", "a.safetensors": b"\x10\0\0\0\0\0\0\0{}"}, "a.safetensors says that its header has 16 bytes"),
+        (
+            {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {"a": "b.safetensors"}}'},
+            "b.safetensors cannot be read",
+        ),
+    ],
+)
+def test_folder_that_is_no_checkpoint(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_folder(tmp_path)
+    assert said in str(caught.value)
+
+
+Read = Callable[..., Any]
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def read(hub: Any, pauses: list[float]) -> Read:
+    def read(**options: Any) -> Any:
+        with Hub(hub.address, **{"sleep": pauses.append, **options}) as client:
+            return client.read("me/model")
+
+    return read
+
+
+def test_hub_gives_the_same_as_the_folder_at_one_commit(small: Any, hub: Any, read: Read) -> None:
+    folder = small.write(hub.folder, small.drafter())
+    found, expected = read(), read_folder(folder)
+    assert found.name == f"me/model@{hub.commit}"
+    assert found.config == expected.config
+    assert found.offsets == expected.offsets
+    assert {name: (t.dtype, t.shape, t.begin, t.end) for name, t in found.tensors.items()} == {
+        name: (t.dtype, t.shape, t.begin, t.end) for name, t in (expected.tensors or {}).items()
+    }
+    assert all(hub.commit in path for path, _ in hub.seen[1:])
+
+
+def test_hub_reads_no_weights(small: Any, hub: Any, read: Read) -> None:
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text("{}")
+    (hub.folder / "model.safetensors").write_bytes(small.file_bytes({"big": ("BF16", (4096, 1024))}))
+    assert read().size == 2 * 4096 * 1024
+    assert hub.sent < 70_000
+
+
+def test_hub_fetches_the_rest_of_a_long_header(small: Any, hub: Any, read: Read) -> None:
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text("{}")
+    (hub.folder / "model.safetensors").write_bytes(small.file_bytes({f"t{n:06}": ("U8", (1,)) for n in range(2000)}))
+    assert len(read().tensors) == 2000
+    first, second = (wanted for _, wanted in hub.seen if wanted)
+    assert first == "bytes=0-65535"
+    assert second is not None
+    assert second.startswith("bytes=65536-")
+
+
+def test_hub_reads_shards_by_their_index(small: Any, hub: Any, read: Read) -> None:
+    shards(small, hub.folder, 40)
+    assert len(read().tensors) == 40
+
+
+def test_hub_that_ignores_ranges_serves_too(small: Any, hub: Any, read: Read) -> None:
+    hub.ranges = False
+    small.write(hub.folder, small.drafter())
+    assert read().offsets == small.offsets
+
+
+def test_hub_that_ignores_ranges_cannot_make_us_read_without_end(small: Any, hub: Any, read: Read) -> None:
+    hub.ranges = False
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text("{}")
+    (hub.folder / "model.safetensors").write_bytes(small.file_bytes({"big": ("U8", (3_000_000,)), "d2t": ("I64", (2,))}))
+    with pytest.raises(
+        CheckpointError, match="more than 1000000 bytes were received before all headers were in: the server may ignore"
+    ):
+        read(budget=1_000_000)
+
+
+def test_pickles_on_the_hub(hub: Any, read: Read) -> None:
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text("{}")
+    (hub.folder / "pytorch_model.bin").write_bytes(b"x")
+    assert read().tensors is None
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "it does not exist, or it is private: check the name, or set HF_TOKEN"),
+        (403, "the token may not read it: accept the model's terms"),
+        (404, "it does not exist at this revision: check repository and revision"),
+        (418, "is HF_ENDPOINT a Hugging Face Hub"),
+    ],
+)
+def test_refusals_are_said_at_once(hub: Any, read: Read, pauses: list[float], status: int, said: str) -> None:
+    hub.failures = [(status, {})]
+    with pytest.raises(CheckpointError) as caught:
+        read()
+    assert f"answered HTTP {status}: {said}" in str(caught.value)
+    assert pauses == []
+
+
+def test_busy_hub_is_asked_again_when_it_says(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
+    small.write(hub.folder, small.drafter())
+    hub.failures = [(429, {"Retry-After": "7"}), (503, {}), (429, {"Retry-After": "9999"})]
+    assert read().offsets == small.offsets
+    assert pauses == [7.0, 2.0, 30.0]
+
+
+def test_busy_hub_is_given_up_in_the_end(hub: Any, read: Read, pauses: list[float]) -> None:
+    hub.failures = [(429, {})] * 5
+    with pytest.raises(
+        CheckpointError, match=r"failed 5 times, at last with: HTTP 429: try again later, set HF_ENDPOINT to a mirror"
+    ):
+        read()
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_broken_answers_are_asked_for_again(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
+    small.write(hub.folder, small.drafter())
+    hub.broken = 2
+    assert read().offsets == small.offsets
+    assert pauses == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("endpoint", ["hub.example", "http://hub:port", "ftp://hub.example"])
+def test_endpoint_that_is_no_address_is_said_at_once(pauses: list[float], endpoint: str) -> None:
+    with (
+        Hub(endpoint, sleep=pauses.append) as client,
+        pytest.raises(CheckpointError, match="set HF_ENDPOINT to the address of a Hub"),
+    ):
+        client.read("me/model")
+    assert pauses == []
+
+
+def test_answer_that_is_no_listing(hub: Any, read: Read) -> None:
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text("{}")
+    hub.failures = [(200, {})]
+    with pytest.raises(CheckpointError, match="is not JSON"):
+        read()
+
+
+def test_token_from_the_environment_or_a_file(small: Any, hub: Any, tmp_path: Path) -> None:
+    small.write(hub.folder, small.drafter())
+    hub.token = "s3cret"
+    (tmp_path / "token").write_text("s3cret\n")
+    base = {"HF_ENDPOINT": hub.address}
+    for environment in ({"HF_TOKEN": "s3cret"}, {"HF_TOKEN_PATH": str(tmp_path / "token")}, {"HF_HOME": str(tmp_path)}):
+        with Hub.from_environment(base | environment) as client:
+            assert client.read("me/model").offsets == small.offsets
+    with (
+        Hub.from_environment(base | {"HF_HOME": str(tmp_path / "none")}) as client,
+        pytest.raises(CheckpointError, match="HTTP 401") as caught,
+    ):
+        client.read("me/model")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_token_does_not_follow_a_redirect_to_the_store(small: Any, hub: Any, read: Read) -> None:
+    small.write(hub.folder, small.drafter())
+    hub.token, hub.elsewhere = "s3cret", True
+    assert read(token="s3cret").offsets == small.offsets
+    assert {host for host, _ in hub.authorized} == {"127.0.0.1", "localhost"}
+    assert all(carried == (host == "127.0.0.1") for host, carried in hub.authorized)
+
+
+def test_one_lost_shard_ends_it_without_asking_for_the_others(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
+    shards(small, hub.folder, 300)
+    (hub.folder / "model-0.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="HTTP 404: it does not exist at this revision"):
+        read()
+    assert len(hub.seen) < 300
+    assert pauses == []

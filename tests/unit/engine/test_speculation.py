@@ -1,0 +1,53 @@
+"""Speculation settings: what may exist, and what K they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
+
+
+def test_words() -> None:
+    schedule = Schedule((Tier(1, 4, 5), Tier(5, 64, 1)), 5)
+    shown: list[tuple[Setting, str, int]] = [
+        (Off(), "off", 0),
+        (Static(3), "3", 3),
+        (schedule, "1-4:5,5-64:1", 5),
+        (Adaptive(7), "up to 7", 7),
+    ]
+    for setting, text, deepest in shown:
+        assert str(setting) == text
+        assert max_tokens(setting) == deepest
+
+
+def test_a_schedule_by_batch_size() -> None:
+    schedule = Schedule((Tier(1, 4, 5), Tier(5, 64, 1), Tier(65, 128, 0)), 7)
+    assert [schedule.tokens_at(batch) for batch in (1, 4, 5, 64, 65, 128, 1000)] == [5, 5, 1, 1, 0, 0, 0]
+    assert schedule.drafting == (1, 5)
+    with pytest.raises(ValueError, match="at least 1 request"):
+        schedule.tokens_at(0)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "maximum", "why"),
+    [
+        ((), 3, "at least one tier"),
+        ((Tier(2, 4, 1),), 3, "has none at 1"),
+        ((Tier(1, 4, 1), Tier(6, 8, 1)), 3, "has none at 5"),
+        ((Tier(1, 4, 1), Tier(4, 8, 1)), 3, "has none at 5"),
+        ((Tier(1, 0, 1),), 3, "ends where it begins or later, not 1-0"),
+        ((Tier(1, 4, 5),), 3, "0 to 3 tokens, the schedule's maximum, not 5"),
+        ((Tier(1, 4, -1),), 3, "not -1"),
+        ((Tier(1, 4, 0),), 3, "in none: use Off"),
+    ],
+)
+def test_schedules_that_vllm_would_change_or_refuse(tiers: tuple[Tier, ...], maximum: int, why: str) -> None:
+    with pytest.raises(SettingError, match=why):
+        Schedule(tiers, maximum)
+
+
+def test_no_tokens_at_all_is_off() -> None:
+    with pytest.raises(SettingError, match="use Off"):
+        Static(0)
+    with pytest.raises(SettingError, match="use Off"):
+        Adaptive(0)

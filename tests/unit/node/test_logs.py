@@ -1,0 +1,124 @@
+"""Logs on disk and as `kubectl logs` shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.node import logs
+from aerie_lab.node.logs import LogFile, LogQuery, stream_log, tail
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[LogFile]:
+    opened = LogFile(tmp_path / "logs" / "0.log")
+    yield opened
+    opened.close()
+
+
+def shown(path: Path, query: LogQuery) -> list[str]:
+    async def read() -> bytes:
+        ended = asyncio.Event()
+        ended.set()
+        return b"".join([chunk async for chunk in stream_log(path, query, ended)])
+
+    return asyncio.run(read()).decode().splitlines()
+
+
+def test_lines_are_stamped(log: LogFile) -> None:
+    log.write(b"one\ntwo\n", "stdout")
+    log.write(b"three\n", "stderr")
+    pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) F \w+"
+    assert all(re.fullmatch(pattern, line) for line in log.path.read_text().splitlines())
+    assert shown(log.path, LogQuery()) == ["one", "two", "three"]
+    assert shown(log.path, LogQuery(stream="stderr")) == ["three"]
+    assert [line.split(" ")[1] for line in shown(log.path, LogQuery(timestamps=True))] == ["one", "two", "three"]
+
+
+def test_tail_limit_and_since(log: LogFile) -> None:
+    log.write(b"one\ntwo\nthree\n", "stdout")
+    assert shown(log.path, LogQuery(tail_lines=2)) == ["two", "three"]
+    assert shown(log.path, LogQuery(tail_lines=0)) == []
+    assert shown(log.path, LogQuery(tail_lines=9)) == ["one", "two", "three"]
+    assert shown(log.path, LogQuery(limit_bytes=6)) == ["one", "tw"]
+    assert shown(log.path, LogQuery(since=time.time() - 60)) == ["one", "two", "three"]
+    assert shown(log.path, LogQuery(since=time.time() + 60)) == []
+    assert tail(log.path, 2) == "two\nthree"
+    assert tail(log.path.with_name("none"), 2) == ""
+
+
+def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert shown(tmp_path / "none.log", LogQuery(follow=True)) == []
+
+
+def test_carriage_returns_are_no_line_ends(log: LogFile) -> None:
+    log.write(b"10%\r50%\rdone\n", "stdout")
+    raw = log.path.read_bytes()
+    assert raw.count(b" F ") == 1
+    assert tail(log.path, 5) == "10%\r50%\rdone"
+
+
+def test_complete_lines_are_written_before_an_unfinished_one(log: LogFile) -> None:
+    async def run() -> tuple[str, str]:
+        reader = asyncio.StreamReader()
+        copying = asyncio.create_task(log.copy(reader, "stdout"))
+        reader.feed_data(b"first\nsecond\nunfin")
+        await asyncio.sleep(0)
+        early = tail(log.path, 9)
+        reader.feed_data(b"ished")
+        reader.feed_eof()
+        await copying
+        return early, tail(log.path, 9)
+
+    assert asyncio.run(run()) == ("first\nsecond", "first\nsecond\nunfinished")
+
+
+def test_a_line_without_end_is_broken(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_LONGEST", 10)
+
+    async def run() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"x" * 25)
+        reader.feed_eof()
+        await log.copy(reader, "stdout")
+
+    asyncio.run(run())
+    assert tail(log.path, 9) == "x" * 25
+
+
+def test_old_lines_are_set_aside_and_dropped(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_ROTATE", 200)
+    for number in range(50):
+        log.write(f"line {number}\n".encode(), "stdout")
+    found = shown(log.path, LogQuery())
+    assert found[-1] == "line 49"
+    assert 4 <= len(found) < 20
+    assert found == [f"line {number}" for number in range(50 - len(found), 50)]
+    assert len(list(log.path.parent.iterdir())) == 2
+
+
+def test_following_misses_nothing_when_the_file_is_set_aside(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_ROTATE", 400)
+    monkeypatch.setattr(logs, "_POLL", 0.001)
+
+    async def run() -> list[str]:
+        ended = asyncio.Event()
+        log.write(b"line 0\n", "stdout")
+
+        async def write() -> None:
+            for number in range(1, 60):
+                log.write(f"line {number}\n".encode(), "stdout")
+                await asyncio.sleep(0.002)
+            ended.set()
+
+        writing = asyncio.create_task(write())
+        found = b"".join([chunk async for chunk in stream_log(log.path, LogQuery(follow=True), ended)])
+        await writing
+        return found.decode().splitlines()
+
+    assert asyncio.run(run()) == [f"line {number}" for number in range(60)]

@@ -1,0 +1,137 @@
+"""Phases and conditions, by table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aerie_lab.node.status import ContainerState, PodFacts, phase, pod_status, tells
+
+NOW = 1_800_000_000.0
+
+
+def ended(code: int, **fields: Any) -> ContainerState:
+    return ContainerState("c", "i", terminated={"exitCode": code}, **fields)
+
+
+def running(**fields: Any) -> ContainerState:
+    return ContainerState("c", "i", running_since=NOW, started=True, **fields)
+
+
+def crashed() -> ContainerState:
+    return ContainerState("c", "i", waiting=("CrashLoopBackOff", ""), last_terminated={"exitCode": 1})
+
+
+WAITING = ContainerState("c", "i")
+
+
+@pytest.mark.parametrize(
+    ("init", "main", "expected"),
+    [
+        ([], [WAITING], "Pending"),
+        ([], [running()], "Running"),
+        ([], [running(), WAITING], "Pending"),
+        ([], [running(), ended(1)], "Running"),
+        ([], [crashed()], "Running"),
+        ([], [ended(0)], "Succeeded"),
+        ([], [ended(0), ended(2)], "Failed"),
+        ([running(init=True)], [WAITING], "Pending"),
+        ([crashed()], [WAITING], "Pending"),
+        ([ended(0), running()], [WAITING], "Pending"),
+        ([ended(0)], [running()], "Running"),
+        ([ended(3)], [WAITING], "Failed"),
+    ],
+)
+def test_phases(init: list[ContainerState], main: list[ContainerState], expected: str) -> None:
+    assert phase(init, main) == expected
+
+
+def status_of(*main: ContainerState, pod: dict[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
+    pod = {"metadata": {"generation": 1}, "spec": {}, **(pod or {})}
+    known = PodFacts(pod, "10.0.0.1", "10.0.0.2", NOW, True, **facts)
+    return pod_status(known, [], main, NOW)
+
+
+def conditions_of(status: dict[str, Any]) -> dict[str, str]:
+    return {c["type"]: c["status"] for c in status["conditions"]}
+
+
+def test_ready_only_when_all_containers_are() -> None:
+    assert conditions_of(status_of(running(ready=True), running(ready=True)))["Ready"] == "True"
+    half = status_of(running(ready=True), running())
+    assert conditions_of(half)["Ready"] == conditions_of(half)["ContainersReady"] == "False"
+
+
+@pytest.mark.parametrize("gate", [None, "False", "True"])
+def test_readiness_gates(gate: str | None) -> None:
+    conditions = [] if gate is None else [{"type": "g", "status": gate}]
+    pod = {"spec": {"readinessGates": [{"conditionType": "g"}]}, "status": {"conditions": conditions}}
+    found = conditions_of(status_of(running(ready=True), pod=pod))
+    assert found["ContainersReady"] == "True"
+    assert found["Ready"] == ("True" if gate == "True" else "False")
+
+
+def test_a_transition_time_moves_only_with_the_status() -> None:
+    before = [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]
+    stays = status_of(running(ready=True), pod={"status": {"conditions": before}})
+    moves = status_of(running(), pod={"status": {"conditions": before}})
+    times = [{c["type"]: c["lastTransitionTime"] for c in status["conditions"]}["Ready"] for status in (stays, moves)]
+    assert times[0] == "then"
+    assert times[1] != "then"
+
+
+@pytest.mark.parametrize(
+    ("main", "failure", "over", "expected"),
+    [
+        (running(), True, False, "Running"),
+        (ended(0), True, False, "Running"),  # Succeeded must not be seen before Failed
+        (ended(0), True, True, "Failed"),
+        (ended(0), False, True, "Succeeded"),
+        (WAITING, False, True, "Failed"),
+        (WAITING, False, False, "Pending"),
+    ],
+)
+def test_a_pod_that_fails_as_a_whole(main: ContainerState, failure: bool, over: bool, expected: str) -> None:
+    found = status_of(main, failure=("DeadlineExceeded", "late") if failure else None, over=over)
+    assert found["phase"] == expected
+    assert found.get("reason") == ("DeadlineExceeded" if failure else None)
+
+
+def test_between_two_runs_the_end_of_the_last_one_is_told() -> None:
+    state = ContainerState("c", "i", waiting=("", ""), last_terminated={"exitCode": 1})
+    assert state.to_status()["state"] == {"terminated": {"exitCode": 1}}
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "same"),
+    [
+        ({"a": 1, "more": 2}, {"a": 1}, True),
+        ({"a": 1}, {"a": 2}, False),
+        ({}, {"a": None, "b": "", "c": {}, "d": []}, True),
+        ({"a": "x"}, {"a": None}, False),
+        ({"a": [1, 2]}, {"a": [1]}, False),
+        ({"state": {"running": {}}}, {"state": {"running": {"startedAt": None}}}, True),
+        ({"state": {"running": {"startedAt": 1}}}, {"state": {"terminated": {"exitCode": 0}}}, False),
+        ({"lastState": {"terminated": {"exitCode": 1}}}, {"lastState": {}}, False),
+        (
+            {"conditions": [{"type": "theirs", "status": "True"}, {"type": "Ready", "status": "True", "lastProbeTime": None}]},
+            {"conditions": [{"type": "Ready", "status": "True", "reason": None}]},
+            True,
+        ),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, {"conditions": [{"type": "Ready", "status": "False"}]}, False),
+        (
+            {"conditions": [{"type": "Ready", "status": "True", "reason": "x"}]},
+            {"conditions": [{"type": "Ready", "status": "True", "reason": None}]},
+            False,
+        ),
+        (None, {"phase": "Pending"}, False),
+    ],
+)  # fmt: skip
+def test_what_needs_no_writing(known: Any, wanted: dict[str, Any], same: bool) -> None:
+    assert tells(known, wanted) is same
+
+
+def test_what_was_written_needs_no_writing_again() -> None:
+    written = status_of(running(ready=True), crashed(), ended(1))
+    assert tells(written, written)

@@ -1,0 +1,41 @@
+"""Which fields of a pod are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aerie_lab.node.support import is_processless, unsupported
+
+C = "spec.containers[c]"
+CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "imagePullPolicy": "Always", "tty": True}
+
+
+@pytest.mark.parametrize(
+    ("spec", "container", "refused"),
+    [
+        ({}, {}, []),
+        ({"hostNetwork": True}, {}, ["spec.hostNetwork"]),
+        ({"hostNetwork": False, "hostPID": None}, {}, []),
+        ({"nodeSelector": {"a": "b"}, "securityContext": {"fsGroup": 1}, "dnsPolicy": "ClusterFirst"}, {}, []),
+        ({}, {"securityContext": {"runAsUser": 1, "capabilities": {}, "readOnlyRootFilesystem": True}}, []),
+        ({}, {"securityContext": {"windowsOptions": {"hostProcess": True}}}, [f"{C}.securityContext.windowsOptions"]),
+        ({}, {"lifecycle": {"postStart": {"exec": {}}, "preStop": {"sleep": {}}}}, [f"{C}.lifecycle.postStart"]),
+        ({}, {"livenessProbe": {"grpc": {"port": 1}}}, [f"{C}.livenessProbe.grpc"]),
+        ({}, {"ports": [{"containerPort": 80}, {"containerPort": 81, "hostPort": 81}]}, [f"{C}.ports[81].hostPort"]),
+        ({}, {"volumeDevices": [{"name": "v"}]}, [f"{C}.volumeDevices"]),
+        ({"volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "nfs": {"server": "s"}}]}, {}, ["spec.volumes[w].nfs"]),
+        ({"initContainers": [{"name": "s", "restartPolicy": "Always"}]}, {}, ["spec.initContainers[s].restartPolicy"]),
+    ],
+)  # fmt: skip
+def test_fields(spec: dict[str, Any], container: dict[str, Any], refused: list[str]) -> None:
+    assert unsupported({"spec": {"containers": [CONTAINER | container], **spec}}) == refused
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [(None, False), ({}, False), ({"lab.aerie.dev/processless": "false"}, False), ({"lab.aerie.dev/processless": "true"}, True)],
+)
+def test_processless(annotations: dict[str, str] | None, expected: bool) -> None:
+    assert is_processless({"metadata": {"annotations": annotations}}) is expected

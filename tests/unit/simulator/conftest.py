@@ -1,0 +1,112 @@
+"""Simulated engines as processes, on free ports, ended with the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+FAST = {"startup_seconds": 0.0, "step_time": {"formula": {"base": 2e-3, "token": 1e-5, "prefill": 1e-6}}}
+
+
+@dataclass
+class Running:
+    """One process."""
+
+    process: subprocess.Popen[str]
+    client: httpx.Client
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a family's samples with these labels."""
+        total = 0.0
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith(f"{name}{{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    def last_words(self) -> str:
+        """What an ended process has written to its standard error."""
+        return self.process.communicate()[1]
+
+    def end(self, number: int = signal.SIGTERM, within: float = 20.0) -> int:
+        """Send the signal; the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(within)
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a simulator with the given arguments after MODEL; `options` go to AERIE_SIMULATOR."""
+    running: list[Running] = []
+
+    def begin(*words: str, model: str = "acme/model", options: dict[str, Any] | None = None, wait: bool = True) -> Running:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {}))}
+        command = [sys.executable, "-m", "aerie_lab.engine", model, "--host", "127.0.0.1", "--port", str(port), *words]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        running.append(Running(process, client))
+        began = time.monotonic()
+        while wait and not _healthy(client):
+            assert process.poll() is None, running[-1].last_words()
+            assert time.monotonic() - began < 30
+            time.sleep(0.02)
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.client.close()
+        if each.process.poll() is None:
+            each.process.kill()
+        if each.process.stderr is not None and not each.process.stderr.closed:
+            each.process.communicate()
+
+
+def _healthy(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def write_drafter(folder: Path, *tensors: str, **config: Any) -> Path:
+    """A folder with a drafter's config and the header of its weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"], **config}))
+    header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in tensors}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+PLAIN = ("fc.weight", "norm.weight", "midlayer.hidden_norm.weight", "lm_head.weight")
+NORMED = (*PLAIN, "fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight")
+
+
+@pytest.fixture
+def drafters(tmp_path: Path) -> dict[str, Path]:
+    """EAGLE 3 and 3.1 drafters, and the two put together wrongly in every way."""
+    return {
+        "eagle3": write_drafter(tmp_path / "eagle3", *PLAIN),
+        "eagle3.1": write_drafter(tmp_path / "eagle31", *NORMED, fc_norm=True, norm_output=True),
+        "no norm_output": write_drafter(tmp_path / "no-output", *NORMED, fc_norm=True),
+        "no flags": write_drafter(tmp_path / "no-flags", *NORMED),
+        "plain as 3.1": write_drafter(tmp_path / "plain-as-31", *PLAIN, fc_norm=True, norm_output=True),
+        "shifted": write_drafter(tmp_path / "shifted", *PLAIN, simulator={"shift": -1.0}),
+        "rated": write_drafter(tmp_path / "rated", *PLAIN, simulator={"rates": [0.5, 0.2, 0.1]}),
+    }

@@ -1,0 +1,59 @@
+"""Acceptance: survivals, drift, and the analytical values that a simulation has to come to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie_lab.engine.acceptance import CLASSES, Acceptance, Drift, expected_length, expected_survival, from_lengths, from_rates
+
+conditionals = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5).map(tuple)
+
+
+@given(q=conditionals, k=st.integers(1, 9), shift=st.floats(-3, 3))
+def test_survival_never_rises_and_stays_a_probability(q: tuple[float, ...], k: int, shift: float) -> None:
+    survival = Acceptance(q).survival(k, shift)
+    assert len(survival) == k
+    assert np.all((survival >= 0) & (survival <= 1))
+    assert np.all(np.diff(survival) <= 0)
+
+
+def test_without_spread_the_expected_length_is_the_sum_of_products() -> None:
+    assert expected_length(Acceptance((0.8, 0.5)), 3) == pytest.approx(1 + 0.8 + 0.4 + 0.2)
+    assert expected_length(Acceptance((0.8, 0.5)), 1) == pytest.approx(1.8)
+
+
+def test_with_spread_slow_requests_weigh_more() -> None:
+    sharp, wide = Acceptance((0.7,)), Acceptance((0.7,), spread=1.0)
+    mean_over_requests = 1 + np.mean([wide.survival(3, z).sum() for z in np.random.default_rng(1).normal(size=20_000)])
+    assert expected_length(wide, 3) < mean_over_requests
+    assert expected_length(Acceptance((0.7,), spread=1e-9), 3) == pytest.approx(expected_length(sharp, 3))
+    assert np.all(np.diff(expected_survival(wide, 5)) < 0)
+
+
+def test_lengths_and_rates_are_inverted() -> None:
+    q = from_rates((0.73, 0.521, 0.355))
+    assert Acceptance(q).survival(3) == pytest.approx([0.73, 0.521, 0.355])
+    assert expected_length(Acceptance(from_lengths({0: 1, 1: 1.813, 2: 2.444, 3: 2.929, 5: 3.6})), 5) == pytest.approx(3.6)
+
+
+def test_a_shift_moves_every_conditional() -> None:
+    worse = CLASSES["chat"].shifted(-1.0)
+    assert all(a < b for a, b in zip(worse.conditionals, CLASSES["chat"].conditionals, strict=True))
+    assert worse.shifted(1.0).conditionals == pytest.approx(CLASSES["chat"].conditionals)
+
+
+def test_drift_adds_context_age_and_hour() -> None:
+    drift = Drift(context=-0.1, age=0.02, day=0.5)
+    assert drift.shift(context=2000, age=7200, time=21600) == pytest.approx(-0.2 + 0.04 + 0.5)
+    assert drift
+    assert not Drift()
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="conditionals are"):
+        Acceptance((1.2,))
+    with pytest.raises(ValueError, match="spread is -1"):
+        Acceptance((0.5,), spread=-1)

@@ -1,0 +1,83 @@
+"""The operator reads simulated pages. Reader and writer were written apart, each from vLLM's source: one tests the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from aerie.engine import windows
+from aerie.engine.page import parse
+from aerie.engine.samples import Counters, Reset, Sample, between
+from aerie.engine.speculation import Schedule, Static, Tier
+from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
+from aerie_lab.engine.fleet import Fleet, Pod, Restart, Scraping
+from aerie_lab.engine.page import page
+from aerie_lab.engine.replica import Replica
+from aerie_lab.engine.request import EngineSettings, Request
+from aerie_lab.engine.step import FORMULAS
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+
+ACCEPTANCE = Acceptance((0.75, 0.7, 0.6))
+KIND = TrafficClass("chat", ACCEPTANCE, Lengths(300, 0.5), Lengths(200, 0.3))
+
+
+def scrapes(pod: Pod, seconds: float, rate: float = 2.0) -> list[Sample]:
+    fleet = Fleet([pod], [KIND], Poisson(rate), scraping=Scraping(60.0))
+    return [parse(page(s.counters, "m", 0.0).encode()) for s in fleet.run(seconds) if s.counters is not None]
+
+
+def window(first: Sample, last: Sample) -> Counters:
+    found = between(first, last)
+    assert isinstance(found, Counters)
+    return found
+
+
+def test_acceptance_batch_and_times_of_a_static_setting() -> None:
+    samples = scrapes(Pod("a", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"]), 1800.0)
+    found = window(samples[0], samples[-1])
+    length = windows.acceptance_length(found, Static(3))
+    assert isinstance(length, windows.Bounds)
+    assert length.exact, "nothing is cached, so no draft can be a dummy"
+    assert length.low == pytest.approx(expected_length(ACCEPTANCE, 3), rel=0.01)
+    survival = windows.survival(found, Static(3))
+    assert not isinstance(survival, windows.Unknown)
+    assert [s.low for s in survival] == pytest.approx(expected_survival(ACCEPTANCE, 3).tolist(), abs=0.01)
+    batch = windows.batch(found)
+    assert isinstance(batch, windows.Bounds)
+    assert 1 < batch.low < 6
+    interval = windows.step_interval(found)
+    assert isinstance(interval, float)
+    assert interval > FORMULAS["dense-8b"].fixed(1, 3) * 0.95
+
+
+def test_two_tiers_of_a_schedule_are_told_apart() -> None:
+    settings = EngineSettings(num_speculative_tokens=3, schedule=((1, 2, 3), (3, 256, 1)))
+    samples = scrapes(Pod("a", settings, FORMULAS["dense-8b"]), 3000.0, rate=4.0)
+    found = window(samples[0], samples[-1])
+    survival = windows.survival(found, Schedule((Tier(1, 2, 3), Tier(3, 256, 1)), 3))
+    assert not isinstance(survival, windows.Unknown), survival
+    assert [s.low for s in survival] == pytest.approx(expected_survival(ACCEPTANCE, 3).tolist(), abs=0.015)
+
+
+def test_a_restart_is_a_reset() -> None:
+    pod = Pod("a", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"], restarts=(Restart(300.0, 30.0),))
+    samples = scrapes(pod, 600.0)
+    kinds = [type(between(*pair)) for pair in itertools.pairwise(samples)]
+    assert kinds.count(Reset) == 1
+
+
+def test_dummy_drafts_of_cached_prompts_are_within_the_bounds() -> None:
+    """The same eight requests as in tests/vllm/test_metrics.py, and the same counts."""
+    settings = EngineSettings(num_speculative_tokens=3, block_size=128, max_model_len=1024, drops_last_block=False)
+    replica = Replica(settings, FORMULAS["dense-8b"])
+    before = parse(page(replica.counters, "m", 0.0).encode())
+    for number in range(8):
+        replica.submit(Request(str(number), 129, 1, ACCEPTANCE, segments=(("prompt", 129),)), float(number))
+        replica.advance(math.inf)
+    found = window(before, parse(page(replica.counters, "m", 0.0).encode()))
+    assert found.speculation is not None
+    assert (found.speculation.drafts, found.speculation.draft_tokens, found.speculation.accepted) == (7, 21, 0)
+    assert (found.request_steps, found.prompt_tokens - found.computed_prompt_tokens) == (0, 7 * 128)
+    assert windows.acceptance_length(found, Static(3)) == windows.Bounds(1, 4)

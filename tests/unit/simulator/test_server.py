@@ -1,0 +1,253 @@
+"""The process: answers, streams, errors, metrics, and how it starts and ends. What vLLM does is measured in tests/vllm."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aerie_lab.engine.acceptance import CLASSES
+from aerie_lab.engine.traffic import Target, closed_loop
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+
+from .conftest import Running, Start
+
+NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
+
+
+def ask(running: Running, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    return running.client.post(path, json={"prompt": "The eyrie", "max_tokens": 8, **body})
+
+
+def events(running: Running, path: str = "/v1/completions", **body: Any) -> list[Any]:
+    answer = ask(running, path, stream=True, stream_options={"include_usage": True}, **body)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_answers_and_their_metrics(start: Start) -> None:
+    running = start("--served-model-name", "chat", *NGRAM)
+    body = ask(running, model="chat", max_tokens=20).json()
+    assert body["usage"] | {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22} == body["usage"]
+    assert (body["object"], body["model"], body["choices"][0]["finish_reason"]) == ("text_completion", "chat", "length")
+    assert len(body["choices"][0]["text"].split()) == 20
+    chat = ask(running, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}]).json()
+    assert (chat["object"], chat["choices"][0]["message"]["role"]) == ("chat.completion", "assistant")
+    stream = events(running, max_tokens=30)
+    assert (
+        "".join(e["choices"][0]["text"] for e in stream if e["choices"]).split()
+        == ask(running, max_tokens=30).json()["choices"][0]["text"].split()
+    )
+    assert [e["choices"][0]["finish_reason"] for e in stream if e["choices"]][-1] == "length"
+    assert stream[-1]["usage"]["completion_tokens"] == 30
+    first, *_ = events(running, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert running.metric("vllm:generation_tokens_total") == 20 + 8 + 30 + 30 + 8
+    assert running.metric("vllm:request_success_total", finished_reason="length") == 5
+    assert running.metric("vllm:spec_decode_num_drafts_total") > 0
+    assert running.metric("http_requests_total", handler="/v1/completions", status="2xx") == 3
+    families = {family.name for family in text_string_to_metric_families(running.client.get("/metrics").text)}
+    assert {"vllm:cache_config_info", "process_resident_memory_bytes", "python_info"} <= families
+    assert [model["id"] for model in running.client.get("/v1/models").json()["data"]] == ["chat"]
+    assert running.client.get("/version").json() == {"version": "0.32.0"}
+
+
+REFUSALS: list[tuple[dict[str, Any], int, str]] = [
+    ({"model": "other"}, 404, "The model `other` does not exist. Valid aliases: acme/model."),
+    ({"max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater than max_model_len=1024."),
+    ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
+    ({"min_p": 0.5}, 400, "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."),
+    ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
+    ({"prompt": "x" * 5000}, 400, "This model's maximum context length is 1024 tokens."),
+    ({"n": 2}, 400, "n=2 is not offered by the simulator"),
+]
+
+
+def test_refusals(start: Start) -> None:
+    running = start("--max-model-len", "1024", *NGRAM)
+    for body, status, sentence in REFUSALS:
+        answer = ask(running, **body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
+        assert sentence in answer.json()["error"]["message"]
+    assert running.metric("http_requests_total", status="4xx") == len(REFUSALS)
+    assert running.metric("vllm:request_success_total") == 0
+    assert running.client.get("/nowhere").json() == {"detail": "Not Found"}
+    assert running.client.post("/v1/completions", content=b"{bad").status_code == 400
+
+
+def test_a_repeated_prompt_is_cached_in_whole_blocks(start: Start) -> None:
+    running = start("--block-size", "32")
+    for _ in range(2):
+        ask(running, prompt=list(range(100)))
+    ask(running, prompt=[*range(64), *range(1000, 1036)])
+    assert running.metric("vllm:prefix_cache_hits_total") == 96 + 64
+    assert running.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 300 - 160
+
+
+def test_an_api_key_is_asked_for(start: Start) -> None:
+    running = start("--api-key", "secret")
+    assert ask(running).status_code == 401
+    assert running.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer secret"}).is_success
+    assert running.client.get("/health").is_success
+
+
+def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
+    running = start(options={"step_time": {"formula": {"base": 0.02, "token": 0.0}}})
+    with running.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 2000, "stream": True}) as answer:
+        lines = answer.iter_lines()  # kept: httpx closes the stream of a generator that is dropped
+        next(lines)
+        assert running.metric("vllm:num_requests_running") == 1
+    began = time.monotonic()
+    while running.metric("vllm:num_requests_running"):
+        assert time.monotonic() - began < 10
+    assert running.metric("vllm:request_success_total") == 0
+
+
+def test_traffic_checks_every_answer(start: Start) -> None:
+    running = start(*NGRAM)
+    kind = TrafficClass("chat", CLASSES["chat"], Lengths(50, 0.5), Lengths(20, 0.5), turns=3)
+    many = itertools.islice(turns([kind], Poisson(1.0), 0.0, 1e9), 200)
+    report = asyncio.run(closed_loop(Target(str(running.client.base_url).rstrip("/"), "acme/model"), many, clients=16))
+    summary = report.summary()["all"]
+    assert (summary["requests"], summary["errors"], report.errors.total()) == (200, 0, 0)
+    assert sum(outcome.tokens for outcome in report.outcomes) == running.metric("vllm:generation_tokens_total")
+    assert 0 < summary["ttft_p50_ms"] < summary["e2e_p50_ms"]
+    assert running.metric("vllm:prefix_cache_hits_total") > 0
+
+
+def test_traffic_tells_what_is_wrong(start: Start) -> None:
+    running = start("--served-model-name", "other")
+    kind = TrafficClass("chat", CLASSES["chat"], Lengths(5), Lengths(5))
+    made = list(itertools.islice(turns([kind], Poisson(1.0), 0.0, 1e9), 3))
+    url = str(running.client.base_url).rstrip("/")
+    report = asyncio.run(closed_loop(Target(url, "acme/model"), iter(made), clients=1))
+    assert report.errors == {"status 404": 3}
+    running.end()
+    report = asyncio.run(closed_loop(Target(url, "other"), iter(made), clients=1))
+    assert report.errors == {"ClientConnectorError": 3}
+
+
+def stream(running: Running, lines: list[str], begun: threading.Event) -> threading.Thread:
+    """Reads a stream of 100 tokens until it ends or says nothing for half a second."""
+
+    def read() -> None:
+        body = {"prompt": "a", "max_tokens": 100, "stream": True}
+        with (
+            httpx.Client(base_url=running.client.base_url, timeout=0.5) as client,
+            client.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            content = answer.iter_lines()
+            while True:
+                try:
+                    line = next(content)
+                except (StopIteration, httpx.ReadTimeout):
+                    return
+                if line:
+                    lines.append(line.removeprefix("data: "))
+                    begun.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(20)
+    return thread
+
+
+SLOW = {"step_time": {"formula": {"base": 0.03, "token": 0.0}}}
+
+
+def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -> None:
+    running = start(options=SLOW)
+    lines: list[str] = []
+    reader = stream(running, lines, threading.Event())
+    running.process.send_signal(signal.SIGTERM)
+    reader.join(20)  # leaves after half a second of silence
+    assert lines[-1] != "[DONE]"
+    assert len(lines) < 100
+    assert running.process.wait(20) == 0
+
+
+def test_sigterm_without_open_requests_ends_it_at_once(start: Start) -> None:
+    running = start(options=SLOW)
+    ask(running)
+    assert running.end(within=10) == 0
+
+
+def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refused(start: Start) -> None:
+    running = start("--shutdown-timeout", "30", options=SLOW)
+    lines: list[str] = []
+    reader = stream(running, lines, threading.Event())
+    running.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    while (answer := ask(running)).status_code == 200:
+        assert time.monotonic() - began < 10
+    assert answer.json()["error"]["message"] == "cannot schedule new futures after shutdown"
+    assert running.client.get("/health").status_code == 200
+    reader.join(20)
+    assert lines[-1] == "[DONE]"
+    assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
+    assert running.process.wait(20) == 0
+
+
+def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
+    running = start("--shutdown-timeout", "1", options={"step_time": {"formula": {"base": 0.1, "token": 0.0}}})
+    lines: list[str] = []
+    reader = stream(running, lines, threading.Event())
+    assert running.end() == 0
+    reader.join(20)
+    assert lines[-1] != "[DONE]"
+
+
+def test_when_its_engine_dies_it_says_so_and_ends(start: Start) -> None:
+    running = start(options=SLOW)
+    lines: list[str] = []
+    reader = stream(running, lines, threading.Event())
+    running.process.send_signal(signal.SIGUSR1)
+    reader.join(20)
+    assert json.loads(lines[-2])["error"]["message"].startswith("EngineCore encountered an issue.")
+    assert lines[-1] == "[DONE]"
+    assert running.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("drafter", ["no flags", "missing"])
+def test_a_drafter_that_does_not_load_ends_the_process_with_1(start: Start, drafters: dict[str, Path], drafter: str) -> None:
+    path = str(drafters.get(drafter, "/nowhere/drafter"))
+    config = {"method": "eagle3", "model": path, "num_speculative_tokens": 3}
+    running = start("--speculative-config", json.dumps(config), wait=False)
+    assert running.process.wait(20) == 1
+    message = running.last_words()
+    assert ("'fc_norm'" if drafter == "no flags" else "/nowhere/drafter") in message
+
+
+def test_unknown_flags_and_options_end_it_with_2(start: Start) -> None:
+    assert start("--no-such-flag", wait=False).process.wait(20) == 2
+    running = start(options={"startup": 1}, wait=False)
+    assert running.process.wait(20) == 2
+    assert "unknown field 'startup'" in running.last_words()
+
+
+def test_a_start_takes_its_time_and_can_be_ended(start: Start) -> None:
+    running = start(options={"startup_seconds": 30.0}, wait=False)
+    with pytest.raises(httpx.TransportError):
+        running.client.get("/health")
+    began = time.monotonic()
+    while not catches(running.process.pid, signal.SIGTERM):
+        assert time.monotonic() - began < 20
+    assert running.end() == 0
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    return bool(caught >> (number - 1) & 1)

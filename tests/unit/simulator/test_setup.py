@@ -1,0 +1,189 @@
+"""Arguments, options and drafters: what vLLM takes is taken, what it refuses is refused with its exit status and sentence."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie_lab.engine.acceptance import CLASSES, expected_length
+from aerie_lab.engine.arguments import parse
+from aerie_lab.engine.drafter import EngineError, inspect
+from aerie_lab.engine.options import Options, from_document, from_environment
+from aerie_lab.engine.setup import Setup, prepare
+from aerie_lab.engine.step import Formula, Grid, Scaled
+from aerie_lab.errors import StateError
+
+
+def test_a_command_line_as_people_write_it() -> None:
+    arguments = parse(
+        shlex.split(
+            "serve acme/m --served-model-name a b --port=9000 --max_model_len 8k --max-num-seqs 64 --shutdown-timeout 30 "
+            "--no-enable-prefix-caching --enforce-eager -tp 2 --dtype float32 --gpu-memory-utilization 0.9 "
+            """--speculative-config '{"method": "eagle3", "model": "acme/d", "num_speculative_tokens": 3}' """
+            "--compilation-config.cudagraph_mode NONE --api-key x"
+        )
+    )
+    assert (arguments.model, arguments.served_model_names, arguments.port) == ("acme/m", ("a", "b"), 9000)
+    assert (arguments.max_model_len, arguments.max_num_seqs, arguments.shutdown_timeout) == (8000, 64, 30)
+    assert arguments.speculative_config == {"method": "eagle3", "model": "acme/d", "num_speculative_tokens": 3}
+    assert (arguments.enable_prefix_caching, arguments.api_keys) == (False, ("x",))
+
+
+def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
+    arguments = parse(["--model", "m", "-sc.method=ngram", "-sc.num_speculative_tokens", "4"])
+    assert arguments.model == "m"
+    assert arguments.served_model_names == ("m",)
+    assert arguments.speculative_config == {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["m", "--no-such-flag", "3", "--other"], "vllm: error: unrecognized arguments: --no-such-flag 3 --other"),
+        (["m", "--port", "abc"], "vllm serve: error: argument --port: invalid int value: 'abc'"),
+        (["m", "--max-model-len"], "vllm serve: error: argument --max-model-len: expected one argument"),
+        (["m", "--dtype", "float99"], "vllm serve: error: argument --dtype: invalid choice: 'float99' (choose from 'auto', "),
+        (["m", "-sc", "{bad"], "vllm serve: error: argument --speculative-config/-sc: Value {bad cannot be converted to"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(words)
+    assert sentence in capsys.readouterr().err
+
+
+def prepared(*words: str, options: Options | None = None) -> Setup:
+    return prepare(parse(["acme/m", *words]), options or Options())
+
+
+def speculation(**config: Any) -> list[str]:
+    return ["--speculative-config", json.dumps(config)]
+
+
+def test_limits_come_from_the_flags_the_model_and_the_options(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    setup = prepare(parse([str(tmp_path), "--block-size", "32"]), from_document({"kv_tokens": 64_000}))
+    assert (setup.settings.max_model_len, setup.settings.block_size, setup.settings.num_blocks) == (4096, 32, 2000)
+    assert (setup.settings.num_speculative_tokens, setup.drafter) == (None, None)
+    with pytest.raises(EngineError, match=r"User-specified max_model_len \(5000\) is greater than the derived max_model_len"):
+        prepare(parse([str(tmp_path), "--max-model-len", "5000"]), Options())
+
+
+def test_a_schedule_is_taken_over() -> None:
+    ranges = [[1, 4, 5], [5, 64, 1]]
+    setup = prepared(*speculation(method="ngram", num_speculative_tokens=5, num_speculative_tokens_per_batch_size=ranges))
+    assert setup.settings.schedule == ((1, 4, 5), (5, 64, 1))
+    assert setup.settings.drops_last_block is False
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 3, "foo": 1}, "foo\n  Unexpected keyword argument"),
+        ({"method": "ngram"}, "num_speculative_tokens must be provided with speculative model unless"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, r"greater than zero \(0\)"),
+        ({"num_speculative_tokens": 3}, "num_speculative_tokens was provided but without speculative model"),
+        (
+            {"method": "eagle3", "model": "/nowhere/drafter", "num_speculative_tokens": 3},
+            "Invalid repository ID or local directory specified: '/nowhere/drafter'",
+        ),
+    ],
+)
+def test_speculation_that_vllm_does_not_start_with(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
+        prepared(*speculation(**config))
+
+
+def test_a_missing_model_is_refused_and_a_name_of_the_hub_believed() -> None:
+    with pytest.raises(EngineError, match="Repo id must be in the form"):
+        prepare(parse(["/nowhere/model"]), Options())
+    assert prepared().settings.max_model_len == 32768
+
+
+def length(setup: Setup) -> float:
+    return expected_length(setup.acceptance["chat"], 3)
+
+
+def test_each_drafter_behaves_as_its_files_say(drafters: dict[str, Path]) -> None:
+    def served(name: str) -> Setup:
+        return prepared(*speculation(method="eagle3", model=str(drafters[name]), num_speculative_tokens=3))
+
+    assert length(served("eagle3")) == pytest.approx(expected_length(CLASSES["chat"], 3))
+    assert length(served("eagle3")) < length(served("eagle3.1")) < 1.08 * length(served("eagle3"))
+    assert length(served("no norm_output")) < 0.9 * length(served("eagle3"))
+    assert length(served("plain as 3.1")) < 0.75 * length(served("eagle3"))
+    assert length(served("shifted")) < length(served("eagle3"))
+    assert length(served("rated")) == pytest.approx(1.8, rel=0.05)
+    with pytest.raises(EngineError, match="There is no module or parameter named 'fc_norm'"):
+        served("no flags")
+
+
+def test_measured_acceptance_is_left_alone(drafters: dict[str, Path]) -> None:
+    words = speculation(method="eagle3", model=str(drafters["no norm_output"]), num_speculative_tokens=3)
+    options = from_document({"acceptance": {"chat": {"rates": [0.6, 0.3, 0.1]}}, "drafter_effect": False})
+    assert prepared(*words, options=options).acceptance["chat"].survival(3).tolist() == pytest.approx([0.6, 0.3, 0.1])
+
+
+def test_the_mix_ups_have_the_measured_effect() -> None:
+    """The rates that the shifts were taken from come back (module docstring of aerie_lab.engine.drafter)."""
+    from aerie_lab.engine.acceptance import Acceptance, from_rates
+    from aerie_lab.engine.drafter import _NO_NORM_OUTPUT, _PLAIN_AS_31
+
+    right = Acceptance(from_rates((0.683, 0.487, 0.341)))
+    assert right.shifted(*_NO_NORM_OUTPUT).survival(3).tolist() == pytest.approx([0.669, 0.314, 0.097], abs=0.002)
+    plain = Acceptance(from_rates((0.668, 0.456, 0.330)))
+    assert expected_length(plain.shifted(*_PLAIN_AS_31), 3) == pytest.approx(1.58, abs=0.03)
+
+
+def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(EngineError, match="Invalid repository ID or local directory"):
+        inspect("eagle3", str(empty))
+    (empty / "config.json").write_text("{}")
+    with pytest.raises(EngineError, match="Cannot find any model weights"):
+        inspect("eagle3", str(empty))
+    (empty / "model.safetensors").write_bytes(b"\x04\0\0\0\0\0\0\0nope")
+    with pytest.raises(EngineError, match="Error while deserializing header"):
+        inspect("eagle3", str(empty))
+
+
+def test_options_of_every_kind(tmp_path: Path) -> None:
+    document = {
+        "step_time": {"grid": "llama3.1-8b-h100-tp1", "prefill": 2e-5},
+        "acceptance": {"chat": {"rates": [0.7, 0.5], "spread": 0.3}, "code": {"conditionals": [0.9]}},
+        "drift": {"context": -0.1},
+        "speed": 2.0,
+    }
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps(document))
+    options = from_environment({"AERIE_SIMULATOR": str(file)})
+    assert isinstance(options.step_time, Scaled)
+    assert isinstance(options.step_time.inner, Grid)
+    assert options.step_time.fixed(1, 0) == pytest.approx(options.step_time.inner.fixed(1, 0) / 2)
+    assert options.acceptance["chat"].survival(2).tolist() == pytest.approx([0.7, 0.5])
+    assert from_environment({}) == Options()
+    formula = from_document({"step_time": {"formula": {"base": 1.0, "token": 0.1, "captures": [8, 16]}}}).step_time
+    assert formula == Formula(1.0, 0.1, captures=(8, 16))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "AERIE_SIMULATOR is not JSON"),
+        ("/nowhere.json", "names the file /nowhere.json, which cannot be read"),
+        ('{"speeed": 1}', "unknown field 'speeed': one of acceptance"),
+        ('{"step_time": {"grid": "x"}}', "step-time grid 'x' is unknown"),
+        ('{"step_time": {"formula": "x"}}', "formula 'x' is unknown: one of dense-32b"),
+        ('{"acceptance": {"a": {"rates": [0.5]}}}', "default_class is 'chat': acceptance names a"),
+        ('{"acceptance": {"chat": {"rates": [1.5]}}}', "rates are .* never rise"),
+        ('{"drift": {"moon": 1}}', "cannot be used"),
+    ],
+)
+def test_wrong_options_are_told(text: str, sentence: str) -> None:
+    with pytest.raises(StateError, match=sentence):
+        from_environment({"AERIE_SIMULATOR": text})

@@ -1,0 +1,23 @@
+"""Real vLLM, installed on first need, with a tiny model; the server itself is the test module's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.binaries import ensure
+from aerie_lab.testing.model import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def vllm(say: Callable[[str], None]) -> Path:
+    """The folder with the `vllm` program; installing it takes minutes the first time."""
+    return ensure("vllm", say)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that vLLM can serve."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")

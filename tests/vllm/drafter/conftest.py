@@ -1,0 +1,137 @@
+"""Real vLLM as a plain process on this machine, for what needs no cluster: a drafter, its counters, its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+START = 300.0
+"""Seconds for a start: 30 on an idle machine with two cores, several times that on a busy one."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+"""What docs/vllm-on-cpu.md says; one computing thread, on any core."""
+
+FLAGS = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-num-seqs=16"]
+
+
+class StartError(Exception):
+    """The server ended before it was ready; the message is its log."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server and a client of it."""
+
+    client: httpx.Client
+
+    def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Greedy answers, token ids for token ids, sixteen prompts at a time."""
+
+        def ask(prompt: Sequence[int]) -> list[int]:
+            body = {
+                "model": "target",
+                "prompt": list(prompt),
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "return_token_ids": True,
+            }
+            answer = self.client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            (choice,) = answer.json()["choices"]
+            return list(choice["token_ids"])
+
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(ask, prompts))
+
+    def counters(self) -> dict[str, float]:
+        """vLLM's counters of speculation: `drafts`, and `0`, `1`, ... for accepted tokens per position."""
+        found: dict[str, float] = {}
+        for line in self.client.get("/metrics").text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name.startswith("vllm:spec_decode_num_drafts_total{"):
+                found["drafts"] = float(value)
+            elif name.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total{"):
+                found[name.split('position="')[1].split('"')[0]] = float(value)
+        return found
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """`serve(target, speculation, *flags)`: a context with a Server; without `speculation` there is none.
+
+    Programs of this folder can be imported by the server.
+    """
+    logs = tmp_path_factory.mktemp("servers")
+
+    @contextlib.contextmanager
+    def start(target: Path, speculation: Mapping[str, Any] | None, *flags: str) -> Iterator[Server]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [str(vllm / "vllm"), "serve", str(target), "--served-model-name=target", f"--port={port}", *FLAGS, *flags]
+        if speculation is not None:
+            command.append(f"--speculative-config={json.dumps(speculation)}")
+        log = logs / f"{port}.log"
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group of its own, which can be ended whole
+            )
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+                wait_ready(client, process, log)
+                yield Server(client)
+        finally:
+            end(process)
+
+    return start
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the server, and kill what is left of it."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(30):  # the last of the group removes the shared memory, if it is let
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
+
+
+def wait_ready(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when the server is healthy. Raises StartError when it ends, or is not healthy in time."""
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise StartError(log.read_text())
+        with contextlib.suppress(httpx.TransportError):
+            if client.get("/health").status_code == 200:
+                return
+        time.sleep(0.2)
+    raise StartError(f"not healthy within {START:.0f} s\n{log.read_text()}")

@@ -1,0 +1,104 @@
+"""The reading of engine arguments against vLLM's own parser: the same line means the same to both."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.engine.arguments import Arguments, read
+
+pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM
+
+LINES = (
+    "",
+    "-tp 4 -pp=2",
+    "--tensor_parallel_size 4",
+    "--tensor-parallel-size 4 -tp 8",
+    "-dp 3 --api-server-count 1",
+    "--max-model-len 8k",
+    "--max-model-len=8K",
+    "--max_model_len 25.6k",
+    "--max-model-len -1",
+    "--max-model-len auto",
+    "--max-num-seqs 64 --max-num-batched-tokens 8K",
+    "--cudagraph-capture-sizes 4 1 2",
+    "--compilation-config.cudagraph_capture_sizes [8,4]",
+    "-cc.cudagraph_capture_sizes+ 8 -cc.cudagraph_capture_sizes+=4",
+    """-cc.cudagraph_capture_sizes [4] -cc '{"cudagraph_capture_sizes": [1]}'""",
+    "--enforce-eager --no-enforce-eager --enforce-eager",
+    "--no_async_scheduling",
+    "--no-enable-prefix-caching",
+    "--gpu-memory-utilization .85 --dtype bfloat16 -qfp8 --kv-cache-dtype fp8_e4m3",
+    "-q=awq --enable-lora --lora-modules a=b c=d",
+    "--kernel-config.moe_backend triton",
+    "--structured-outputs-config.backend xgrammar",
+    "--enable-auto-tool-choice --tool-call-parser hermes",
+)
+
+ORACLE = """
+import importlib, json, shlex, sys
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+for place in ("common", "launchers", "openai"):  # it has moved from release to release
+    try:
+        make = importlib.import_module(f"vllm.entrypoints.{place}.cli_args").make_arg_parser
+        break
+    except ImportError:
+        continue
+parser = make(FlexibleArgumentParser())
+def of(config, name):
+    return config.get(name) if isinstance(config, dict) else getattr(config, name)
+def seen(line):
+    a = parser.parse_args(shlex.split(line))
+    sizes = a.cudagraph_capture_sizes or of(a.compilation_config, "cudagraph_capture_sizes")
+    return {
+        "tensor_parallel": a.tensor_parallel_size, "pipeline_parallel": a.pipeline_parallel_size,
+        "data_parallel": a.data_parallel_size, "api_servers": a.api_server_count,
+        "max_model_len": a.max_model_len, "max_num_seqs": a.max_num_seqs, "max_num_batched_tokens": a.max_num_batched_tokens,
+        "capture_sizes": sorted(sizes) if sizes else None,
+        "enforce_eager": a.enforce_eager, "async_scheduling": a.async_scheduling, "prefix_caching": a.enable_prefix_caching,
+        "gpu_memory_utilization": a.gpu_memory_utilization, "dtype": a.dtype, "quantization": a.quantization,
+        "kv_cache_dtype": a.kv_cache_dtype, "lora": a.enable_lora,
+        "moe_backend": a.moe_backend if a.moe_backend != "auto" else of(a.kernel_config, "moe_backend"),
+        "structured_backend": of(a.structured_outputs_config, "backend"),
+        "tool_calls": a.enable_auto_tool_choice or bool(a.tool_call_parser),
+    }
+print("seen" + json.dumps([seen(line) for line in json.load(sys.stdin)]))
+"""
+
+
+def test_every_line_means_the_same_to_vllm(vllm: Path) -> None:
+    python = vllm / "python"
+    if not python.exists():
+        pytest.skip(f"{vllm} has a vllm of the user's own without its Python beside it")
+    answer = subprocess.run(
+        [str(python), "-B", "-c", ORACLE],  # -B: the folder belongs to the lab
+        input=json.dumps(LINES),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    printed = next(line for line in answer.stdout.splitlines() if line.startswith("seen"))
+    for line, theirs in zip(LINES, json.loads(printed.removeprefix("seen")), strict=True):
+        assert _shown(read(shlex.split(line)), theirs) == theirs, line
+
+
+def _shown(ours: Arguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours in the words of vLLM, which has a value of its own where ours has none."""
+    defaults = {"dtype": "auto", "kv_cache_dtype": "auto", "moe_backend": "auto", "structured_backend": "auto"}
+    shown = {name: getattr(ours, name) for name in theirs}
+    shown |= {name: default for name, default in defaults.items() if shown[name] is None}
+    if ours.max_model_len is None and theirs["max_model_len"] == -1:
+        shown["max_model_len"] = -1
+    if theirs["api_servers"] is None:  # vLLM works it out later
+        shown["api_servers"] = None
+    shown["capture_sizes"] = list(ours.capture_sizes) if ours.capture_sizes else None
+    if not ours.lora and theirs["lora"] is None:
+        shown["lora"] = None
+    return shown

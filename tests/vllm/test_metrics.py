@@ -1,0 +1,133 @@
+"""What `aerie.engine` says of vLLM's metrics, asked of real vLLM: names and buckets, and what the counters count.
+
+One server of its own, a plain process: the lab adds nothing here. Speculation by prompt lookup needs no drafter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aerie.engine import windows
+from aerie.engine.metrics import Kind, Metric
+from aerie.engine.page import parse
+from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.speculation import Static
+from aerie_lab.testing import until
+
+pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM, which the fixtures may have to do
+
+START = 300.0
+"""Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
+BLOCK = 128
+"""Tokens of a block of KV cache: vLLM's default on a CPU."""
+SPECULATION = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A server under way."""
+
+    client: httpx.Client
+
+    def page(self) -> bytes:
+        return self.client.get("/metrics").raise_for_status().content
+
+    def scrape(self) -> Sample:
+        return parse(self.page())
+
+    def complete(self, prompt: str, tokens: int) -> None:
+        """Exactly `tokens` of output; a byte is a token of the tiny model."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        self.client.post("/v1/completions", json=body).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(vllm / "vllm"), "serve", str(tiny_llama), "--served-model-name", "tiny", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--max-model-len", "1024", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager"]
+    command += ["--kv-cache-memory-bytes", "67108864", "--speculative-config", SPECULATION]
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+
+        def healthy() -> bool:
+            assert server.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                return client.get("/health").is_success
+            return False
+
+        try:
+            until(healthy, "vLLM to be healthy", within=START, every=0.5)
+            yield Engine(client)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # it has no state, and its workers are in its session
+
+
+def test_every_metric_is_there_as_the_table_says(engine: Engine) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(engine.page().decode())}
+    for metric in Metric:
+        row = metric.row
+        family = families[row.name.removesuffix("_total") if row.kind is Kind.COUNTER else row.name]
+        assert family.type == row.kind
+        assert all(set(row.labels) <= set(one.labels) for one in family.samples)
+        edges = [float(one.labels["le"]) for one in family.samples if one.name == f"{row.name}_bucket"]
+        assert tuple(edges[:-1]) == row.buckets
+
+
+def test_what_the_counters_count(engine: Engine) -> None:
+    """16 requests without a common prefix, 24 tokens each, four at a time."""
+    before = engine.scrape()
+    with ThreadPoolExecutor(4) as requests:
+        list(requests.map(lambda index: engine.complete(f"{index:02d}" + "abcabcabc" * 6, 24), range(16)))
+    window = between(before, engine.scrape())
+    assert isinstance(window, Counters)
+    speculation = window.speculation
+    assert speculation is not None
+    assert (window.first_tokens, window.finished["length"], window.generation_tokens) == (16, 16, 16 * 24)
+    assert window.computed_prompt_tokens == window.prompt_tokens == 16 * 56
+    assert sum(speculation.accepted_per_position) == speculation.accepted
+    # Request-steps: with a draft or without, one observation each, however many tokens came of it.
+    assert 0 < speculation.drafts <= window.request_steps < 16 * 23
+    # Accepted tokens behind the end of a request are counted, but were never output.
+    emitted = window.generation_tokens - window.first_tokens
+    assert emitted <= window.request_steps + speculation.accepted
+    assert windows.acceptance_length(window, Static(3)) == windows.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)
+    batch = windows.batch(window)
+    assert isinstance(batch, windows.Bounds)
+    assert 1 <= batch.low <= 4
+
+
+def test_a_cached_prompt_with_one_token_left_counts_as_a_draft(engine: Engine) -> None:
+    """The dummy drafts that the bounds are for: no verification here, and yet a draft for each request but the first."""
+    before = engine.scrape()
+    prompt = "".join(chr(33 + index % 90) for index in range(BLOCK + 1))
+    for _ in range(8):
+        engine.complete(prompt, 1)
+    window = between(before, engine.scrape())
+    assert isinstance(window, Counters)
+    assert window.speculation is not None
+    assert (window.speculation.drafts, window.speculation.draft_tokens, window.speculation.accepted) == (7, 21, 0)
+    assert window.request_steps == 0
+    assert window.prompt_tokens - window.computed_prompt_tokens == 7 * BLOCK
+    assert windows.true_drafts(window, Static(3)) == windows.Bounds(0, 7)
+    assert windows.acceptance_length(window, Static(3)) == windows.Bounds(1, 4)

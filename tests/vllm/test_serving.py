@@ -1,0 +1,200 @@
+"""Real vLLM in a pod: what a pod spec for vllm/vllm-openai does in the lab, from start to end.
+
+One server for all tests here, because a start takes most of a minute; the last test ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aerie_lab.cluster import Lab, process
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.plugin import new_namespace
+
+# Most of it is for installing vLLM, which the first test's fixtures may have to do.
+pytestmark = pytest.mark.timeout(2400)
+
+START = 300.0
+"""Seconds for a start: 30 on an idle machine with two cores, several times that on a busy one."""
+
+MANIFESTS = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: tiny
+  labels: {{app: tiny}}
+  finalizers: [aerie.dev/test]  # keeps the pod's last status for us to read
+spec:
+  terminationGracePeriodSeconds: 150
+  containers:
+  - name: vllm
+    image: vllm/vllm-openai:v0.32.0
+    args:
+    - --model=/models/tiny
+    - --served-model-name=tiny
+    - --port=8000
+    - --max-model-len=4096
+    - --max-num-seqs=8
+    - --shutdown-timeout=120
+    # What a CPU needs beyond that:
+    - --dtype=float32
+    - --enforce-eager
+    - --kv-cache-memory-bytes=67108864
+    ports: [{{name: http, containerPort: 8000}}]
+    startupProbe: {{httpGet: {{path: /health, port: http}}, periodSeconds: 1, failureThreshold: 600, timeoutSeconds: 10}}
+    readinessProbe: {{httpGet: {{path: /health, port: http}}, periodSeconds: 5, timeoutSeconds: 10, failureThreshold: 6}}
+    volumeMounts:
+    - {{name: model, mountPath: /models/tiny, readOnly: true}}
+    - {{name: shm, mountPath: /dev/shm}}
+  volumes:
+  - {{name: model, hostPath: {{path: {model}, type: Directory}}}}
+  - {{name: shm, emptyDir: {{medium: Memory, sizeLimit: 512Mi}}}}  # vLLM wants 400 MiB, and a pod has 64
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: tiny}}
+spec: {{selector: {{app: tiny}}, ports: [{{port: 80, targetPort: http}}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: tiny}}
+spec:
+  parentRefs: [{{name: lab, namespace: projectcontour}}]
+  hostnames: [{host}]
+  rules: [{{backendRefs: [{{name: tiny, port: 80}}]}}]
+"""
+
+
+@dataclass
+class Served:
+    """The running server, and a client of it through the gateway."""
+
+    namespace: Namespace
+    client: httpx.Client
+
+
+@pytest.fixture(scope="module")
+def served(lab: Lab, vllm: Path, tiny_llama: Path) -> Iterator[Served]:
+    """A pod with vLLM behind a Service and an HTTPRoute, Ready and reachable from the host."""
+    assert vllm.is_dir()
+    assert lab.gateway_url is not None
+    with new_namespace(lab, "vllm-serving") as namespace:
+        host = f"{namespace.name}.example"
+        namespace.apply(MANIFESTS.format(model=tiny_llama, host=host))
+        try:
+            namespace.until_ready("tiny", within=START)
+            with httpx.Client(base_url=lab.gateway_url, headers={"Host": host}, timeout=120) as client:
+                until(lambda: healthy(client), "the route is served")
+                yield Served(namespace, client)
+        finally:
+            release(namespace)
+
+
+def healthy(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False  # Envoy opens its port with the first route
+
+
+def release(namespace: Namespace) -> None:
+    """Let go of the pod, when it is still there."""
+    if namespace.exists("pod", "tiny"):
+        namespace.kubectl("patch", "pod", "tiny", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+
+
+def completion(tokens: int, **more: object) -> dict[str, object]:
+    return {"model": "tiny", "prompt": "The eyrie", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+def container_processes(lab: Lab, namespace: str) -> set[int]:
+    """The processes, as this machine numbers them, in the PID namespace of the container of pod `tiny`."""
+    (found,) = [c for c in lab.ask_agent("containers") if c["namespace"] == namespace]
+    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(lab.folder))]
+    link = subprocess.run([*inside, "readlink", f"/proc/{found['pid']}/ns/pid"], capture_output=True, text=True, check=True)
+    members = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == link.stdout.strip():
+                members.add(int(entry.name))
+    return members
+
+
+def test_completions_are_answered_through_the_gateway(served: Served) -> None:
+    models = served.client.get("/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["tiny"]
+    answers = [served.client.post("/v1/completions", json=completion(24)).json() for _ in range(2)]
+    assert answers[0]["usage"] == answers[1]["usage"]
+    assert answers[0]["usage"]["completion_tokens"] == 24
+    assert answers[0]["usage"]["prompt_tokens"] == len("The eyrie")
+    assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"] != ""
+
+
+def test_metrics_count_what_was_generated(served: Served) -> None:
+    def generated() -> float:
+        lines = served.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:generation_tokens_total{"))
+
+    before = generated()
+    assert served.client.post("/v1/completions", json=completion(16)).status_code == 200
+    until(lambda: generated() == before + 16, "16 more tokens are counted", within=15)
+
+
+def test_logs_are_the_servers_own(served: Served) -> None:
+    log = served.namespace.kubectl("logs", "tiny")
+    assert "Initializing a V1 LLM engine (v0.32.0)" in log
+    assert "VLLM_CPU_OMP_THREADS_BIND='nobind'" in log
+
+
+def test_status_of_the_pod(served: Served) -> None:
+    (status,) = served.namespace.get("pod", "tiny")["status"]["containerStatuses"]
+    assert (status["ready"], status["restartCount"], status["image"]) == (True, 0, "vllm/vllm-openai:v0.32.0")
+
+
+def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
+    namespace = served.namespace
+    processes = container_processes(namespace.lab, namespace.name)
+    assert len(processes) >= 3, "the API server, the engine and its worker"
+    tokens = 3000
+    chunks: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        with served.client.stream("POST", "/v1/completions", json=completion(tokens, stream=True)) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    chunks.append(line.removeprefix("data: "))
+                    begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(60)
+    assert chunks[-1] != "[DONE]"
+    namespace.kubectl("delete", "pod", "tiny", "--wait=false")
+    assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == 150
+    assert chunks[-1] != "[DONE]", "the answer was over before the deletion: ask for more tokens"
+    reader.join(150)
+    assert chunks[-1] == "[DONE]"
+    assert json.loads(chunks[-2])["choices"][0]["finish_reason"] == "length"
+
+    def ended(pod: dict[str, object]) -> bool:
+        status = pod["status"]
+        assert isinstance(status, dict)
+        return "terminated" in status["containerStatuses"][0]["state"]
+
+    (status,) = namespace.until("pod", "tiny", ended, "the container has ended", within=150)["status"]["containerStatuses"]
+    assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (0, "Completed")
+    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    release(namespace)
+    namespace.until_gone("pod", "tiny")
