@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,27 +167,39 @@ def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
     namespace = served.namespace
     processes = container_processes(namespace.lab, namespace.name)
     assert len(processes) >= 3, "the API server, the engine and its worker"
-    tokens = 3000
-    chunks: list[str] = []
-    begun = threading.Event()
+    begun = threading.Barrier(3)
+    answers: list[tuple[float, list[str]]] = []
+    """When each answer began, and its chunks."""
 
     def read() -> None:
-        with served.client.stream("POST", "/v1/completions", json=completion(tokens, stream=True)) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    chunks.append(line.removeprefix("data: "))
-                    begun.set()
+        """One long answer after the other until the server takes no more: at any moment some answer is under way."""
+        waited = False
+        with contextlib.suppress(httpx.TransportError):
+            while True:
+                with served.client.stream("POST", "/v1/completions", json=completion(3000, stream=True)) as answer:
+                    if answer.status_code != 200:
+                        return
+                    answers.append((time.monotonic(), chunks := []))
+                    for line in answer.iter_lines():
+                        if line.startswith("data: "):
+                            chunks.append(line.removeprefix("data: "))
+                            if not waited:
+                                begun.wait(120)
+                                waited = True
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert begun.wait(60)
-    assert chunks[-1] != "[DONE]"
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    begun.wait(120)
+    deleted = time.monotonic()
     namespace.kubectl("delete", "pod", "tiny", "--wait=false")
     assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == 150
-    assert chunks[-1] != "[DONE]", "the answer was over before the deletion: ask for more tokens"
-    reader.join(150)
-    assert chunks[-1] == "[DONE]"
-    assert json.loads(chunks[-2])["choices"][0]["finish_reason"] == "length"
+    for reader in readers:
+        reader.join(150)
+    assert any(began < deleted for began, _ in answers)
+    for _, chunks in answers:
+        assert chunks[-1] == "[DONE]"
+        assert json.loads(chunks[-2])["choices"][0]["finish_reason"] == "length"
 
     def ended(pod: dict[str, object]) -> bool:
         status = pod["status"]
