@@ -52,5 +52,5 @@ def test_a_completion_through_a_service_and_a_drain(namespace: Namespace) -> Non
     page = ask("/metrics")
     assert 'vllm:generation_tokens_total{engine="0",model_name="chat"} 12.0' in page
     assert "vllm:spec_decode_num_drafts_total" in page
-    namespace.kubectl("delete", "pod", "engine", "--wait", "--timeout=30s")
+    namespace.kubectl("delete", "pod", "engine", "--wait", "--timeout=180s")
     assert not namespace.exists("pod", "engine")

@@ -64,7 +64,7 @@ def test_a_silent_node_is_found_lost_and_comes_back(lab: Lab, echo: Namespace) -
         return str(next(c["status"] for c in conditions if c["type"] == "Ready"))
 
     with Faults(lab).silence(node):
-        until(lambda: ready() == "Unknown", "the node is Unknown", within=60)
+        until(lambda: ready() == "Unknown", "the node is Unknown", within=120)
         echo.until("pod", "echo", lambda p: not is_ready(p), "its pod is not Ready")
     until(lambda: ready() == "True", "the node is Ready again")
     echo.until_ready("echo")
@@ -79,7 +79,7 @@ def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
     # The agent's watches have to come back: a new pod must run, and the old one must still be told about.
     until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
     echo.apply(POD.replace("name: echo,", "name: later,"))
-    echo.until_ready("later", within=60)
+    echo.until_ready("later", within=120)
     assert is_ready(echo.get("pod", "echo"))
 
 
@@ -140,6 +140,6 @@ def test_a_fault_that_cannot_be_made_is_not_kept_and_an_old_one_outlives_its_pod
     fault = echo.faults.freeze("echo", namespace=echo.name)
     began = time.monotonic()
     echo.kubectl("delete", "pod", "echo")  # a stopped process ends by SIGKILL after its grace period
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     fault.undo()
     assert echo.faults.active() == []

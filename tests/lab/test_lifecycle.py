@@ -74,7 +74,7 @@ def test_two_labs_side_by_side_with_pods_and_then_none() -> None:
         assert one.api_url != two.api_url
         for lab in (one, two):
             lab.kubectl("create", "deployment", "echo", "--image=aerie.dev/lab/echo:1")
-            lab.kubectl("rollout", "status", "deployment/echo", "--timeout=60s")
+            lab.kubectl("rollout", "status", "deployment/echo", "--timeout=180s")
         # The same addresses in both, and neither sees the other's.
         assert "node-1" in two.kubectl("get", "nodes", "-o", "name")
         two.down()

@@ -35,8 +35,8 @@ def test_helm_installs_upgrades_and_uninstalls(namespace: Namespace, tmp_path: P
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     lab, where = namespace.lab, ("--namespace", namespace.name)
-    lab.helm("install", "small", str(tmp_path), *where, "--wait", "--timeout=60s")
-    lab.helm("upgrade", "small", str(tmp_path), *where, "--set", "replicas=2", "--wait", "--timeout=60s")
+    lab.helm("install", "small", str(tmp_path), *where, "--wait", "--timeout=180s")
+    lab.helm("upgrade", "small", str(tmp_path), *where, "--set", "replicas=2", "--wait", "--timeout=180s")
     assert namespace.get("deployment", "small")["status"]["readyReplicas"] == 2
     (release,) = json.loads(lab.helm("list", *where, "-o", "json"))
     assert (release["status"], release["revision"]) == ("deployed", "2")
@@ -98,7 +98,7 @@ spec: {selector: {app: prometheus}, ports: [{port: 80, targetPort: 9090}]}
 def test_prometheus_runs_as_a_pod_and_finds_itself(namespace: Namespace) -> None:
     ensure("prometheus")
     namespace.apply(PROMETHEUS)
-    namespace.until_ready("prometheus", within=60)
+    namespace.until_ready("prometheus", within=120)
     address = namespace.get("service", "prometheus")["spec"]["clusterIP"]
 
     def up() -> bool:

@@ -1,237 +1,56 @@
-"""The simulator against real vLLM on CPU, on the same traffic: pages, relations of counters, acceptance length, time per token,
-and how both fail and end. docs/simulator.md has the table that `measured` prints.
-
-The simulator is configured from the real run: per-position acceptance and mean step time of that run, and how the step time grows
-with the batch from two calibration loads before it. So the figures test what the simulator makes of its parameters (scheduling,
-update rules, arithmetic of steps), not where the parameters come from.
+"""The simulator against real vLLM on CPU, on the same traffic: pages, relations of counters, acceptance length, schedules, and how
+both fail and end. docs/simulator.md has the table that `measured` prints; how the simulator is configured, and why what it shows is
+its own, is in aerie_lab.testing.agreement.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import dataclasses
-import itertools
 import json
-import math
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.traffic import Report, Target, closed_loop
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from aerie.engine import flags, windows
+from aerie.engine.arguments import Arguments
+from aerie.engine.page import parse
+from aerie.engine.samples import Counters, between
+from aerie.engine.speculation import Schedule, Tier
+from aerie.engine.versions import Version
 from aerie_lab.testing import until
+from aerie_lab.testing.agreement import (
+    BUNDLE,
+    START,
+    Engine,
+    K,
+    Kind,
+    Pair,
+    command,
+    compared,
+    engine,
+    environment,
+    healthy,
+    length,
+    measured,
+    speculation,
+)
 
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
-
-BUNDLE = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[2] / "drafter" / "bundle"))
-K = 3
-Kind = Literal["real", "simulated"]
-START = 300.0
-
-
-@dataclasses.dataclass
-class Engine:
-    """A running engine of either kind."""
-
-    process: subprocess.Popen[str]
-    client: httpx.Client
-    log: Path
-    kind: Kind
-
-    @property
-    def url(self) -> str:
-        return str(self.client.base_url).rstrip("/")
-
-    def page(self) -> str:
-        return self.client.get("/metrics").text
-
-    def load(self, clients: int, requests: int, answer: int, seed: int) -> tuple[dict[str, float], Report]:
-        """Closed-loop traffic; what it added to the page, by sample without labels, and what the clients saw."""
-        kind = TrafficClass("docs", CLASSES["chat"], Lengths(60, 0.4), Lengths(answer, 0.4, most=400))
-        made = list(itertools.islice(turns([kind], Poisson(1.0), 0.0, math.inf, seed), requests))
-        before = flat(self.page())
-        report = asyncio.run(closed_loop(Target(self.url, "agreement"), iter(made), clients))
-        time.sleep(1.0)  # real vLLM books the last step's statistics after it has sent the last answer
-        after = flat(self.page())
-        return {name: value - before.get(name, 0.0) for name, value in after.items()}, report
-
-
-def flat(page: str) -> dict[str, float]:
-    """Sums over labels, but for the draft position."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            name = sample.name + (f"[{sample.labels['position']}]" if "position" in sample.labels else "")
-            if "le" not in sample.labels:
-                found[name] = found.get(name, 0.0) + sample.value
-    return found
-
-
-def command(kind: Kind, vllm: Path, port: int, *words: str, model: Path | None = None) -> list[str]:
-    program = [str(vllm / "vllm"), "serve"] if kind == "real" else [sys.executable, "-m", "aerie_lab.engine"]
-    limits = ["--max-model-len=2048", "--max-num-seqs=16", "--dtype=float32", "--enforce-eager", "--block-size=128"]
-    place = ["--host=127.0.0.1", f"--port={port}", "--served-model-name=agreement", "--kv-cache-memory-bytes=134217728"]
-    return [*program, str(model or BUNDLE / "target"), *place, *limits, *words]
-
-
-def speculation(drafter: Path) -> str:
-    return json.dumps({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": K})
-
-
-def environment(options: dict[str, Any]) -> dict[str, str]:
-    return {
-        **os.environ,
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-        "AERIE_SIMULATOR": json.dumps({"startup_seconds": 0.5} | options),
-    }
-
-
-@contextlib.contextmanager
-def engine(kind: Kind, vllm: Path, folder: Path, *words: str, options: dict[str, Any] | None = None) -> Iterator[Engine]:
-    """An engine that answers /health; killed with all its processes at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / f"{kind}-{port}.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command(kind, vllm, port, *words),
-            env=environment(options or {}),
-            stdout=output,
-            stderr=output,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            began = time.monotonic()
-            while not healthy(client):
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() - began < START, log.read_text()[-3000:]
-                time.sleep(0.1)
-            yield Engine(process, client, log, kind)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def healthy(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-@dataclasses.dataclass
-class Pair:
-    """One run against each kind."""
-
-    real: dict[str, float]
-    simulated: dict[str, float]
-    pages: dict[Kind, str]
-    reports: dict[Kind, Report]
-    configured: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def pair(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) -> Pair:
-    folder = tmp_path_factory.mktemp("agreement")
-    words = ("--speculative-config", speculation(BUNDLE / "eagle31"))
-    pages: dict[Kind, str] = {}
-    reports: dict[Kind, Report] = {}
-    load = {"clients": 4, "requests": 120, "answer": 120, "seed": 3}
-    with engine("real", vllm, folder, *words) as real:
-        real.load(2, 4, 30, seed=0)  # first requests pay for lazily made state
-        one, _ = real.load(1, 16, 100, seed=1)
-        found, reports["real"] = real.load(**load)
-        eight, _ = real.load(8, 64, 100, seed=2)
-        pages["real"] = real.page()
-    configured = configure(one, found, eight)
-    with engine("simulated", vllm, folder, *words, options=configured) as simulated:
-        again, reports["simulated"] = simulated.load(**load)
-        pages["simulated"] = simulated.page()
-    made = Pair(found, again, pages, reports, configured)
+    made = compared(vllm, tmp_path_factory.mktemp("agreement"))
     say(measured(made))
     return made
-
-
-def step(counted: dict[str, float]) -> tuple[float, float]:
-    """Mean batch, and mean seconds of a step."""
-    observed = counted["vllm:inter_token_latency_seconds_count"]
-    return observed / counted["vllm:iteration_tokens_total_count"], counted["vllm:inter_token_latency_seconds_sum"] / observed
-
-
-def configure(one: dict[str, float], found: dict[str, float], eight: dict[str, float]) -> dict[str, Any]:
-    """Options of the simulator from what the real engine counted."""
-    (b1, t1), (b, t), (b8, t8) = step(one), step(found), step(eight)
-    token = max((t8 - t1) / ((b8 - b1) * (K + 1)), 0.0)
-    prefill = max(
-        (mean(one, "vllm:request_prefill_time_seconds") - t1) / mean(one, "vllm:request_prefill_kv_computed_tokens"), 0.0
-    )
-    # Mean steps contain what was prefilled in them.
-    prompt = found["vllm:request_prefill_kv_computed_tokens_sum"] / found["vllm:iteration_tokens_total_count"]
-    base = t - token * b * (K + 1) - prefill * prompt
-    drafts = found["vllm:spec_decode_num_drafts_total"]
-    rates = [found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{i}]"] / drafts for i in range(K)]
-    time_of_step = {"base": base, "token": token, "prefill": prefill}
-    return {
-        "step_time": {"formula": time_of_step},
-        "acceptance": {"docs": {"rates": rates}},
-        "default_class": "docs",
-        "drafter_effect": False,
-    }
-
-
-def length(counted: dict[str, float]) -> float:
-    return 1 + counted["vllm:spec_decode_num_accepted_tokens_total"] / counted["vllm:spec_decode_num_drafts_total"]
-
-
-def per_token(counted: dict[str, float]) -> float:
-    name = "vllm:request_time_per_output_token_seconds"
-    return counted[f"{name}_sum"] / counted[f"{name}_count"]
-
-
-def decode(counted: dict[str, float]) -> float:
-    """Time per token, long answers weighing more than short ones."""
-    tokens = counted["vllm:generation_tokens_total"] - counted["vllm:time_to_first_token_seconds_count"]
-    return counted["vllm:inter_token_latency_seconds_sum"] / tokens
-
-
-def measured(pair: Pair) -> str:
-    """The agreement table."""
-    rows = ["| quantity | real vLLM | simulator | difference |", "|---|---|---|---|"]
-    for title, of in (
-        ("acceptance length", length),
-        ("mean time per output token, ms", lambda counted: 1000 * per_token(counted)),
-        ("time per output token over all tokens, ms", lambda c: 1000 * decode(c)),
-        ("mean time to first token, ms", lambda c: 1000 * mean(c, "vllm:time_to_first_token_seconds")),
-        ("mean request latency, ms", lambda c: 1000 * mean(c, "vllm:e2e_request_latency_seconds")),
-        ("mean batch", lambda counted: step(counted)[0]),
-    ):
-        real, simulated = of(pair.real), of(pair.simulated)
-        rows.append(f"| {title} | {real:.3f} | {simulated:.3f} | {100 * (simulated / real - 1):+.1f} % |")
-    return "\n".join(rows)
-
-
-def mean(counted: dict[str, float], name: str) -> float:
-    return counted[f"{name}_sum"] / counted[f"{name}_count"]
 
 
 def test_pages_have_the_same_families_labels_and_buckets(pair: Pair) -> None:
@@ -329,7 +148,7 @@ def open_stream(running: Engine, file: Path) -> Iterator[subprocess.Popen[bytes]
     ask = ["curl", "--silent", "--no-buffer", "--header", "Content-Type: application/json", "--data", json.dumps(body)]
     client = subprocess.Popen([*ask, "--output", str(file), f"{running.url}/v1/completions"])
     try:
-        until(lambda: len(events(file)) > 3, "the stream has begun", within=60)
+        until(lambda: len(events(file)) > 3, "the stream has begun", within=120)
         yield client
     finally:
         client.kill()
@@ -383,20 +202,64 @@ def test_sigterm_with_an_open_stream_and_a_shutdown_timeout(vllm: Path, tmp_path
         assert running.process.wait(60) == 0
 
 
-@pytest.mark.parametrize("kind", ["real", "simulated"])
-def test_the_death_of_the_engine(vllm: Path, tmp_path: Path, kind: Kind) -> None:
+SCHEDULE = Schedule((Tier(1, 2, K), Tier(3, 16, 1)), max_tokens=K)
+
+
+@pytest.fixture(scope="module", params=["real", "simulated"])
+def scheduled(request: pytest.FixtureRequest, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine with a schedule, as Aerie writes it; the last test ends it."""
+    drafter = flags.Drafter(str(BUNDLE / "eagle31"))
+    config = flags.speculative_config(SCHEDULE, drafter, Version.parse("0.32.0"), Arguments())
+    words = ("--speculative-config", json.dumps(config))
+    with engine(request.param, vllm, tmp_path_factory.mktemp("scheduled"), *words, options=SLOW) as running:
+        yield running
+
+
+def window_of(running: Engine, clients: int, requests: int) -> Counters:
+    """What closed-loop traffic added to the page, as the operator reads it."""
+    before = parse(running.page().encode())
+    running.load(clients, requests, 60, seed=clients)
+    window = between(before, parse(running.page().encode()))
+    assert isinstance(window, Counters)
+    return window
+
+
+def test_a_schedule_drafts_by_the_batch(scheduled: Engine) -> None:
+    """One request at a time is in the first tier throughout; eight are in the second but for the beginning and the end."""
+    alone, together = window_of(scheduled, 1, 6), window_of(scheduled, 8, 32)
+    assert windows.mean_draft_length(alone) == K
+    mean = windows.mean_draft_length(together)
+    assert isinstance(mean, float)
+    assert 1 <= mean < K
+    for window in (alone, together):
+        assert window.speculation is not None
+        # Every position up to the most that is ever drafted is counted, whatever the tier.
+        assert len(window.speculation.accepted_per_position) == K
+        assert sum(window.speculation.accepted_per_position) == window.speculation.accepted
+        assert window.speculation.drafts == window.request_steps
+        # Drafts of 1 and of K tokens, and of no other number: what takes the tiers apart.
+        longer = (window.speculation.draft_tokens - window.speculation.drafts) / (K - 1)
+        assert longer == int(longer)
+        survival = windows.survival(window, SCHEDULE)
+        assert isinstance(survival, tuple)
+        assert all(bounds.exact or not longer for bounds in survival)
+        assert windows.acceptance_length(window, SCHEDULE) == windows.Bounds(
+            *[1 + window.speculation.accepted / window.speculation.drafts] * 2
+        )
+
+
+def test_the_death_of_the_engine(scheduled: Engine, tmp_path: Path) -> None:
     file = tmp_path / "stream"
-    with engine(kind, vllm, tmp_path, options=SLOW) as running:
-        with open_stream(running, file) as client:
-            if kind == "real":
-                os.kill(worker_of(running.process.pid), signal.SIGKILL)
-            else:
-                running.process.send_signal(signal.SIGUSR1)
-            assert client.wait(30) == 0
-        *_, error, last = events(file)
-        assert last == "[DONE]"
-        assert json.loads(error)["error"]["message"].startswith("EngineCore encountered an issue.")
-        assert running.process.wait(30) == 0
+    with open_stream(scheduled, file) as client:
+        if scheduled.kind == "real":
+            os.kill(worker_of(scheduled.process.pid), signal.SIGKILL)
+        else:
+            scheduled.process.send_signal(signal.SIGUSR1)
+        assert client.wait(30) == 0
+    *_, error, last = events(file)
+    assert last == "[DONE]"
+    assert json.loads(error)["error"]["message"].startswith("EngineCore encountered an issue.")
+    assert scheduled.process.wait(30) == 0
 
 
 def worker_of(pid: int) -> int:

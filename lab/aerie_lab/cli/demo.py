@@ -48,7 +48,7 @@ def _show(lab: Lab) -> None:
     manifest = resources.files("aerie_lab.cli").joinpath("demo.yaml").read_text()
     lab.kubectl("apply", "-f", "-", stdin=manifest)
     for version in _WEIGHTS:
-        lab.kubectl("rollout", "status", f"deployment/echo-{version}", "--timeout=60s")
+        lab.kubectl("rollout", "status", f"deployment/echo-{version}", "--timeout=180s")
     out.print(lab.kubectl("get", "nodes,pods,httproutes", "-o", "wide"), end="")
     with httpx.Client(base_url=lab.gateway_url or "", headers=_HOST, timeout=10) as client:
         _wait_for_route(client)
@@ -99,4 +99,4 @@ def _restart_under_load(client: httpx.Client, lab: Lab) -> None:
 
 def _restart(lab: Lab) -> None:
     lab.kubectl("rollout", "restart", "deployment/echo-one")
-    lab.kubectl("rollout", "status", "deployment/echo-one", "--timeout=60s")
+    lab.kubectl("rollout", "status", "deployment/echo-one", "--timeout=180s")

@@ -21,7 +21,7 @@ from aerie_lab.faults import Faults
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T], what: str, *, within: float = 60.0, every: float = 0.1) -> T:
+def until(look: Callable[[], T], what: str, *, within: float = 120.0, every: float = 0.1) -> T:
     """Call `look` until it returns something true, and return that. Raises AssertionError after `within` seconds."""
     deadline = time.monotonic() + within
     last: object = None
@@ -74,7 +74,7 @@ class Namespace:
         return bool(self.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip())
 
     def until(
-        self, kind: str, name: str, check: Callable[[dict[str, Any]], object], what: str, *, within: float = 60.0
+        self, kind: str, name: str, check: Callable[[dict[str, Any]], object], what: str, *, within: float = 120.0
     ) -> dict[str, Any]:
         """Wait until the object fulfils `check`; the object."""
         seen: dict[str, Any] = {}
@@ -90,19 +90,19 @@ class Namespace:
             raise AssertionError(f"{error}\n{json.dumps(seen.get('status'), indent=1)}") from None
         return seen
 
-    def until_ready(self, pod: str, *, within: float = 60.0) -> dict[str, Any]:
+    def until_ready(self, pod: str, *, within: float = 120.0) -> dict[str, Any]:
         """Wait until a pod is Ready; the pod."""
         return self.until("pod", pod, is_ready, f"pod {pod} Ready", within=within)
 
-    def until_phase(self, pod: str, phase: str, *, within: float = 60.0) -> dict[str, Any]:
+    def until_phase(self, pod: str, phase: str, *, within: float = 120.0) -> dict[str, Any]:
         """Wait until a pod is in `phase`; the pod."""
         return self.until("pod", pod, lambda p: p["status"].get("phase") == phase, f"pod {pod} {phase}", within=within)
 
-    def until_gone(self, kind: str, name: str, *, within: float = 60.0) -> None:
+    def until_gone(self, kind: str, name: str, *, within: float = 120.0) -> None:
         """Wait until there is no such object."""
         until(lambda: not self.exists(kind, name), f"{kind} {name} gone", within=within)
 
-    def rolled_out(self, deployment: str, *, within: float = 60.0) -> None:
+    def rolled_out(self, deployment: str, *, within: float = 120.0) -> None:
         """Wait until a Deployment is rolled out."""
         self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={within:g}s")
 

@@ -7,6 +7,7 @@ queue       keys to look at, each once, with back-off per key
 lease       one of several operators acts
 client      the API server with plain dictionaries
 observe     what is there, as the core wants it
+scrape      the engines' metrics, read in the background; readings is what is kept of them
 act         what the core decided: server-side apply, then status
 reconcile   one pass over one key
 telemetry   metrics of the operator itself, and whether it is alive

@@ -3,7 +3,8 @@
 Guarantees: `lead` is left before another operator may take the lease, as long as clocks run at about the same speed: a leader
 counts its time from before it asked, and gives up `margin` seconds before the others may take over; others count from when they
 last saw the lease change, by their own clock, never by the times written in it. A clock that jumps harms nobody, because only
-durations on the monotonic clock are used. A leader that ends gives the lease back, so that the next need not wait.
+durations on the monotonic clock are used. A leader that ends gives the lease back, so that the next need not wait. An API server
+that takes seconds for each call costs nobody the lease: a renewal is one call.
 Not guaranteed: mutual exclusion against a leader that is stopped (SIGSTOP) in the middle of a call and continues later; the
 call has a time limit, and what it writes is idempotent.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -48,7 +49,7 @@ class Timing:
     margin: float = 3.0
     """How long before `duration` is over a leader that cannot renew stops acting."""
     limit: float = 4.0
-    """For one attempt."""
+    """For one call."""
 
 
 class Elector:
@@ -80,61 +81,70 @@ class Elector:
                 await self._give_back()
 
     async def _acquire(self) -> float:
-        """The time before the attempt that succeeded."""
+        """When the lease was asked for."""
         while True:
-            began = _now()
-            if await self._attempt(began):
+            if (asked := await self._attempt()) is not None:
                 _log.info("%s leads", self.identity)
-                return began
+                return asked
             await asyncio.sleep(self._timing.retry)
 
     async def _keep(self, renewed: float, lost: asyncio.Event) -> None:
         timing = self._timing
         while True:
             await asyncio.sleep(timing.retry)
-            began = _now()
             deadline = renewed + timing.duration - timing.margin
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, deadline - began)):
-                    if await self._attempt(began):
-                        renewed = began
+                async with asyncio.timeout(max(0.0, deadline - _now())):
+                    if (asked := await self._attempt()) is not None:
+                        renewed = asked
                         continue
             if self._held is None or _now() >= deadline:
                 _log.error("%s leads no longer: the lease could not be renewed", self.identity)
                 lost.set()
                 return
 
-    async def _attempt(self, now: float) -> bool:
-        """Whether the lease is ours now."""
+    async def _attempt(self) -> float | None:
+        """When the lease that is ours now was asked for; None when it is not ours."""
         try:
-            async with asyncio.timeout(self._timing.limit):
-                return await self._try(now)
+            return await self._try()
         except TimeoutError:
             _log.warning("the lease: no answer within %g s", self._timing.limit)
         except ApiError as error:
             if error.status != 409:  # somebody else was quicker
                 _log.warning("the lease: %s", error)
-        return False
+        return None
 
-    async def _try(self, now: float) -> bool:
-        found = await self._leases.get(LEASES, self._namespace, self._name)
+    async def _try(self) -> float | None:
+        if self._held is not None:
+            try:
+                return await self._write(self._leases.replace, self._held)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+        looked = _now()
+        async with asyncio.timeout(self._timing.limit):
+            found = await self._leases.get(LEASES, self._namespace, self._name)
         if found is None:
-            self._held = await self._leases.create(self._lease(None))
-            return True
+            return await self._write(self._leases.create, None)
         version, holder = found["metadata"]["resourceVersion"], found["spec"].get("holderIdentity") or ""
         if holder == self.identity:
-            self._held = await self._leases.replace(self._lease(found))
-            return True
+            return await self._write(self._leases.replace, found)
         if self._held is not None:
             self._held = None  # it was taken from us
-            return False
+            return None
         if self._seen is None or self._seen[0] != version:
-            self._seen = (version, now)
+            self._seen = (version, looked)
         duration = float(found["spec"].get("leaseDurationSeconds") or self._timing.duration)
-        if holder and now < self._seen[1] + duration:
-            return False
-        self._held = await self._leases.replace(self._lease(found))
-        return True
+        if holder and looked < self._seen[1] + duration:
+            return None
+        return await self._write(self._leases.replace, found)
+
+    async def _write(self, how: Callable[[Object], Awaitable[Object]], found: Object | None) -> float:
+        """Write the lease as ours over what was found. Others count from when they see that, which is after it was asked for."""
+        asked = _now()
+        async with asyncio.timeout(self._timing.limit):
+            self._held = await how(self._lease(found))
+        return asked
 
     async def _give_back(self) -> None:
         if self._held is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from aerie.api import ResourceError
@@ -17,6 +17,7 @@ from aerie.controller.act import act
 from aerie.controller.client import RESOURCES, ApiError, Cluster
 from aerie.controller.observe import observe
 from aerie.controller.queue import Key, WorkQueue
+from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.rollout.decide import decide
 from aerie.rollout.plan import Plan
@@ -32,6 +33,7 @@ class Reconciler:
     cluster: Cluster
     queue: WorkQueue
     telemetry: Telemetry
+    scraper: Scraper
     preflight_image: str
     dry_run: bool = False
 
@@ -68,13 +70,15 @@ class Reconciler:
         """One pass. When to make the next although nothing has changed. Raises ApiError, ResourceError."""
         document = await self.cluster.get(RESOURCES, key.namespace, key.name)
         if document is None or document["metadata"].get("deletionTimestamp"):
+            self.scraper.forget(key)
             return None
-        observed = await observe(self.cluster, document)
+        observed = replace(await observe(self.cluster, document), figures=self.scraper.figures(key))
         now = datetime.now(UTC)
         plan = decide(observed, self.preflight_image, now)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
+        self.scraper.follow(key, observed, plan.status)
         plan = await act(self.cluster, document, observed, plan, now)
         return plan.again
 

@@ -20,6 +20,7 @@ from aerie.controller.client import Cluster
 from aerie.controller.lease import Elector
 from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
+from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -88,16 +89,18 @@ async def _until(stop: asyncio.Event, elector: Elector):  # type: ignore[no-unty
 async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
-    reconciler = Reconciler(cluster, queue, telemetry, options.preflight_image, options.dry_run)
+    scraper = Scraper(queue.add, telemetry.scraped)
+    reconciler = Reconciler(cluster, queue, telemetry, scraper, options.preflight_image, options.dry_run)
     telemetry.leading(True)
     watch_stop, ready = asyncio.Event(), asyncio.Event()
     watcher = asyncio.create_task(edge.watch(queue, options.namespaces, watch_stop, ready), name="watch")
     lister = asyncio.create_task(edge.resync(cluster, queue, options.namespaces), name="resync")
+    reader = asyncio.create_task(scraper.run(), name="scraper")
     workers = [asyncio.create_task(reconciler.work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
-        await asyncio.wait({watcher, lister, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (watcher, lister, *workers):
+        await asyncio.wait({watcher, lister, reader, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (watcher, lister, reader, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -107,6 +110,7 @@ async def _lead(
         telemetry.leading(False)
         watch_stop.set()
         lister.cancel()
+        reader.cancel()
         if lost.is_set():  # not one call more
             for worker in workers:
                 worker.cancel()
@@ -116,7 +120,7 @@ async def _lead(
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
-        await asyncio.gather(watcher, lister, *workers, *ends, return_exceptions=True)
+        await asyncio.gather(watcher, lister, reader, *workers, *ends, return_exceptions=True)
 
 
 async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:

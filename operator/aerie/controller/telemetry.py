@@ -40,6 +40,12 @@ class Telemetry:
         self._lag = Histogram(
             "aerie_loop_lag_seconds", "How late the event loop runs what is due.", buckets=_WAITS, registry=self.registry
         )
+        self._scrapes = Histogram(
+            "aerie_scrape_seconds", "Length of readings of engines' metrics.", buckets=_WAITS, registry=self.registry
+        )
+        self._scrape_failures = Counter(
+            "aerie_scrape_failures", "Readings of engines' metrics that failed, by reason.", ["reason"], registry=self.registry
+        )
         self._last_pass = 0.0
         self.ready = False
 
@@ -56,6 +62,12 @@ class Telemetry:
         """A pass ended."""
         self._last_pass = asyncio.get_running_loop().time()
         self._passes.labels(outcome).observe(seconds)
+
+    def scraped(self, outcome: str, seconds: float) -> None:
+        """The reading of an engine's metrics ended; `outcome` is done, or why it failed."""
+        self._scrapes.observe(seconds)
+        if outcome != "done":
+            self._scrape_failures.labels(outcome).inc()
 
     def leading(self, leads: bool) -> None:
         """Leadership was gained or lost."""

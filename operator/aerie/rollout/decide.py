@@ -29,6 +29,7 @@ from aerie.resources.drift import drifted, stamped
 from aerie.resources.revision import revision
 from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, PREFLIGHT_PASSED, PROGRESSING, READY, Finding, conditions, events, shortened
+from aerie.rollout.figures import with_figures
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Event, Plan, Reference
 from aerie.rollout.verdict import AGAIN_AFTER, Verdict, verdict_of
@@ -287,6 +288,7 @@ def _status(observed: Observed, wanted: Wanted, course: Course, taken: list[Any]
             stable = before.stable
         ready = sum(pods.ready(one) for one in group)
         stable = stable.model_copy(update={"replicas": replicas, "ready_replicas": ready, "weight": 100})
+        stable = with_figures(stable, before.stable, observed.figures_of(course.stable))
     canary = None
     if course.rolling is not None and course.started_at is not None:
         group = observed.group(course.rolling)
@@ -297,6 +299,7 @@ def _status(observed: Observed, wanted: Wanted, course: Course, taken: list[Any]
             started_at=course.started_at,
         )
         canary = base.model_copy(update={"replicas": replicas, "ready_replicas": sum(pods.ready(one) for one in group)})
+        canary = with_figures(canary, known, observed.figures_of(course.rolling))
     arms = [arm for arm in (stable, canary) if arm is not None]
     history = ([course.outcome] if course.outcome else []) + before.history
     findings = [

@@ -8,6 +8,7 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names
+from aerie.rollout.figures import Figures
 
 Object = Mapping[str, Any]
 
@@ -26,6 +27,8 @@ class Observed:
     preflight_pods: tuple[Object, ...] = ()
     last_lines: Mapping[str, str] = field(default_factory=dict)
     """Last lines that a crashed engine wrote, by name of the pod."""
+    figures: Mapping[str, Figures] = field(default_factory=dict)
+    """What engines achieve, by name of their Deployment, as far as their metrics have been read."""
 
     def child(self, kind: str, name: str) -> Object | None:
         """The child of that kind and name."""
@@ -41,6 +44,10 @@ class Observed:
         return tuple(
             pod for pod in self.pods if wanted.items() <= labels(pod).items() and not pod["metadata"].get("deletionTimestamp")
         )
+
+    def figures_of(self, revision: str, *, control: bool = False) -> Figures | None:
+        """What the pods of one Deployment achieve together."""
+        return self.figures.get(names.deployment(self.resource.metadata.name, revision, control=control))
 
 
 def labels(item: Object) -> Mapping[str, str]:

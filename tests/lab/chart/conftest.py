@@ -93,7 +93,7 @@ def release(lab: Lab) -> Release:
 
     @contextlib.contextmanager
     def installed(namespace: str, chart: Path, *arguments: str) -> Iterator[None]:
-        where = ("--namespace", namespace, "--wait", "--timeout=90s")
+        where = ("--namespace", namespace, "--wait", "--timeout=180s")
         try:
             lab.helm("install", "aerie", str(chart), *where, *arguments)
             yield

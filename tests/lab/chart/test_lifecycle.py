@@ -62,7 +62,7 @@ def test_resources_outlive_upgrades_and_uninstalling(
     shutil.copytree(chart, older)
     about = yaml.safe_load((older / "Chart.yaml").read_text())
     (older / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "0.0.9"}))
-    where = ("--namespace", namespace.name, "--wait", "--timeout=90s")
+    where = ("--namespace", namespace.name, "--wait", "--timeout=180s")
 
     def chart_of(kind: str, name: str) -> str:
         found: str = namespace.get(kind, name)["metadata"]["labels"]["helm.sh/chart"]
@@ -112,6 +112,6 @@ def test_rights_end_at_the_listed_namespaces(
             assert not any(seen(namespace.name, ""))
 
             fewer = ("--set", f"replicas=1,namespaces={{{two.name}}}")
-            lab.helm("upgrade", "aerie", str(chart), "--namespace", namespace.name, "--wait", "--timeout=90s", *fewer)
+            lab.helm("upgrade", "aerie", str(chart), "--namespace", namespace.name, "--wait", "--timeout=180s", *fewer)
             assert all(seen(two.name))
             assert not any(seen(one.name, namespace.name, ""))

@@ -36,7 +36,7 @@ def test_pods_of_an_agent_that_died_are_taken_over(lab: Lab, namespace: Namespac
     namespace.until("pod", "half", lambda p: container_status(p)["state"].get("terminated"), "one of two done")
     namespace.faults.restart("node-agent")
     found = namespace.until(
-        "pod", "serving", lambda p: container_status(p)["restartCount"] == 1 and is_ready(p), "started again", within=60
+        "pod", "serving", lambda p: container_status(p)["restartCount"] == 1 and is_ready(p), "started again", within=120
     )
     assert found["metadata"]["uid"] == before["metadata"]["uid"]
     ended = container_status(found)["lastState"]["terminated"]
@@ -52,7 +52,7 @@ def test_pods_of_an_agent_that_died_are_taken_over(lab: Lab, namespace: Namespac
     assert running == ["main"]
     found = namespace.until_ready("hollow")
     assert (found["status"]["phase"], container_status(found)["restartCount"]) == ("Running", 0)
-    namespace.kubectl("delete", "pod", "serving", "hollow", "done", "half", "--timeout=30s")
+    namespace.kubectl("delete", "pod", "serving", "hollow", "done", "half", "--timeout=180s")
 
 
 def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: Namespace) -> None:
@@ -63,5 +63,5 @@ def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: 
             lambda: not [c for c in lab.ask_agent("containers") if (c["namespace"], c["pod"]) == (namespace.name, "ending")],
             "it has ended",
         )
-    namespace.until_phase("ending", "Succeeded", within=60)
+    namespace.until_phase("ending", "Succeeded", within=120)
     namespace.until("pod", "crashing", lambda p: container_status(p)["restartCount"] >= 2, "it went on restarting")

@@ -26,5 +26,5 @@ def test_jobs_complete_and_fail(namespace: Namespace) -> None:
     reasons = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
     assert reasons["Failed"] == "DeadlineExceeded"
     # Finalizers and all: nothing of them is in the way of their deletion.
-    namespace.kubectl("delete", "job", "working", "hopeless", "late", "--cascade=foreground", "--timeout=30s")
+    namespace.kubectl("delete", "job", "working", "hopeless", "late", "--cascade=foreground", "--timeout=180s")
     assert namespace.list_all("pods") == []

@@ -58,4 +58,4 @@ def test_fields_that_the_lab_does_not_have(namespace: Namespace) -> None:
         assert field in told
     until(lambda: [m for r, m in namespace.events("demanding") if r == "LabUnsupported" and "hostPID" in m], "an event")
     assert namespace.get("pod", "demanding")["status"]["phase"] == "Pending"
-    namespace.kubectl("delete", "pod", "demanding", "--timeout=30s")
+    namespace.kubectl("delete", "pod", "demanding", "--timeout=180s")

@@ -57,7 +57,7 @@ def test_a_pod_without_a_process(namespace: Namespace) -> None:
     assert found["status"]["phase"] == "Running"
     assert found["status"]["podIP"]
     assert not [c for c in namespace.lab.ask_agent("containers") if c["namespace"] == namespace.name]
-    namespace.kubectl("delete", "pod", "hollow", "--timeout=30s")
+    namespace.kubectl("delete", "pod", "hollow", "--timeout=180s")
 
 
 def test_nothing_is_written_while_nothing_happens(namespace: Namespace) -> None:

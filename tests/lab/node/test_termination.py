@@ -31,7 +31,7 @@ def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     probe = {"exec": {"command": ["true"]}, "initialDelaySeconds": 1, "periodSeconds": 1}  # by then the handler is there
     namespace.apply(
-        pod("polite", python(polite, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=30),
+        pod("polite", python(polite, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=200),
         pod("stubborn", python(stubborn, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=3),
     )
     for name in ("polite", "stubborn"):
@@ -39,7 +39,7 @@ def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
     began = time.monotonic()
     namespace.kubectl("delete", "pod", "polite", "stubborn", "--wait=false")
     assert until_ended(namespace, "polite")["exitCode"] == 4
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 150
     ended = until_ended(namespace, "stubborn")
     assert (ended["exitCode"], ended["signal"]) == (137, 9)
     assert time.monotonic() - began >= 3

@@ -81,7 +81,7 @@ def test_pods_run_without_privileges(bare_lab: Lab, tmp_path: Path) -> None:
     assert (tmp_path / "x").exists()
     assert not Path("/usr/x").exists()
     namespace.until_ready("serving")
-    namespace.kubectl("delete", "pod", "writing", "serving", "--timeout=30s")
+    namespace.kubectl("delete", "pod", "writing", "serving", "--timeout=180s")
 
 
 def test_without_any_permission_one_sentence_tells_how_to_allow_it() -> None:

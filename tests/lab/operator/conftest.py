@@ -26,7 +26,7 @@ def definition(lab: Lab) -> Iterator[None]:
     document = yaml.safe_load(DEFINITION.read_text())
     name = document["metadata"]["name"]
     lab.apply(document)
-    lab.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+    lab.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=180s")
     yield
     lab.kubectl("delete", "crd", name)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
 
+from aerie.controller import lease
 from aerie.controller.client import ApiError, Kind, Object
 from aerie.controller.lease import Elector, Timing
 
@@ -136,7 +139,7 @@ class _Dead(Server):
 DEAD = _Dead()
 
 
-@pytest.mark.parametrize("slow", [0.0, 1.5])
+@pytest.mark.parametrize("slow", [0.0, 1.5, 2.5])
 def test_two_never_act_together_when_one_is_cut_off(run: Run, slow: float) -> None:
     async def work() -> None:
         server = Server()
@@ -175,5 +178,47 @@ def test_a_lease_taken_by_force_ends_the_leadership(run: Run) -> None:
         assert not first.acting
         await first.stop()
         assert server.lease["spec"]["holderIdentity"] == "somebody", "what is not ours is not given back"
+
+    run(work())
+
+
+@pytest.mark.parametrize("slow", [2.0, 3.0])
+def test_a_slow_api_server_costs_nobody_the_lease(run: Run, slow: float) -> None:
+    async def work() -> None:
+        server = Server()
+        server.slow = slow
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        await asyncio.sleep(30)
+        leader, other = (first, second) if first.acting else (second, first)
+        for _ in range(300):
+            await asyncio.sleep(1)
+            assert leader.acting
+            assert not other.acting
+        for candidate in (first, second):
+            await candidate.stop()
+
+    run(work())
+
+
+def test_a_jump_of_the_wall_clock_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = itertools.cycle([0, 400, -400])
+
+    class Jumping(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime(2026, 1, 1, tzinfo=tz) + timedelta(days=next(days))
+
+    monkeypatch.setattr(lease, "datetime", Jumping)
+
+    async def work() -> None:
+        server = Server()
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        for _ in range(100):
+            await asyncio.sleep(1)
+            assert (first.acting, second.acting) == (True, False)
+        assert server.lease is not None
+        assert server.lease["spec"]["renewTime"][:4] in ("2024", "2027", "2026")
+        for candidate in (first, second):
+            await candidate.stop()
 
     run(work())

@@ -39,7 +39,7 @@ class Running:
         """What an ended process has written to its standard error."""
         return self.process.communicate()[1]
 
-    def end(self, number: int = signal.SIGTERM, within: float = 20.0) -> int:
+    def end(self, number: int = signal.SIGTERM, within: float = 60) -> int:
         """Send the signal; the exit status."""
         self.process.send_signal(number)
         return self.process.wait(within)
@@ -60,12 +60,12 @@ def start() -> Iterator[Start]:
         environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {}))}
         command = [sys.executable, "-m", "aerie_lab.engine", model, "--host", "127.0.0.1", "--port", str(port), *words]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         running.append(Running(process, client))
         began = time.monotonic()
         while wait and not _healthy(client):
             assert process.poll() is None, running[-1].last_words()
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - began < 120
             time.sleep(0.02)
         return running[-1]
 

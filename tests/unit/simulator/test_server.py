@@ -110,7 +110,7 @@ def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
         assert running.metric("vllm:num_requests_running") == 1
     began = time.monotonic()
     while running.metric("vllm:num_requests_running"):
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     assert running.metric("vllm:request_success_total") == 0
 
 
@@ -138,13 +138,13 @@ def test_traffic_tells_what_is_wrong(start: Start) -> None:
     assert report.errors == {"ClientConnectorError": 3}
 
 
-def stream(running: Running, lines: list[str], begun: threading.Event) -> threading.Thread:
-    """Reads a stream of 100 tokens until it ends or says nothing for half a second."""
+def stream(running: Running, lines: list[str], begun: threading.Event, patience: float = 60.0) -> threading.Thread:
+    """Reads a stream of 100 tokens until it ends or says nothing for `patience` seconds."""
 
     def read() -> None:
         body = {"prompt": "a", "max_tokens": 100, "stream": True}
         with (
-            httpx.Client(base_url=running.client.base_url, timeout=0.5) as client,
+            httpx.Client(base_url=running.client.base_url, timeout=patience) as client,
             client.stream("POST", "/v1/completions", json=body) as answer,
         ):
             content = answer.iter_lines()
@@ -159,7 +159,7 @@ def stream(running: Running, lines: list[str], begun: threading.Event) -> thread
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     return thread
 
 
@@ -169,18 +169,18 @@ SLOW = {"step_time": {"formula": {"base": 0.03, "token": 0.0}}}
 def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -> None:
     running = start(options=SLOW)
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event())
+    reader = stream(running, lines, threading.Event(), patience=0.5)
     running.process.send_signal(signal.SIGTERM)
-    reader.join(20)  # leaves after half a second of silence
+    reader.join(60)  # leaves after half a second of silence
     assert lines[-1] != "[DONE]"
     assert len(lines) < 100
-    assert running.process.wait(20) == 0
+    assert running.process.wait(60) == 0
 
 
 def test_sigterm_without_open_requests_ends_it_at_once(start: Start) -> None:
     running = start(options=SLOW)
     ask(running)
-    assert running.end(within=10) == 0
+    assert running.end(within=60) == 0
 
 
 def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refused(start: Start) -> None:
@@ -190,13 +190,13 @@ def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refu
     running.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     while (answer := ask(running)).status_code == 200:
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     assert answer.json()["error"]["message"] == "cannot schedule new futures after shutdown"
     assert running.client.get("/health").status_code == 200
-    reader.join(20)
+    reader.join(60)
     assert lines[-1] == "[DONE]"
     assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
-    assert running.process.wait(20) == 0
+    assert running.process.wait(60) == 0
 
 
 def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
@@ -204,7 +204,7 @@ def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> Non
     lines: list[str] = []
     reader = stream(running, lines, threading.Event())
     assert running.end() == 0
-    reader.join(20)
+    reader.join(60)
     assert lines[-1] != "[DONE]"
 
 
@@ -213,10 +213,10 @@ def test_when_its_engine_dies_it_says_so_and_ends(start: Start) -> None:
     lines: list[str] = []
     reader = stream(running, lines, threading.Event())
     running.process.send_signal(signal.SIGUSR1)
-    reader.join(20)
+    reader.join(60)
     assert json.loads(lines[-2])["error"]["message"].startswith("EngineCore encountered an issue.")
     assert lines[-1] == "[DONE]"
-    assert running.process.wait(20) == 0
+    assert running.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("drafter", ["no flags", "missing"])
@@ -224,15 +224,15 @@ def test_a_drafter_that_does_not_load_ends_the_process_with_1(start: Start, draf
     path = str(drafters.get(drafter, "/nowhere/drafter"))
     config = {"method": "eagle3", "model": path, "num_speculative_tokens": 3}
     running = start("--speculative-config", json.dumps(config), wait=False)
-    assert running.process.wait(20) == 1
+    assert running.process.wait(60) == 1
     message = running.last_words()
     assert ("'fc_norm'" if drafter == "no flags" else "/nowhere/drafter") in message
 
 
 def test_unknown_flags_and_options_end_it_with_2(start: Start) -> None:
-    assert start("--no-such-flag", wait=False).process.wait(20) == 2
+    assert start("--no-such-flag", wait=False).process.wait(60) == 2
     running = start(options={"startup": 1}, wait=False)
-    assert running.process.wait(20) == 2
+    assert running.process.wait(60) == 2
     assert "unknown field 'startup'" in running.last_words()
 
 
@@ -242,7 +242,7 @@ def test_a_start_takes_its_time_and_can_be_ended(start: Start) -> None:
         running.client.get("/health")
     began = time.monotonic()
     while not catches(running.process.pid, signal.SIGTERM):
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
     assert running.end() == 0
 
 
