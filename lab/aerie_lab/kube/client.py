@@ -38,13 +38,19 @@ def path(version: str, plural: str, namespace: str | None = None, name: str | No
     return "/" + "/".join(parts)
 
 
+def tls_context(certificates: Path, client: str) -> ssl.SSLContext:
+    """What it takes to talk to the lab's API server as this user."""
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    context.load_cert_chain(certificates / f"{client}.crt", certificates / f"{client}.key")
+    return context
+
+
 class KubeClient:
     """One connection pool to one API server, as one user."""
 
     def __init__(self, server: str, certificates: Path, client: str) -> None:
         self._server = server
-        self._context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
-        self._context.load_cert_chain(certificates / f"{client}.crt", certificates / f"{client}.key")
+        self._context = tls_context(certificates, client)
         self._http: aiohttp.ClientSession | None = None
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 

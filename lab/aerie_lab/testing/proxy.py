@@ -1,0 +1,204 @@
+"""Doors to a lab's API server at which things go wrong on purpose: calls counted, delayed, refused, lost, or never passed on.
+
+    async def slow(call: Call, pass_on: PassOn) -> web.StreamResponse:
+        await asyncio.sleep(2)
+        return await pass_on()
+
+    with Proxy(lab) as proxy:
+        door = proxy.door(slow)
+        door.write_kubeconfig(path)
+
+Whoever has the kubeconfig comes as the administrator, over plain HTTP on this machine. Each door has an address and a behaviour
+of its own; all of them are in one thread. Guarantees: what a behaviour does not change reaches both sides as it was, watches
+event by event; when the API server is away, the caller's connection breaks as it would without a door. Not guaranteed:
+upgraded connections (exec, port-forward), of which the lab has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from aerie_lab.cluster import Lab
+from aerie_lab.kube.client import tls_context
+
+T = TypeVar("T")
+_FORWARDED = ("Accept", "Content-Type", "User-Agent")
+_OBJECTS = re.compile(
+    r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>.+))?)?$"
+)
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the API server, as its audit log would name it."""
+
+    verb: str
+    """get, list, watch, create, update, patch or delete."""
+    resource: str
+    """Plural, with the subresource: deployments, speculativedeployments/status. Empty where there is no object: discovery."""
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, method: str, path: str, *, watch: bool = False) -> Call:
+        """The call that a request makes."""
+        found = _OBJECTS.match(path)
+        plural, namespace, name, sub = found.group("plural", "namespace", "name", "sub") if found else ("", "", "", "")
+        reads = "watch" if watch else "get" if name or not plural else "list"
+        verb = _VERBS.get(method, reads)
+        return cls(verb, f"{plural}/{sub}" if sub else plural or "", namespace or "", name or "")
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change anything."""
+        return self.verb in _VERBS.values()
+
+
+PassOn = Callable[[], Awaitable[web.StreamResponse]]
+Behaviour = Callable[[Call, PassOn], Awaitable[web.StreamResponse]]
+"""What a door does with a call: pass it on or not, and answer. The answer to a watch has been sent when `pass_on` returns."""
+
+
+def refusal(code: int, reason: str, message: str) -> web.Response:
+    """An answer as the API server refuses."""
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message}
+    return web.json_response(status, status=code)
+
+
+class Proxy:
+    """The doors to one lab."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
+        self._runners: list[web.AppRunner] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._http = self.run(self._connect())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something in the thread of the doors."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def door(self, behaviour: Behaviour) -> Door:
+        """Open one."""
+        return self.run(self._open(behaviour))
+
+    async def _connect(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(ssl=tls_context(self._lab.folder / "certificates", "admin"), limit=0)
+        return aiohttp.ClientSession(self._lab.api_url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+    async def _open(self, behaviour: Behaviour) -> Door:
+        door = Door(self, self._http, behaviour)
+        app = web.Application(client_max_size=16 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", door.handle)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        self._runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        (address, *_) = runner.addresses
+        door.url = f"http://127.0.0.1:{address[1]}"
+        return door
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        await self._http.close()
+
+
+class Door:
+    """One address of the API server with a behaviour, which may be replaced at any time."""
+
+    url = ""
+
+    def __init__(self, proxy: Proxy, http: aiohttp.ClientSession, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self._proxy, self._http = proxy, http
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """A kubeconfig that leads through this door; its path."""
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "door", "cluster": {"server": self.url}}],
+            "users": [{"name": "admin", "user": {}}],
+            "contexts": [{"name": "door", "context": {"cluster": "door", "user": "admin"}}],
+            "current-context": "door",
+        }
+        path.write_text(yaml.safe_dump(document, sort_keys=False))
+        return path
+
+    def cut_watches(self) -> int:
+        """Break all watches under way, as a load balancer or a restarted API server does; how many there were."""
+
+        async def cut() -> int:
+            streams = list(self._streams)
+            for stream in streams:
+                stream.cancel()
+            return len(streams)
+
+        return self._proxy.run(cut())
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """One request."""
+        body = await request.read()
+        call = Call.of(request.method, request.path, watch=request.query.get("watch", "") in ("true", "1"))
+
+        async def pass_on() -> web.StreamResponse:
+            return await (self._stream if call.verb == "watch" else self._pass)(request, body)
+
+        try:
+            return await self.behaviour(call, pass_on)
+        except aiohttp.ClientError as error:
+            if request.transport is not None:
+                request.transport.abort()
+            raise web.HTTPBadGateway(text=str(error)) from error
+
+    def _ask(self, request: web.Request, body: bytes) -> Any:
+        headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
+        return self._http.request(
+            request.method, request.rel_url, data=body or None, headers=headers | {"Accept-Encoding": "identity"}
+        )
+
+    async def _pass(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        async with self._ask(request, body) as answer:
+            headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+            return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+
+    async def _stream(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            async with self._ask(request, body) as answer:
+                headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+                return response
+        finally:
+            self._streams.discard(task)

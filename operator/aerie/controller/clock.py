@@ -1,0 +1,38 @@
+"""The time of day without its jumps, for the times in the status and all that is counted from them.
+
+A machine's clock is set now and then: after its boot, by a person, when a virtual machine has been moved. A rollout's deadline is
+counted from a time in the status, so a jump ahead would end a rollout that has just begun, and a jump back would let it run on.
+
+Guarantee: between two looks, as much time passes as on the monotonic clock. Not guaranteed: that the time is right. It is as
+wrong as the machine's was when the operator started; a jump is logged, and taken over with the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+
+_log = logging.getLogger(__name__)
+_WORTH_TELLING = timedelta(seconds=30)
+
+
+class Clock:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._wall, self._monotonic = datetime.now(UTC), time.monotonic()
+        self._off = timedelta()
+        """By how much the machine's clock was ahead of this one when it was last told."""
+
+    def now(self) -> datetime:
+        """The time."""
+        now = self._wall + timedelta(seconds=time.monotonic() - self._monotonic)
+        off = datetime.now(UTC) - now
+        if abs(off - self._off) > _WORTH_TELLING:
+            self._off = off
+            _log.warning(
+                "the machine's clock has jumped; it is %+.0f s off the one that Aerie goes by until it restarts",
+                off.total_seconds(),
+            )
+        return now
