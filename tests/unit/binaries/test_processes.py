@@ -44,7 +44,7 @@ def start(tiny: Family, tmp_path: Path) -> Iterator[Callable[[], subprocess.Pope
         process.communicate()
 
 
-def wait_for(what: Callable[[], bool], patience: float = 20.0) -> None:
+def wait_for(what: Callable[[], bool], patience: float = 120.0) -> None:
     deadline = time.monotonic() + patience
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -68,12 +68,18 @@ def hanging_build(cache: Path) -> list[int]:
 def test_two_processes_build_once(
     start: Callable[[], subprocess.Popen[str]], fake_go: Callable[[str], Path], cache: Path
 ) -> None:
-    fake_go('echo >> "$AERIE_LAB_CACHE/builds"; sleep 1; produce')
-    first, second = start(), start()
-    said = [process.communicate(timeout=60)[0] for process in (first, second)]
+    fake_go('echo >> "$AERIE_LAB_CACHE/builds"; until [ -e "$AERIE_LAB_CACHE/go-on" ]; do sleep 0.05; done; produce')
+    first = start()
+    wait_for((cache / "builds").exists)
+    second = start()
+    assert second.stdout is not None
+    while "another process is building it" not in (line := second.stdout.readline()):
+        assert line, "the second process says that it waits"
+    (cache / "go-on").touch()
+    for process in (first, second):
+        process.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0)
     assert (cache / "builds").read_text() == "\n"
-    assert sum("another process is building it" in text for text in said) == 1
 
 
 def test_ctrl_c_ends_go_and_its_children_and_leaves_nothing(
@@ -83,7 +89,7 @@ def test_ctrl_c_ends_go_and_its_children_and_leaves_nothing(
     process = start()
     pids = hanging_build(cache)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors
     assert not any(running(pid) for pid in pids)
     assert not (cache / "bin/.tiny.building").exists()
@@ -104,6 +110,6 @@ def test_killed_process_takes_go_along_and_the_next_build_works(
 
     fake_go("produce")
     again = start()
-    assert "ready after" in again.communicate(timeout=60)[0]
+    assert "ready after" in again.communicate(timeout=120)[0]
     assert again.returncode == 0
     assert not (cache / "bin/.tiny.building").exists()

@@ -139,7 +139,7 @@ def test_traffic_tells_what_is_wrong(start: Start) -> None:
 
 
 def stream(running: Running, lines: list[str], begun: threading.Event, patience: float = 60.0) -> threading.Thread:
-    """Reads a stream of 100 tokens until it ends or says nothing for `patience` seconds."""
+    """Reads a stream of 100 tokens until it ends, says that it does, or says nothing for `patience` seconds."""
 
     def read() -> None:
         body = {"prompt": "a", "max_tokens": 100, "stream": True}
@@ -156,6 +156,8 @@ def stream(running: Running, lines: list[str], begun: threading.Event, patience:
                 if line:
                     lines.append(line.removeprefix("data: "))
                     begun.set()
+                    if lines[-1] == "[DONE]":
+                        return
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -202,7 +204,7 @@ def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refu
 def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
     running = start("--shutdown-timeout", "1", options={"step_time": {"formula": {"base": 0.1, "token": 0.0}}})
     lines: list[str] = []
-    reader = stream(running, lines, threading.Event())
+    reader = stream(running, lines, threading.Event(), patience=0.5)
     assert running.end() == 0
     reader.join(60)
     assert lines[-1] != "[DONE]"
