@@ -1,0 +1,86 @@
+"""What the engines of one arm achieve, as the status shows it: three figures, and when they are worth a write.
+
+A status that followed every reading would be written with every reading. So a figure stays as it is until it has moved by
+more than its tolerance, which lies above the noise of the windows that the scraper keeps; then all of them are written anew.
+Where nothing is known, the last figures stay: an arm without traffic shows what it did when it had some.
+
+Guarantee: figures are of one revision alone; another revision in the same place starts without any. Not guaranteed: that a
+figure is fresh, or that two of them may be compared: what decides about a canary reads counters, not these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from aerie.api.status import Arm
+from aerie.engine import windows
+from aerie.engine.samples import Counters
+from aerie.engine.speculation import Static
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Each None where the counters do not tell it. Rounded to what a person reads."""
+
+    acceptance_length: float | None = None
+    """vLLM's own: 1 + accepted / drafts. None without a drafter."""
+    time_per_output_token: float | None = None
+    """Seconds, averaged over tokens."""
+    time_to_first_token: float | None = None
+    """Seconds, averaged over requests."""
+
+
+_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
+"""By figure, the share by which it may move without a write. Over the 500 requests that a window holds once it has the traffic,
+these are four standard errors or more, where requests differ in acceptance by 15 % of it and in latency by 50 to 100 %."""
+
+_A = TypeVar("_A", bound=Arm)
+
+
+def figures_of(window: Counters) -> Figures:
+    """The figures of a window, or of several pods' windows together."""
+    length = None
+    if window.speculation is not None:
+        # The lower bound is the same for every setting that drafts as many positions.
+        found = windows.acceptance_length(window, Static(max(1, len(window.speculation.accepted_per_position))))
+        length = found.low if isinstance(found, windows.Bounds) else None
+    return Figures(
+        None if length is None else round(length, 2),
+        _seconds(windows.time_per_output_token(window)),
+        _seconds(windows.mean_time_to_first_token(window)),
+    )
+
+
+def settled(shown: Figures, found: Figures) -> Figures:
+    """What to show after `shown` when `found` is measured: `shown` itself until one figure has moved beyond its tolerance."""
+    pairs = [(field.name, getattr(shown, field.name), getattr(found, field.name)) for field in fields(Figures)]
+    if not any(_moved(before, after, _TOLERANCES[name]) for name, before, after in pairs):
+        return shown
+    return Figures(*(before if after is None else after for _, before, after in pairs))
+
+
+def shown_by(arm: Arm) -> Figures:
+    """The figures that a status shows of an arm."""
+    return Figures(arm.acceptance_length, arm.time_per_output_token, arm.time_to_first_token)
+
+
+def with_figures(arm: _A, before: Arm | None, found: Figures | None) -> _A:
+    """The arm with its figures; `before` is what the status said of the same place, of whatever revision."""
+    known = shown_by(before) if before is not None and before.revision == arm.revision else Figures()
+    shown = known if found is None else settled(known, found)
+    return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(Figures)})
+
+
+def _moved(before: float | None, after: float | None, tolerance: float) -> bool:
+    if after is None:
+        return False
+    return before is None or abs(after - before) > tolerance * abs(before)
+
+
+def _seconds(found: float | windows.Unknown) -> float | None:
+    if isinstance(found, windows.Unknown):
+        return None
+    return round(found, 2 - math.floor(math.log10(found))) if found > 0 else 0.0  # three digits

@@ -1,0 +1,155 @@
+"""One metrics page over the network, from servers that behave and from others."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from aerie.controller import scrape
+from aerie.engine.page import PageError, parse
+
+PAGE = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def got(answer: Answer, path: str = "/metrics") -> bytes:
+    """What is fetched from a server that answers so."""
+
+    async def run() -> bytes:
+        app = web.Application()
+        app.router.add_get("/metrics", answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            async with scrape.client() as through:
+                return await scrape.fetch(through, f"http://{host}:{port}{path}")
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def fails(reason: str, answer: Answer) -> None:
+    with pytest.raises(scrape.ScrapeError) as failure:
+        got(answer)
+    assert failure.value.reason == reason
+
+
+async def page(request: web.Request) -> web.Response:
+    assert request.headers["Accept"] == "text/plain"
+    assert request.headers["Accept-Encoding"] == "identity"
+    return web.Response(body=PAGE, content_type="text/plain")
+
+
+def test_a_page_as_vllm_serves_it() -> None:
+    assert got(page) == PAGE
+
+
+def test_another_status_than_200() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=500, body=PAGE)
+
+    fails("status", answer)
+
+
+def test_a_redirect_is_not_followed() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        raise web.HTTPFound("http://127.0.0.1:1/")
+
+    fails("status", answer)
+
+
+def test_a_page_without_end() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"# a comment\n" * 10_000)
+
+    fails("too_large", answer)
+
+
+def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "SECONDS", 0.3)
+
+    async def answer(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    fails("timeout", answer)
+
+
+def test_a_page_that_trickles_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "SECONDS", 0.5)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"#\n")
+            await asyncio.sleep(0.01)
+
+    fails("timeout", answer)
+
+
+def test_a_page_that_is_cut() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(PAGE))})
+        await response.prepare(request)
+        await response.write(PAGE[:1000])
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    fails("broken", answer)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x00\xff garbage \n", b"<html>\n", gzip.compress(PAGE)], ids=["empty", "bytes", "html", "gzip"]
+)
+def test_garbage_is_fetched_and_refused_as_a_page(body: bytes) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    with pytest.raises(PageError):
+        parse(got(answer))
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody else can take the port meanwhile
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+        async def run() -> None:
+            async with scrape.client() as through:
+                await scrape.fetch(through, f"http://127.0.0.1:{port}/metrics")
+
+        with pytest.raises(scrape.ScrapeError) as failure:
+            asyncio.run(run())
+    assert failure.value.reason == "unreachable"
+
+
+def test_what_speaks_no_http() -> None:
+    async def run() -> None:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-none\r\n")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server, scrape.client() as through:
+            port = server.sockets[0].getsockname()[1]
+            await scrape.fetch(through, f"http://127.0.0.1:{port}/metrics")
+
+    with pytest.raises(scrape.ScrapeError) as failure:
+        asyncio.run(run())
+    assert failure.value.reason == "broken"

@@ -1,0 +1,335 @@
+"""Which pods are read, when, and what becomes of it. Time is virtual; pages are captured ones of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Status
+from aerie.controller.queue import Key
+from aerie.controller.scrape import AT_ONCE, LONGEST_WAIT, Scraper, Target, targets
+from aerie.rollout.figures import Figures
+from aerie.rollout.observed import Observed
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+DATA = Path(__file__).parents[1] / "engine" / "data"
+BEFORE, AFTER = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
+FIGURES = Figures(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
+"""Of the window between the two."""
+OLD = "2026-01-01T00:00:00Z"
+
+
+def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False, **arm: Any) -> SpeculativeDeployment:
+    stable = {"revision": "r1", **arm}
+    canary = {"canary": {"revision": "r2", "change": "K=5", "startedAt": OLD}} if rolling else {}
+    return SpeculativeDeployment.from_dict(
+        {
+            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+            "spec": {
+                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+                "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+                "metrics": {"interval": interval},
+            },
+            "status": {"stable": stable, **canary},
+        }
+    )
+
+
+def deployment(name: str = "chat", revision: str = "r1", uid: str | None = None) -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": f"{name}-{revision}",
+            "labels": {"aerie.dev/name": name, "aerie.dev/revision": revision, "aerie.dev/control": "false"},
+            "ownerReferences": [{"controller": True, "uid": uid or f"uid-{name}"}],
+        },
+    }
+
+
+def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str = "10.0.0.1", **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "metadata": {
+            "name": f"{name}-{revision}-hash-{number}",
+            "labels": {
+                "aerie.dev/name": name,
+                "aerie.dev/revision": revision,
+                "aerie.dev/control": "false",
+                "pod-template-hash": "hash",
+            },
+            "ownerReferences": [
+                {"controller": True, "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-{revision}-hash"}
+            ],
+        },
+        "spec": {"containers": [{"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}]},
+        "status": {
+            "podIP": address,
+            "containerStatuses": [{"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}],
+        },
+    }
+    for path, value in changes.items():
+        *folders, last = path.split("__")
+        where = made
+        for folder in folders:
+            where = where[folder]
+        where[last] = value
+    return made
+
+
+def found(*pods: dict[str, Any], **of: Any) -> list[str]:
+    return [name for name, _ in targets(Observed(resource(), (deployment(**of),), pods=pods))]
+
+
+# ------------------------------------------------------------------------------------------------------------------ which pods
+def test_a_pod_that_the_resource_owns_is_read_on_the_port_that_it_names() -> None:
+    observed = Observed(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
+    assert list(targets(observed)) == [("chat-r1-hash-0", Target("http://10.0.0.7:8000/metrics", "chat-r1", "c1 0"))]
+    other = pod(address="fd00::7", spec__containers=[{"name": "engine", "ports": [{"name": "http", "containerPort": 9000}]}])
+    assert [target.url for _, target in targets(Observed(resource(), (deployment(),), pods=(other,)))] == [
+        "http://[fd00::7]:9000/metrics"
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata__ownerReferences": []},
+        {"metadata__ownerReferences": [{"controller": True, "apiVersion": "batch/v1", "kind": "Job", "name": "chat-r1-hash"}]},
+        {
+            "metadata__ownerReferences": [
+                {"controller": True, "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "other-r1-hash"}
+            ]
+        },
+        {"metadata__labels": {"aerie.dev/name": "chat", "aerie.dev/revision": "r1", "aerie.dev/control": "false"}},
+        {
+            "metadata__labels": {
+                "aerie.dev/name": "chat",
+                "aerie.dev/revision": "r2",
+                "aerie.dev/control": "false",
+                "pod-template-hash": "hash",
+            }
+        },
+        {"metadata__deletionTimestamp": OLD},
+        {"status__podIP": None},
+        {"status__containerStatuses": [{"name": "engine", "started": False}]},
+        {"spec__containers": [{"name": "engine"}]},
+    ],
+    ids=[
+        "no owner",
+        "a Job's",
+        "another Deployment's",
+        "no hash",
+        "another revision",
+        "on its way out",
+        "no address",
+        "loads",
+        "no port",
+    ],
+)
+def test_other_pods_are_not(changes: dict[str, Any]) -> None:
+    assert found(pod()) == ["chat-r1-hash-0"]
+    assert found(pod(**changes)) == []
+
+
+def test_a_deployment_of_somebody_else_has_none() -> None:
+    assert found(pod(), uid="another") == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- what becomes
+class Engines:
+    """Engines behind addresses. Each serves one page before `turns` and another one after; some do not answer."""
+
+    def __init__(self, turns: float = 1e9) -> None:
+        self.turns, self.silent = turns, re.compile("never")
+        self.calls: list[tuple[float, str]] = []
+        self.now = self.most = 0
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        loop, host = asyncio.get_running_loop(), request.url.host
+        self.calls.append((loop.time(), host))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            if self.silent.fullmatch(host):
+                await asyncio.sleep(2.0)
+                raise httpx.ConnectTimeout("no answer")
+            await asyncio.sleep(0.05)
+            return httpx.Response(200, stream=httpx.ByteStream(BEFORE if loop.time() < self.turns else AFTER))
+        finally:
+            self.now -= 1
+
+    def times(self, host: str) -> list[float]:
+        return [at for at, called in self.calls if called == host]
+
+
+class Follower:
+    """A scraper and what it tells."""
+
+    def __init__(self, engines: Engines) -> None:
+        self.told: list[tuple[float, Key]] = []
+        self.ends: Counter[str] = Counter()
+        self.scraper = Scraper(self._tell, self._count, httpx.MockTransport(engines.answer))
+
+    def _tell(self, key: Key) -> None:
+        self.told.append((asyncio.get_running_loop().time(), key))
+
+    def _count(self, outcome: str, _: float) -> None:
+        self.ends[outcome] += 1
+
+    def follow(self, of: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)) -> Key:
+        name = of.metadata.name
+        key = Key("default", name)
+        children = tuple(deployment(name, revision) for revision in revisions)
+        self.scraper.follow(key, Observed(of, children, pods=pods), of.status or Status())
+        return key
+
+    async def for_(self, seconds: float) -> None:
+        reading = asyncio.create_task(self.scraper.run())
+        await asyncio.sleep(seconds)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+def test_figures_come_with_the_second_reading_after_traffic_and_are_told_once_shown(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines(turns=200)
+        follower = Follower(engines)
+        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
+        await follower.for_(199)
+        assert set(follower.scraper.figures(key)) == {"chat-r1"}
+        assert follower.scraper.figures(key)["chat-r1"] == Figures()  # no traffic: nothing is known, and nothing told
+        assert follower.told == []
+        await follower.for_(61)
+        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert {told for _, told in follower.told} == {key}
+        shown: dict[str, Any] = {"acceptanceLength": 2.27, "timePerOutputToken": 0.00356, "timeToFirstToken": 0.0237}
+        follower.follow(resource(**shown), pod(), pod(1, address="10.0.0.2"))
+        follower.told.clear()
+        await follower.for_(3600)
+        assert follower.told == []
+        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}  # idle for an hour: they stay
+        assert set(follower.ends) == {"done"}
+
+    run(story())
+
+
+def test_stable_pods_are_read_slowly_and_those_of_a_rollout_each_interval(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines()
+        follower = Follower(engines)
+        follower.follow(resource(), pod())
+        await follower.for_(600)
+        calm = engines.times("10.0.0.1")
+        assert 9 <= len(calm) <= 10
+        assert calm[0] <= 60
+        engines.calls.clear()
+        follower.follow(resource(rolling=True), pod())
+        await follower.for_(600)
+        assert 39 <= len(engines.times("10.0.0.1")) <= 41
+        engines.calls.clear()
+        follower.follow(resource(interval="1s"), pod())
+        await follower.for_(600)
+        assert 140 <= len(engines.times("10.0.0.1")) <= 150
+
+    run(story())
+
+
+def test_an_engine_that_began_anew_starts_over(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines(turns=100)
+        follower = Follower(engines)
+        key = follower.follow(resource(), pod())
+        await follower.for_(200)
+        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        statuses = [{"name": "engine", "started": True, "containerID": "c2", "restartCount": 1}]
+        follower.follow(resource(), pod(status__containerStatuses=statuses))
+        await follower.for_(61)
+        assert follower.scraper.figures(key) == {}
+
+    run(story())
+
+
+def test_a_pod_that_no_longer_answers_counts_for_nothing_and_comes_back(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines(turns=100)
+        follower = Follower(engines)
+        key = follower.follow(resource(), pod())
+        await follower.for_(200)
+        engines.silent = re.compile(".*")
+        await follower.for_(400)
+        assert follower.scraper.figures(key) == {}
+        assert follower.ends["timeout"] >= 2
+        engines.silent = re.compile("never")
+        await follower.for_(LONGEST_WAIT + 130)
+        assert follower.scraper.figures(key) == {"chat-r1": Figures()}  # from there on, without traffic
+
+    run(story())
+
+
+def test_pods_that_are_gone_are_not_read_any_more(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines()
+        follower = Follower(engines)
+        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
+        await follower.for_(120)
+        follower.follow(resource(), pod())
+        engines.calls.clear()
+        await follower.for_(120)
+        assert {host for _, host in engines.calls} == {"10.0.0.1"}
+        follower.scraper.forget(key)
+        engines.calls.clear()
+        await follower.for_(120)
+        assert engines.calls == []
+        assert follower.scraper.figures(key) == {}
+
+    run(story())
+
+
+def test_a_hundred_silent_resources_cost_little_and_keep_nobody_waiting(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines()
+        engines.silent = re.compile(r"10\.1\..*")
+        follower = Follower(engines)
+        for one in range(100):
+            name = f"silent-{one}"
+            pods = (pod(number, name, address=f"10.1.{one}.{number}") for number in range(4))
+            follower.follow(resource(name), *pods)
+        follower.follow(resource("rolling", rolling=True), pod(0, "rolling", address="10.0.0.1"))
+        follower.follow(resource("stable"), pod(0, "stable", address="10.0.0.2"))
+        await follower.for_(1800)
+        assert engines.most <= 2 * AT_ONCE
+        by_second = Counter(int(at) for at, _ in engines.calls)
+        assert max(by_second.values()) <= 25  # 400 pods over a minute are 7 a second
+        last = sum(number for second, number in by_second.items() if second >= 1200)
+        assert last <= 400 * 1.2  # each of them once in ten minutes
+        rolling = engines.times("10.0.0.1")
+        assert max(after - before for before, after in itertools.pairwise(rolling)) < 16
+        assert len(engines.times("10.0.0.2")) >= 15
+        assert follower.ends["timeout"] > 400
+
+    run(story())
+
+
+def test_pages_that_are_none_are_counted_and_end_nothing(run: Run) -> None:
+    async def story() -> None:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=httpx.ByteStream(b"# nothing\n" if request.url.host == "10.0.0.1" else BEFORE))
+
+        follower = Follower(Engines())
+        follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(answer))
+        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
+        await follower.for_(200)
+        assert follower.ends["unreadable"] >= 2
+        assert follower.ends["done"] >= 3
+        assert follower.scraper.figures(key) == {"chat-r1": Figures()}
+
+    run(story())
