@@ -81,6 +81,7 @@ class Metadata(Model):
     uid: str | None = None
     generation: int | None = None
     resource_version: str | None = None
+    creation_timestamp: Time | None = None
     deletion_timestamp: Time | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

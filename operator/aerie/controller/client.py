@@ -177,8 +177,11 @@ class Cluster:
         try:
             await self.call("DELETE", kind.path(namespace, name), [], body)
         except ApiError as error:
-            if error.status not in (404, 409):  # 409: another one bears the name by now
-                raise
+            if error.status == 404:
+                return
+            found = await self.get(kind, namespace, name) if error.status == 409 else None
+            if error.status != 409 or (found is not None and found["metadata"]["uid"] == uid):
+                raise  # else another one bears the name by now
 
     async def log(self, namespace: str, pod: str, container: str, *, previous: bool, lines: int) -> str:
         """The last lines of a container, or of its run before."""

@@ -6,6 +6,7 @@
     verdict      what the preflight Job says
     conditions   the four conditions, and when they change
     figures      what the engines achieve, and when that is worth a write
+    leftovers    what is left of a resource that was deleted, beside one of the same name
     pods         why a pod does not serve, in the words of the cluster
 
 Guarantee: nothing here reads a clock, the network or a random source; all that has to survive a crash is in the status.

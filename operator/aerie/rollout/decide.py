@@ -30,6 +30,8 @@ from aerie.resources.revision import revision
 from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, PREFLIGHT_PASSED, PROGRESSING, READY, Finding, conditions, events, shortened
 from aerie.rollout.figures import with_figures
+from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
+from aerie.rollout.leftovers import without_leftovers
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Event, Plan, Reference
 from aerie.rollout.verdict import AGAIN_AFTER, Verdict, verdict_of
@@ -67,12 +69,15 @@ class Course:
 def decide(observed: Observed, preflight_image: str, now: datetime) -> Plan:
     """What is to be done about the resource now. `preflight_image` is the operator's own."""
     resource = observed.resource
+    observed, leftovers = without_leftovers(observed)
     wanted = read_wanted(resource)
     verdict = verdict_of(observed, wanted.revision)
     course = _course(observed, wanted, verdict, now)
     objects = [] if resource.spec.rollout.paused else list(_objects(resource, wanted, course, verdict, preflight_image))
     taken, missing = [], []
     for item in objects:
+        if item in leftovers:
+            continue
         live = observed.child(item["kind"], item["metadata"]["name"]) or _namesake(observed, item)
         if live is not None and not owned(live, resource.metadata.uid):
             taken.append(live)
@@ -81,7 +86,8 @@ def decide(observed: Observed, preflight_image: str, now: datetime) -> Plan:
     delete = () if resource.spec.rollout.paused else tuple(_superfluous(observed, wanted, objects, course, verdict, now))
     status = _status(observed, wanted, course, taken, now)
     told = dict.fromkeys((*events(resource.status, status), *_outcome_events(course)))  # two conditions may say the same
-    return Plan(tuple(missing), delete, status, tuple(told), course.again)
+    again = min(course.again or LEFT_UNTIL, LEFT_UNTIL) if leftovers.names else course.again
+    return Plan(tuple(missing), delete, status, tuple(told), again)
 
 
 def refused(plan: Plan, before: Status | None, refusals: list[str], now: datetime) -> Plan:

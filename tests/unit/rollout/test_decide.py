@@ -314,6 +314,32 @@ def test_paused_changes_nothing_but_the_status() -> None:
     assert (world.status["phase"], len(world.pods)) == ("Ready", 5)
 
 
+def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way() -> None:
+    world = serving()
+    for pod in world.pods:
+        pod["metadata"]["creationTimestamp"] = (START - timedelta(hours=1)).isoformat()
+    del world.document["status"]
+    world.document["metadata"] |= {"uid": "u2", "creationTimestamp": START.isoformat()}
+    for _ in range(3):
+        plan = world.step()
+        assert (plan.apply, plan.delete) == ((), ())
+        assert plan.again is not None
+        assert plan.again <= timedelta(seconds=10)
+    assert world.status["phase"] == "Preflight", "the Job of before has looked at other files, perhaps"
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    world.objects.clear()  # the garbage collector has come; the pods are the last to go
+    for _ in range(3):
+        world.step()
+        world.check()
+    assert list(world.deployments()) == [world.wanted]
+    assert world.condition("Ready")[0] == "False"
+    assert "0 of 2 pods" in world.message("Ready")
+    world.pods = []
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert len(world.status["history"]) == 1
+
+
 def test_replicas_change_at_any_time_without_a_new_revision() -> None:
     world = serving()
     before = world.wanted
