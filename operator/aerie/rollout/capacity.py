@@ -1,0 +1,98 @@
+"""How many pods each arm is to have at one moment of a rollout.
+
+    Starting … AwaitingApproval   stable  canary  control     the canary's and the control's pods are equal in number
+    Ramping, Promoting            stable▼ canary▲             the control's place goes to the canary
+
+Two sources of places. `Surge`: canary and control come on top of the stable pods, and no more than that ever does; stable pods
+go only where the canary's have taken their place and serve. `Reuse`: no pod on top; the stable arm makes room first.
+
+Guarantees, for every input: pods that serve are never given up below the floor (`Surge`: the replicas of the spec; `Reuse`:
+those less the places lent to canary and control); all arms together ask for no more than the places there are; a canary never
+shrinks on its way up. Not guaranteed: that the cluster has the places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aerie.api.rollout import Canary
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Of one arm."""
+
+    asked: int = 0
+    """Replicas asked for so far, or the pods there are where those are more."""
+    leaving: int = 0
+    """Besides them the pods on their way out, which still hold their GPUs."""
+    serving: int = 0
+
+    @property
+    def held(self) -> int:
+        """Places that the arm holds."""
+        return self.asked + self.leaving
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Replicas to ask for."""
+
+    stable: int
+    canary: int = 0
+    control: int = 0
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the spec lets a rollout of `replicas` pods take."""
+
+    replicas: int
+    canary: int
+    control: int
+    total: int
+    """Pods of all arms together."""
+    floor: int
+    """Serving pods that are never given up on purpose."""
+
+    @classmethod
+    def of(cls, replicas: int, canary: Canary) -> Places:
+        """The places of the resource. A canary is never larger than what it is to replace."""
+        size = min(canary.replicas, max(1, replicas))
+        control = size if canary.control == "Fresh" else 0
+        if canary.capacity == "Surge":
+            return cls(replicas, size, control, total=replicas + size + control, floor=replicas)
+        return cls(replicas, size, control, total=replicas, floor=max(0, replicas - size - control))
+
+
+def judged(places: Places) -> Arms:
+    """While the canary starts and is judged."""
+    stable = min(places.replicas, places.total - places.canary - places.control)
+    return Arms(max(0, stable), places.canary, places.control)
+
+
+def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
+    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed."""
+    goal = max(places.canary, min(goal, places.replicas))
+    wanted_stable = max(0, min(places.replicas, places.total - goal))
+    # What the canary's serving pods carry already, the stable ones need not.
+    kept = max(wanted_stable, min(places.replicas, places.floor - canary.serving))
+    free = places.total - stable.held - canary.held - control.held
+    more_stable = max(0, min(kept - stable.asked, free))
+    more_canary = max(0, min(goal - canary.asked, free - more_stable))
+    return Arms(min(kept, stable.asked + more_stable), max(places.canary, min(goal, canary.asked + more_canary)))
+
+
+def ramp_goal(places: Places, share: int, *, by_pods: bool) -> int:
+    """Pods that the canary needs for `share` percent of the traffic.
+
+    By weight (Gateway) as many as the share of the load is of the fleet; by pods (Service) so many that they are that share of
+    all that serve.
+    """
+    if not by_pods:
+        return max(places.canary, -(-places.replicas * share // 100))
+    for size in range(places.canary, places.replicas):
+        stable = min(places.replicas, places.total - size)
+        if 100 * size >= share * (size + stable):
+            return size
+    return places.replicas

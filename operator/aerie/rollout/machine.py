@@ -1,0 +1,250 @@
+"""The state machine of a canary, as a table: in which phase which input leads where.
+
+    Starting ─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
+                                 │      └► AwaitingApproval ─┘
+                                 ├─► Held (inconclusive, and the spec says to hold)
+        from every phase ────────┴─► ROLLED BACK or FAILED
+
+One look gives at most one input: the first, in order of urgency, of those that hold. What a person says comes before what
+the figures say, and what speaks against the canary before what speaks for it.
+
+Guarantees: a pure function; no promotion without the verdict Promote or a person's word; an ended canary stays ended; each phase
+that waits for the world or for time has a limit, but Held and AwaitingApproval, which wait for a person. Not here: which spec is
+wanted (superseded and reverted canaries are ended by whoever reads it), pods (capacity.py), weights (traffic.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from aerie.api.rollout import Analysis, Canary
+
+Phase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting"]
+End = Literal["Promoted", "RolledBack", "Failed"]
+Input = Literal[
+    "rejected",  # a person says: roll back
+    "stopped",  # a fault that needs no statistics: a crash loop, no accepted token, figures that are no numbers
+    "worse",  # the verdict is Rollback
+    "late",  # the pods of this phase do not serve, and its time is over
+    "approved",  # a person says: promote
+    "better",  # the verdict is Promote, and no person is asked
+    "better, ask",  # the verdict is Promote, and a person is asked
+    "undecided, hold",  # the verdict is Inconclusive
+    "undecided, end",
+    "ready",  # the pods of this phase serve
+    "due",  # the time of this phase is over
+    "topped",  # the last share of the ramp has been held
+]
+
+TABLE: dict[tuple[Phase, Input], Phase | End] = {
+    ("Starting", "rejected"): "RolledBack",
+    ("Starting", "stopped"): "RolledBack",
+    ("Starting", "late"): "Failed",
+    ("Starting", "ready"): "WarmingUp",
+    ("WarmingUp", "rejected"): "RolledBack",
+    ("WarmingUp", "stopped"): "RolledBack",
+    ("WarmingUp", "approved"): "Ramping",
+    ("WarmingUp", "due"): "Analyzing",
+    ("Analyzing", "rejected"): "RolledBack",
+    ("Analyzing", "stopped"): "RolledBack",
+    ("Analyzing", "worse"): "RolledBack",
+    ("Analyzing", "approved"): "Ramping",
+    ("Analyzing", "better"): "Ramping",
+    ("Analyzing", "better, ask"): "AwaitingApproval",
+    ("Analyzing", "undecided, hold"): "Held",
+    ("Analyzing", "undecided, end"): "RolledBack",
+    ("AwaitingApproval", "rejected"): "RolledBack",
+    ("AwaitingApproval", "stopped"): "RolledBack",
+    ("AwaitingApproval", "worse"): "RolledBack",
+    ("AwaitingApproval", "approved"): "Ramping",
+    ("Held", "rejected"): "RolledBack",
+    ("Held", "stopped"): "RolledBack",
+    ("Held", "worse"): "RolledBack",
+    ("Held", "approved"): "Ramping",
+    ("Ramping", "rejected"): "RolledBack",
+    ("Ramping", "stopped"): "RolledBack",
+    ("Ramping", "worse"): "RolledBack",
+    ("Ramping", "late"): "RolledBack",
+    ("Ramping", "due"): "Ramping",
+    ("Ramping", "topped"): "Promoting",
+    ("Promoting", "rejected"): "RolledBack",
+    ("Promoting", "stopped"): "RolledBack",
+    ("Promoting", "worse"): "RolledBack",
+    ("Promoting", "late"): "RolledBack",
+    ("Promoting", "ready"): "Promoted",
+}
+"""The whole of it. An input that a phase has no row for means nothing there."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a canary is; all of it is kept in the status."""
+
+    phase: Phase
+    started_at: datetime
+    ready_at: datetime | None = None
+    """When all pods of canary and control served for the first time."""
+    step: int | None = None
+    """Of the ramp, from 0."""
+    step_started_at: datetime | None = None
+    """When this step of the ramp, or the promotion, began."""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What one look shows."""
+
+    ready: bool
+    """Whether the pods that this phase asks for serve."""
+    waiting_since: datetime | None = None
+    """When the pod that has not served for longest ceased to, or was made; None when all serve or none is there yet."""
+    stop: str = ""
+    """A fault that ends the canary at once, as a sentence."""
+    verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"] = "Continue"
+    reason: str = ""
+    """Why the verdict is what it is, as a sentence."""
+    word: Literal["promote", "rollback"] | None = None
+    """What a person has said about this very canary."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the spec says of rollouts; the analysis as it was when this one began."""
+
+    canary: Canary
+    analysis: Analysis
+    progress_deadline: timedelta
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one look leads to."""
+
+    stage: Stage
+    end: End | None = None
+    """How the canary has ended; the stage is then the one that it ended in."""
+    why: str = ""
+    """Why it has ended or changed its phase; empty when neither."""
+    again: timedelta | None = None
+    """When time alone would lead on; None: never."""
+
+
+def advance(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Step:
+    """Where this look leads; at most one row of the table further."""
+    for found in _inputs(stage, looks, terms, now):
+        target = TABLE.get((stage.phase, found))
+        if target is None:
+            continue
+        why = _why(found, stage, looks, terms)
+        match target:
+            case "Promoted" | "RolledBack" | "Failed":
+                return Step(stage, target, why)
+            case _:
+                return _entered(stage, target, terms, why, now)
+    return Step(stage, again=_left(stage, looks, terms, now))
+
+
+def _entered(stage: Stage, phase: Phase, terms: Terms, why: str, now: datetime) -> Step:
+    """The stage after entering the phase."""
+    match phase:
+        case "WarmingUp":
+            entered = replace(stage, phase=phase, ready_at=now)
+        case "Ramping":
+            step = 0 if stage.phase != "Ramping" or stage.step is None else stage.step + 1
+            entered = replace(stage, phase=phase, step=step, step_started_at=now)
+            if not terms.canary.ramp:
+                entered = replace(entered, phase="Promoting", step=None)
+        case "Promoting":
+            entered = replace(stage, phase=phase, step=None, step_started_at=now)
+        case _:
+            entered = replace(stage, phase=phase)
+    return Step(entered, why=why, again=timedelta(0))
+
+
+def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator[Input]:
+    """What holds, the most urgent first."""
+    if looks.word == "rollback":
+        yield "rejected"
+    if looks.stop:
+        yield "stopped"
+    if looks.verdict == "Rollback":
+        yield "worse"
+    if not looks.ready and now >= _patience(stage, looks, terms):
+        yield "late"
+    if looks.word == "promote":
+        yield "approved"
+    if looks.verdict == "Promote":
+        yield "better" if terms.canary.approval == "Automatic" else "better, ask"
+    if looks.verdict == "Inconclusive":
+        yield "undecided, hold" if terms.analysis.on_inconclusive == "Hold" else "undecided, end"
+    if looks.ready:
+        yield "ready"
+    if _due(stage, looks, terms, now):
+        yield "topped" if stage.phase == "Ramping" and (stage.step or 0) + 1 >= len(terms.canary.ramp) else "due"
+
+
+def _since(stage: Stage) -> datetime:
+    """When the phase's own time began."""
+    match stage.phase:
+        case "Ramping" | "Promoting":
+            return stage.step_started_at or stage.started_at
+        case "Starting":
+            return stage.started_at
+        case _:
+            return stage.ready_at or stage.started_at
+
+
+def _patience(stage: Stage, looks: Looks, terms: Terms) -> datetime:
+    """Until when pods that do not serve are waited for. One that is lost late in a phase has the same time as the first."""
+    since = _since(stage)
+    if looks.waiting_since is not None and stage.phase != "Starting":  # a pod that comes and goes must not start for ever
+        since = max(since, looks.waiting_since)
+    return since + terms.progress_deadline
+
+
+def _due(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> bool:
+    match stage.phase:
+        case "WarmingUp":
+            return now >= _since(stage) + terms.analysis.warmup
+        case "Ramping":  # a share that the pods cannot bear yet is not being held
+            return looks.ready and now >= _since(stage) + terms.canary.ramp_hold
+        case _:
+            return False
+
+
+def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta | None:
+    """Time until it alone would lead on."""
+    match stage.phase:
+        case "WarmingUp":
+            until = _since(stage) + terms.analysis.warmup
+        case "Ramping" if looks.ready:
+            until = _since(stage) + terms.canary.ramp_hold
+        case "Starting" | "Ramping" | "Promoting":
+            until = _patience(stage, looks, terms)
+        case _:
+            return None
+    return max(timedelta(0), until - now)
+
+
+def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
+    match found:
+        case "rejected":
+            return "A person asked for the rollback."
+        case "approved":
+            return "A person asked for the promotion."
+        case "stopped":
+            return looks.stop
+        case "late":
+            return f"Its pods did not serve within spec.rollout.progressDeadline ({terms.progress_deadline})."
+        case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
+            return looks.reason
+        case "ready":
+            return "All its pods serve."
+        case "due" if stage.phase == "WarmingUp":
+            return "The warm-up is over."
+        case "due" | "topped":
+            share = terms.canary.ramp[min(stage.step or 0, len(terms.canary.ramp) - 1)]
+            return f"{share} % of the traffic have been held for spec.rollout.canary.rampHold."

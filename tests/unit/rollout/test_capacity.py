@@ -1,0 +1,179 @@
+"""Pods and weights of the arms: what is asked for in each case, and a cluster whose pods serve when they like."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from aerie.api.rollout import Canary
+from aerie.rollout import traffic
+from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, ramp_goal
+
+
+def places(replicas: int, /, **canary: object) -> Places:
+    return Places.of(replicas, Canary.model_validate(canary))
+
+
+def test_surge_takes_spare_capacity_and_leaves_the_stable_pods() -> None:
+    assert judged(places(4, replicas=1)) == Arms(4, 1, 1)
+    assert judged(places(4, replicas=1, control="Stable")) == Arms(4, 1, 0)
+    assert judged(places(1, replicas=5)) == Arms(1, 1, 1)
+
+
+def test_reuse_makes_room_first() -> None:
+    assert judged(places(4, replicas=1, capacity="Reuse")) == Arms(2, 1, 1)
+    assert judged(places(4, replicas=1, capacity="Reuse", control="Stable")) == Arms(3, 1, 0)
+    assert judged(places(2, replicas=1, capacity="Reuse")) == Arms(0, 1, 1)
+
+
+def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
+    four = places(4, replicas=1)
+    assert grown(four, 4, Pods(4, 0, 4), Pods(1, 0, 1), Pods(1, 0, 1)) == Arms(3, 1)  # the control still holds its place
+    assert grown(four, 4, Pods(3, 0, 3), Pods(1, 0, 1), Pods(0, 0, 0)) == Arms(3, 3)
+    assert grown(four, 4, Pods(3, 0, 3), Pods(3, 0, 1), Pods(0, 0, 0)) == Arms(3, 3)
+    assert grown(four, 4, Pods(3, 0, 3), Pods(3, 0, 3), Pods(0, 0, 0)) == Arms(2, 3)
+    assert grown(four, 4, Pods(2, 0, 2), Pods(3, 0, 3), Pods(0, 0, 0)) == Arms(2, 4)
+
+
+def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share() -> None:
+    assert ramp_goal(places(4), 25, by_pods=False) == 1
+    assert ramp_goal(places(4), 50, by_pods=False) == 2
+    assert ramp_goal(places(10), 5, by_pods=False) == 1
+    assert ramp_goal(places(4), 50, by_pods=True) == 3  # beside three stable ones, in the six places that there are
+    assert ramp_goal(places(4, capacity="Reuse"), 50, by_pods=True) == 2
+    assert ramp_goal(places(1), 50, by_pods=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("arms", "serving", "weights"),
+    [
+        (Arms(4, 1, 1), (4, 1, 1), (66, 17, 17)),
+        (Arms(4, 1, 0), (4, 1, 0), (80, 20, 0)),
+        (Arms(4, 1, 1), (4, 0, 1), (100, 0, 0)),
+        (Arms(4, 1, 1), (4, 1, 0), (100, 0, 0)),
+        (Arms(0, 1, 1), (0, 1, 1), (0, 50, 50)),
+        (Arms(1000, 1, 1), (1000, 1, 1), (98, 1, 1)),
+    ],
+)
+def test_weights_while_judging(arms: Arms, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
+    found = traffic.in_proportion(arms, *(Pods(serving=count) for count in serving))
+    assert tuple(found.values()) == weights
+
+
+def test_weights_of_a_ramp() -> None:
+    assert traffic.ramped(25, Pods(4, 0, 4), Pods(1, 0, 1)) == {"stable": 75, "canary": 25, "control": 0}
+    assert traffic.ramped(25, Pods(4, 0, 4), Pods(1, 0, 0)) == {"stable": 100, "canary": 0, "control": 0}
+    assert traffic.ramped(25, Pods(4, 0, 0), Pods(1, 0, 1)) == {"stable": 0, "canary": 100, "control": 0}
+
+
+CANARIES = st.builds(
+    lambda replicas, control, capacity: Canary.model_validate({"replicas": replicas, "control": control, "capacity": capacity}),
+    st.integers(1, 3),
+    st.sampled_from(["Fresh", "Stable"]),
+    st.sampled_from(["Surge", "Reuse"]),
+)
+
+
+@given(replicas=st.integers(1, 20), canary=CANARIES, serving=st.tuples(*[st.integers(0, 20)] * 3))
+def test_weights_sum_to_100_and_go_to_pods_that_serve(replicas: int, canary: Canary, serving: tuple[int, int, int]) -> None:
+    arms = judged(Places.of(replicas, canary))
+    found = traffic.in_proportion(arms, *(Pods(serving=count) for count in serving))
+    assert sum(found.values()) == 100
+    assert all(weight >= 0 for weight in found.values())
+    for weight, count in zip(found.values(), serving, strict=True):
+        assert not weight or count or not any(serving) or found["stable"] == 100
+    if found["control"]:
+        assert found["control"] == found["canary"]
+
+
+class Cluster(RuleBasedStateMachine):
+    """Pods that are made when asked for, serve when they like, and hold their place until they are gone."""
+
+    @initialize(replicas=st.integers(2, 9), canary=CANARIES, share=st.sampled_from([0, 25, 50]), by_pods=st.booleans())
+    def begin(self, replicas: int, canary: Canary, share: int, by_pods: bool) -> None:
+        self.places = Places.of(max(replicas, 2 * canary.replicas), canary)
+        found = judged(self.places)
+        self.goal = ramp_goal(self.places, share, by_pods=by_pods) if share else self.places.replicas
+        self.wanted = {"stable": found.stable, "canary": found.canary, "control": found.control}
+        self.serving = dict(self.wanted)  # the analysis is over, and went well
+        self.starting = dict.fromkeys(self.wanted, 0)
+        self.ending = dict.fromkeys(self.wanted, 0)
+        self.canary_before = self.wanted["canary"]
+
+    def there(self, arm: str) -> int:
+        return self.serving[arm] + self.starting[arm] + self.ending[arm]
+
+    @rule()
+    def decide(self) -> None:
+        asked = {arm: max(wanted, self.serving[arm] + self.starting[arm]) for arm, wanted in self.wanted.items()}
+        seen = (Pods(asked[arm], self.ending[arm], self.serving[arm]) for arm in self.wanted)
+        arms = grown(self.places, self.goal, *seen)
+        assert arms.canary >= self.canary_before
+        self.canary_before = arms.canary
+        self.wanted = {"stable": arms.stable, "canary": arms.canary, "control": arms.control}
+        for arm, count in self.wanted.items():  # as a ReplicaSet does: pods that do not serve go first
+            spare = self.serving[arm] + self.starting[arm] - count
+            for pods in (self.starting, self.serving):
+                gone = max(0, min(spare, pods[arm]))
+                pods[arm] -= gone
+                self.ending[arm] += gone
+                spare -= gone
+            self.starting[arm] += max(0, count - self.serving[arm] - self.starting[arm])
+
+    @rule(arm=st.sampled_from(["stable", "canary"]))
+    def one_serves(self, arm: str) -> None:
+        if self.starting[arm]:
+            self.starting[arm] -= 1
+            self.serving[arm] += 1
+
+    @rule(arm=st.sampled_from(["stable", "canary", "control"]))
+    def one_is_gone(self, arm: str) -> None:
+        self.ending[arm] = max(0, self.ending[arm] - 1)
+
+    @rule(arm=st.sampled_from(["stable", "canary"]))
+    def one_is_missing(self, arm: str) -> None:
+        """A pod is lost, and its Deployment has not noticed yet."""
+        self.serving[arm] = max(0, self.serving[arm] - 1)
+
+    @rule(arm=st.sampled_from(["stable", "canary"]))
+    def it_is_made_anew(self, arm: str) -> None:
+        self.starting[arm] += max(0, self.wanted[arm] - self.serving[arm] - self.starting[arm])
+
+    @rule(arm=st.sampled_from(["stable", "canary"]))
+    def one_is_replaced(self, arm: str) -> None:
+        """A pod is lost, and its Deployment makes another in its place."""
+        if self.serving[arm]:
+            self.serving[arm] -= 1
+            self.starting[arm] += 1
+
+    @invariant()
+    def there_are_places_for_all(self) -> None:
+        if hasattr(self, "places"):
+            assert sum(self.there(arm) for arm in self.wanted) <= self.places.total
+
+    @invariant()
+    def nothing_below_the_floor_is_asked_for(self) -> None:
+        if hasattr(self, "places"):
+            assert self.wanted["stable"] + self.wanted["canary"] >= self.places.floor
+
+    @invariant()
+    def it_gets_there(self) -> None:
+        if not hasattr(self, "places"):
+            return
+        kept = tuple(dict(each) for each in (self.wanted, self.serving, self.starting, self.ending)), self.canary_before
+        for _ in range(4 * self.places.replicas + 4):
+            self.decide()
+            for arm in self.wanted:
+                self.it_is_made_anew(arm)
+                self.serving[arm] += self.starting[arm]
+                self.starting[arm] = self.ending[arm] = 0
+        assert self.serving["canary"] == self.goal
+        assert self.serving["control"] == 0
+        assert self.serving["stable"] + self.serving["canary"] >= self.places.replicas
+        (self.wanted, self.serving, self.starting, self.ending), self.canary_before = kept
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
