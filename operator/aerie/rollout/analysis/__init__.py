@@ -1,0 +1,12 @@
+"""Whether a canary is better, as good, or worse: pure statistics over what two arms of pods counted.
+
+    readings      the few numbers of a scrape that an analysis keeps
+    blocks        closes blocks of time in which both arms are counted; what cannot be counted is dropped, visibly
+    calibration   how blocks scatter where nothing differs: stable pods against stable pods
+    sequential    bounds and e-values that hold however often they are looked at
+    criteria      what is compared, with the alphas and tolerances of each
+    judgement     the verdict after a block, and its reason
+
+Guarantee: nothing here reads a clock, the network or a random source. States are frozen and go through dicts unchanged, so an
+analysis goes on after a crash where it stood.
+"""

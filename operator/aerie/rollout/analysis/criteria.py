@@ -1,0 +1,254 @@
+"""What canary and control are compared in, and how certain a verdict has to be: one table, fixed when an analysis begins.
+
+| criterion            | rolls back when certainly            | alpha | is accepted when certainly          | load |
+|----------------------|--------------------------------------|-------|-------------------------------------|------|
+| acceptance length    | below the control's                  | 0.030 | above control * (1 - margin)        |      |
+| time per output token| share beyond the objective more than | 0.005 | share below 1.5 * control + 0.5 pp  | yes  |
+|                      | the control's + 0.25 pp              |       |                                     |      |
+| ... no objective     | mean above control * 1.02            | 0.005 | mean below control * 1.05           | yes  |
+| time to first token  | share: as above                      | 0.005 | share: as above                     | yes  |
+| ... no objective     | mean above control * 1.10            | 0.005 | mean below control * 1.25           | yes  |
+| failed requests      | more per request (e-value)           | 0.004 | share below 2 * control + 0.5 pp    |      |
+| output length        | beyond control * 0.9 to 1.1          | 0.002 | -                                   |      |
+| requests cut short   | share off by more than 5 pp          | 0.002 | -                                   |      |
+| preemptions          | 2 * control + 0.05 per request       | 0.002 | -                                   | yes  |
+
+The alphas of rolling back add up to 0.05, because any of them is enough; they are spent by the deadline. Being accepted needs no
+split, because all of them are needed: each at 0.05. "Load": counted only in blocks in which the arms' load is alike. A drafter
+must not change outputs at all, so output length and requests cut short are alarms, not goals.
+
+Where acceptance length may not be compared, time per output token takes its place, with its alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from aerie.rollout.analysis.blocks import Side
+from aerie.rollout.analysis.calibration import UNCALIBRATED, Scatter
+from aerie.rollout.analysis.readings import Counts, Kept
+from aerie.rollout.analysis.sequential import Pairs, Tuning, with_deadline
+
+ACCEPTANCE_LENGTH = "AcceptanceLength"
+OUTPUT_TIME = "TimePerOutputToken"
+FIRST_TIME = "TimeToFirstToken"
+ERRORS = "FailedRequests"
+OUTPUT_LENGTH = "OutputLength"
+CUT = "CutRequests"
+PREEMPTIONS = "Preemptions"
+
+ACCEPT_ALPHA = 0.05
+ERRORS_ALPHA = 0.004
+TIGHTEST = 20.0
+"""Effective blocks at which bounds are tightest: between a clear case and a doubtful one."""
+LOAD_TOLERANCE = 0.2
+"""By how much the load of the arms may differ, relative to their mean, in a block that counts for latency."""
+LOAD_SLACK = 1.0
+"""Requests on a pod by which it may differ in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """All that an analysis is judged by; fixed before its first block."""
+
+    goal: Literal["NonInferior", "Superior"] = "NonInferior"
+    margin: float = 0.02
+    min_blocks: int = 5
+    soak: float = 1800.0
+    """Seconds under analysis before it may be accepted."""
+    deadline: float = 14400.0
+    """Seconds under analysis until it is inconclusive."""
+    block: float = 120.0
+    """Seconds of a block."""
+    pods: tuple[int, int] = (1, 1)
+    """Pods of canary and control."""
+    kept: Kept = field(default_factory=lambda: Kept(positions=1))
+    incomparable: str = ""
+    """Why acceptance lengths may not be compared; empty where they may."""
+    attempt: int = 0
+    """How many analyses of this revision were inconclusive lately: each halves the alphas, or trying again would get there."""
+    scatters: Mapping[str, Scatter] = field(default_factory=dict)
+    """By criterion, how blocks of equal arms scatter."""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in self.__slots__}
+        found["kept"] = {name: getattr(self.kept, name) for name in Kept.__slots__}
+        found["pods"] = list(self.pods)
+        found["scatters"] = {name: scatter.to_dict() for name, scatter in self.scatters.items()}
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Terms:
+        scatters = {name: Scatter.from_dict(scatter) for name, scatter in found["scatters"].items()}
+        return cls(**{**found, "kept": Kept(**found["kept"]), "pods": tuple(found["pods"]), "scatters": scatters})
+
+    def scatter(self, criterion: str) -> Scatter:
+        return self.scatters.get(criterion, UNCALIBRATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Whether canary - ratio * control - offset is certainly above 0 (sign 1) or below it (sign -1)."""
+
+    __test__ = False  # not one of pytest's
+
+    sign: Literal[1, -1]
+    ratio: float
+    offset: float
+    alpha: float
+    until_deadline: bool = True
+    """Whether alpha is what is spent by the deadline; else it holds for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One comparison."""
+
+    name: str
+    title: str
+    """As in "the ... is"."""
+    value: Callable[[Counts], tuple[float, float]]
+    """Numerator and denominator, of sums over an arm."""
+    reject: tuple[Test, ...]
+    """Any of them rolls back."""
+    accept: Test | None = None
+    """What has to hold to be accepted; None: nothing more than not being rolled back."""
+    by_load: bool = False
+    """Whether it counts only in blocks with like loads."""
+    relative: bool = True
+    """Whether scatter is in proportion to its level, as that of means is and that of small shares is not."""
+
+
+def criteria(terms: Terms) -> tuple[Criterion, ...]:
+    """The table, for these terms."""
+    compared = not terms.incomparable
+    found = [_acceptance_length(terms)] if compared else []
+    found.append(_output_time(terms, 0.005 if compared else 0.03))
+    found.append(
+        Criterion(FIRST_TIME, "time to first token", _first_mean, (_above(1.10, 0.0, 0.005),), _below(1.25, 0.0), by_load=True)
+        if terms.kept.first_edge is None
+        else _share(FIRST_TIME, f"share of requests with a first token after {_span(terms.kept.first_edge)}", _first_share, 0.005)
+    )
+    found += [
+        Criterion(ERRORS, "share of failed requests", _errors, (), _below(2.0, 0.005), relative=False),
+        Criterion(OUTPUT_LENGTH, "output per request", _length, (_above(1.1, 0.0, 0.001), _under(0.9, 0.0, 0.001))),
+        Criterion(
+            CUT,
+            "share of requests cut at their limit of tokens",
+            _cut,
+            (_above(1.0, 0.05, 0.001), _under(1.0, -0.05, 0.001)),
+            relative=False,
+        ),
+        Criterion(
+            PREEMPTIONS, "preemptions per request", _preemptions, (_above(2.0, 0.05, 0.002),), by_load=True, relative=False
+        ),
+    ]
+    return tuple(_at_attempt(one, terms.attempt) for one in found)
+
+
+def errors_alpha(terms: Terms) -> float:
+    """Alpha of rolling back for failed requests."""
+    return float(ERRORS_ALPHA / 2**terms.attempt)
+
+
+def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuning:
+    """The sequence that a test is made with, at the level that the control has."""
+    scatter = terms.scatter(criterion.name)
+    alpha = test.alpha
+    if test.until_deadline:
+        alpha = with_deadline(alpha, terms.deadline / terms.block / scatter.inflation, TIGHTEST)
+    if not criterion.relative:
+        return Tuning(alpha, TIGHTEST, scatter.inflation)
+    level = pairs.control
+    return Tuning(alpha, TIGHTEST, scatter.inflation, scatter.prior(level, terms.pods), scatter.offset(level, terms.pods))
+
+
+def like_loads(canary: Side, control: Side) -> bool:
+    """Whether the arms' loads were alike in a block; not when one is unknown."""
+    if canary.load is None or control.load is None:
+        return False
+    apart = abs(canary.load - control.load)
+    return apart <= max(LOAD_SLACK, LOAD_TOLERANCE * (canary.load + control.load) / 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the rows
+def _acceptance_length(terms: Terms) -> Criterion:
+    least = 1.0 if terms.goal == "Superior" else 1.0 - terms.margin
+    accept = Test(1, least, 0.0, ACCEPT_ALPHA, until_deadline=False)
+    return Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance, (_under(1.0, 0.0, 0.03),), accept)
+
+
+def _output_time(terms: Terms, alpha: float) -> Criterion:
+    title = "time per output token"
+    if terms.incomparable and terms.goal == "Superior":
+        return Criterion(OUTPUT_TIME, title, _output_mean, (_above(1.02, 0.0, alpha),), _below(1.0, 0.0), by_load=True)
+    if terms.kept.output_edge is not None:
+        title = f"share of requests that take more than {_span(terms.kept.output_edge)} per output token"
+        return _share(OUTPUT_TIME, title, _output_share, alpha)
+    return Criterion(OUTPUT_TIME, title, _output_mean, (_above(1.02, 0.0, alpha),), _below(1.05, 0.0), by_load=True)
+
+
+def _share(name: str, title: str, value: Callable[[Counts], tuple[float, float]], alpha: float) -> Criterion:
+    return Criterion(name, title, value, (_above(1.0, 0.0025, alpha),), _below(1.5, 0.005), by_load=True, relative=False)
+
+
+def _above(ratio: float, offset: float, alpha: float) -> Test:
+    return Test(1, ratio, offset, alpha)
+
+
+def _under(ratio: float, offset: float, alpha: float) -> Test:
+    return Test(-1, ratio, offset, alpha)
+
+
+def _below(ratio: float, offset: float) -> Test:
+    return Test(-1, ratio, offset, ACCEPT_ALPHA, until_deadline=False)
+
+
+def _at_attempt(criterion: Criterion, attempt: int) -> Criterion:
+    if not attempt:
+        return criterion
+    halved = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.reject)
+    accept = criterion.accept and replace(criterion.accept, alpha=criterion.accept.alpha / 2**attempt)
+    return replace(criterion, reject=halved, accept=accept)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
+
+
+def _acceptance(counts: Counts) -> tuple[float, float]:
+    return counts.drafts + counts.accepted, counts.drafts
+
+
+def _output_mean(counts: Counts) -> tuple[float, float]:
+    return counts.decode_seconds, counts.decode_tokens
+
+
+def _output_share(counts: Counts) -> tuple[float, float]:
+    return counts.slow_output, counts.timed
+
+
+def _first_mean(counts: Counts) -> tuple[float, float]:
+    return counts.first_seconds, counts.first_tokens
+
+
+def _first_share(counts: Counts) -> tuple[float, float]:
+    return counts.slow_first, counts.first_tokens
+
+
+def _errors(counts: Counts) -> tuple[float, float]:
+    return counts.errors, counts.finished
+
+
+def _length(counts: Counts) -> tuple[float, float]:
+    return counts.output_tokens, counts.finished
+
+
+def _cut(counts: Counts) -> tuple[float, float]:
+    return counts.cut, counts.finished
+
+
+def _preemptions(counts: Counts) -> tuple[float, float]:
+    return counts.preemptions, counts.finished

@@ -1,0 +1,202 @@
+"""The verdict on a canary after each closed block, with the reason in a sentence.
+
+    count   adds a closed block to what is known
+    judge   says Continue, Promote, Rollback or Inconclusive, and why
+
+A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all (a hard stop). It is
+accepted when every criterion certainly holds, after the soak. What is neither by the deadline is inconclusive; missing data
+never accepts. Which criteria, and how certain: `criteria`.
+
+Guarantees: the state goes through `to_dict` and `from_dict` unchanged; a verdict other than Continue stays once it was given,
+if the state that `judge` returns is kept; a block costs well under a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, Literal
+
+from aerie.api.status import Comparison
+from aerie.rollout.analysis import reasons
+from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.criteria import ERRORS, Criterion, Terms, Test, criteria, errors_alpha, like_loads, tuning
+from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, lower, ratio_bounds, upper
+
+Verdict = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
+
+MOST_DROPPED = 0.1
+"""Share of the blocks that may be dropped before nothing is accepted any more."""
+SILENT = 2
+"""Blocks in a row without one accepted token that stop a rollout at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that the blocks so far have told."""
+
+    began: float
+    """When the first block began."""
+    pairs: Mapping[str, Pairs] = field(default_factory=dict)
+    events: Events = field(default_factory=Events)
+    blocks: int = 0
+    """Blocks counted."""
+    dropped: int = 0
+    """Blocks dropped because an arm had no pod with a whole window."""
+    pods_dropped: Mapping[str, int] = field(default_factory=dict)
+    """Windows of pods left out, by reason."""
+    silent: int = 0
+    """Blocks in a row, up to the last, in which the canary had drafts and none was accepted, while some of the control's were."""
+    verdict: Verdict = "Continue"
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in self.__slots__}
+        found["pairs"] = {name: list(astuple(pairs)) for name, pairs in self.pairs.items()}
+        found["events"] = list(astuple(self.events))
+        found["pods_dropped"] = dict(self.pods_dropped)
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> State:
+        pairs = {name: Pairs(*values) for name, values in found["pairs"].items()}
+        return cls(**{**found, "pairs": pairs, "events": Events(*found["events"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is to be made of a state."""
+
+    verdict: Verdict
+    reason: str
+    comparisons: tuple[Comparison, ...]
+
+
+def count(state: State, block: Block, terms: Terms) -> State:
+    """The state with one more closed block."""
+    pods_dropped = dict(state.pods_dropped)
+    for reason, pods in block.dropped.items():
+        pods_dropped[reason] = pods_dropped.get(reason, 0) + pods
+    state = replace(state, pods_dropped=pods_dropped)
+    canary, control = block.canary, block.control
+    if canary is None or control is None:
+        return replace(state, dropped=state.dropped + 1)
+    pairs = dict(state.pairs)
+    alike = like_loads(canary, control)
+    for criterion in criteria(terms):
+        pair = _pair(criterion, canary, control)
+        if pair is not None and (alike or not criterion.by_load):
+            pairs[criterion.name] = pairs.get(criterion.name, Pairs()).add(*pair)
+    events = state.events
+    exposure = canary.counts.finished + control.counts.finished
+    if canary.counts.finished > 0 and control.counts.finished > 0:
+        events = events.add(canary.counts.errors, control.counts.errors, canary.counts.finished / exposure)
+    silent = canary.counts.drafts > 0 and canary.counts.accepted == 0 and control.counts.accepted > 0
+    return replace(state, pairs=pairs, events=events, blocks=state.blocks + 1, silent=state.silent + 1 if silent else 0)
+
+
+def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
+    """The verdict at `now`. `stops` are sentences on the canary that end the rollout at once: it crashes, is not ready, ..."""
+    table = criteria(terms)
+    compared = tuple(_comparison(one, state, terms) for one in table if one.name in state.pairs)
+    if state.verdict != "Continue":
+        return state, Judgement(state.verdict, state.reason, compared)
+    verdict, reason = _verdict(state, terms, now, table, stops)
+    if verdict != "Continue":
+        state = replace(state, verdict=verdict, reason=reason)
+    return state, Judgement(verdict, reason, compared)
+
+
+def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion], stops: Sequence[str]) -> tuple[Verdict, str]:
+    if stops:
+        return "Rollback", " ".join(stops)
+    if state.silent >= SILENT:
+        return "Rollback", reasons.silent(state.silent)
+    if state.blocks >= terms.min_blocks and (failed := _failed(state, terms, table)):
+        return "Rollback", failed
+    lacking = _lacking(state, terms, now, table)
+    if not lacking:
+        return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms)
+    if now - state.began >= terms.deadline:
+        return "Inconclusive", reasons.inconclusive(lacking, terms.deadline)
+    return "Continue", reasons.open_still(lacking, state.blocks, terms)
+
+
+def certain(test: Test, criterion: Criterion, pairs: Pairs, terms: Terms) -> bool:
+    """Whether a test has rejected its opposite."""
+    tuned = tuning(test, criterion, terms, pairs)
+    if test.sign > 0:
+        return lower(pairs, test.ratio, test.offset, tuned) > 0
+    return upper(pairs, test.ratio, test.offset, tuned) < 0
+
+
+def _failed(state: State, terms: Terms, table: Sequence[Criterion]) -> str:
+    """The sentence on the first criterion that certainly fails; empty when none does."""
+    for criterion in table:
+        pairs = state.pairs.get(criterion.name)
+        for test in criterion.reject if pairs else ():
+            assert pairs is not None
+            if certain(test, criterion, pairs, terms):
+                return reasons.failed(criterion, test, pairs, tuning(test, criterion, terms, pairs))
+        if criterion.name == ERRORS and state.events.more(errors_alpha(terms)):
+            return reasons.more_errors(state.events)
+    return ""
+
+
+def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion]) -> list[str]:
+    """What is missing for an acceptance, as clauses, the weightiest first; empty when nothing is."""
+    lacking: list[str] = []
+    also: list[tuple[Criterion, Test, Pairs, Tuning]] = []
+    per_block = (now - state.began) / state.blocks if state.blocks else terms.block
+    for criterion in table:
+        test, pairs = criterion.accept, state.pairs.get(criterion.name)
+        if test is None:
+            continue
+        if pairs is None:
+            lacking.append(reasons.nothing_counted(criterion))
+        elif not certain(test, criterion, pairs, terms):
+            tuned = tuning(test, criterion, terms, pairs)
+            if criterion is table[0]:
+                against = criterion.reject[0]
+                otherwise = reasons.or_rolled_back(criterion, against, pairs, tuning(against, criterion, terms, pairs))
+                lacking.append(reasons.not_shown(criterion, test, pairs, tuned, per_block, otherwise))
+            else:
+                also.append((criterion, test, pairs, tuned))
+    if also:
+        lacking.append(reasons.not_shown_either(also, per_block))
+    if state.blocks < terms.min_blocks:
+        lacking.append(reasons.few_blocks(state.blocks, terms.min_blocks))
+    if state.dropped > MOST_DROPPED * (state.blocks + state.dropped):
+        lacking.append(reasons.dropped(state.dropped, state.blocks, state.pods_dropped))
+    if not lacking and now - state.began < terms.soak:
+        lacking.append(reasons.soaking(terms.soak - (now - state.began)))
+    return lacking
+
+
+def _pair(criterion: Criterion, canary: Side, control: Side) -> tuple[float, float] | None:
+    """The criterion's value in both arms; None where one has nothing to divide by."""
+    (mine, my_base), (theirs, their_base) = criterion.value(canary.counts), criterion.value(control.counts)
+    return (mine / my_base, theirs / their_base) if my_base > 0 and their_base > 0 else None
+
+
+def _comparison(criterion: Criterion, state: State, terms: Terms) -> Comparison:
+    """The criterion as the status shows it: relative to the control, with the bounds of the tests that decide."""
+    pairs = state.pairs[criterion.name]
+    if pairs.control <= 0 or not (criterion.reject or criterion.accept):
+        return Comparison(metric=criterion.name, blocks=pairs.count)
+    low, high = bounds(criterion, pairs, terms)
+    return Comparison(
+        metric=criterion.name,
+        blocks=pairs.count,
+        estimate=round(pairs.canary / pairs.control - 1, 4),
+        lower=round(low - 1, 4) if abs(low) < 1e6 else None,
+        upper=round(high - 1, 4) if abs(high) < 1e6 else None,
+    )
+
+
+def bounds(criterion: Criterion, pairs: Pairs, terms: Terms) -> tuple[float, float]:
+    """Bounds of canary / control, each from the test that looks that way; where only one does, both from it."""
+    tests = [*criterion.reject, *([criterion.accept] if criterion.accept else [])]
+    rising = next((test for test in tests if test.sign > 0), tests[0])
+    falling = next((test for test in tests if test.sign < 0), tests[0])
+    return ratio_bounds(pairs, tuning(rising, criterion, terms, pairs), tuning(falling, criterion, terms, pairs))

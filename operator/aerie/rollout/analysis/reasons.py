@@ -1,0 +1,190 @@
+"""Verdicts in sentences: which bound, which value, how much longer, and what would decide it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from aerie.rollout.analysis.criteria import Criterion, Terms, Test
+from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width
+
+
+def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Terms) -> str:
+    """Every criterion holds."""
+    first, *others = shown
+    known = pairs[first.name]
+    said = f"{_capital(first.title)} is {_level(first, known)}, certainly {_wanted(first.accept)}, after {_blocks(known.count)}"
+    also = (
+        f"; {_joined([one.title for one in others])} {'is' if len(others) == 1 else 'are'} certainly no worse" if others else ""
+    )
+    return f"{said}{also}.{_incomparable(terms)}"
+
+
+def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
+    """A criterion certainly fails."""
+    edge = _edge(test, pairs, tuned)
+    beyond = "at least" if test.sign > 0 else "at most"
+    limit = "" if test.ratio == 1.0 and test.offset == 0.0 else f", beyond {_limit(test)}"
+    return (
+        f"{_capital(criterion.title)} is {_level(criterion, pairs)}, certainly {beyond} {_amount(criterion, test, edge, pairs)}"
+        f"{limit}, after {_blocks(pairs.count)}."
+    )
+
+
+def more_errors(events: Events) -> str:
+    """The canary fails more requests."""
+    return (
+        f"The canary failed {events.canary:.0f} requests and the control {events.control:.0f}; with equal arms about "
+        f"{events.expected:.1f} of them would have been the canary's (e-value {events.e_value:.3g})."
+    )
+
+
+def silent(blocks: int) -> str:
+    """No drafted token is accepted."""
+    return (
+        f"Not one drafted token of the canary was accepted in {_blocks(blocks)} in a row, while the control's were: its drafter "
+        "does not fit the target, or does not load as it should."
+    )
+
+
+def inconclusive(lacking: Sequence[str], deadline: float) -> str:
+    """The deadline has passed."""
+    return f"No decision within {duration(deadline)}: {'; '.join(lacking)}."
+
+
+def open_still(lacking: Sequence[str], blocks: int, terms: Terms) -> str:
+    """More is needed."""
+    return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_incomparable(terms)}"
+
+
+def not_shown(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning, per_block: float, rolls_back: str) -> str:
+    """A criterion does not hold yet. `rolls_back` says what else may come of it."""
+    edge = _edge(test, pairs, tuned)
+    bound = "lower" if test.sign > 0 else "upper"
+    at = f", its {bound} bound {_amount(criterion, test, edge, pairs)}" if math.isfinite(edge) else ""
+    needed = f"{criterion.title} is {_level(criterion, pairs)}{at}; to be accepted it has to be certainly {_wanted(test)}"
+    return f"{needed}, {_prospect(test, pairs, tuned, per_block)}{rolls_back}"
+
+
+def not_shown_either(open_too: Sequence[tuple[Criterion, Test, Pairs, Tuning]], per_block: float) -> str:
+    """Further criteria that do not hold yet, in short."""
+    said = [
+        f"{criterion.title} ({_level(criterion, pairs)}) certainly {_wanted(test)}, {_prospect(test, pairs, tuned, per_block)}"
+        for criterion, test, pairs, tuned in open_too
+    ]
+    return "still to be shown: " + "; ".join(said)
+
+
+def or_rolled_back(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
+    """Where the bound stands that would roll back; empty while there is none."""
+    edge = _edge(test, pairs, tuned)
+    if not math.isfinite(edge):
+        return ""
+    bound = "lower" if test.sign > 0 else "upper"
+    return f"; it is rolled back when its {bound} bound, {_amount(criterion, test, edge, pairs)} now, passes {_limit(test)}"
+
+
+def _prospect(test: Test, pairs: Pairs, tuned: Tuning, per_block: float) -> str:
+    """How much longer, if nothing changes."""
+    mean = test.sign * pairs.mean(test.ratio, test.offset)
+    if mean <= 0:
+        return "which time alone will not show: the estimate itself is not"
+    total = blocks_until(mean, pairs.variance(test.ratio), tuned)
+    if total is None:
+        return "which these pods cannot show: lasting differences between pods hide it, so compare more of them"
+    return f"which takes about {duration(max(1, total - pairs.count) * per_block)} more if nothing changes"
+
+
+def nothing_counted(criterion: Criterion) -> str:
+    """No block told anything of a criterion."""
+    why = ", because the load of the arms differed or is unknown" if criterion.by_load else ""
+    return f"{criterion.title} was not counted in any block{why}"
+
+
+def few_blocks(blocks: int, least: int) -> str:
+    """Too few blocks for any verdict."""
+    return f"{blocks} of at least {_blocks(least)} {'is' if least == 1 else 'are'} closed"
+
+
+def dropped(blocks: int, counted: int, pods: Mapping[str, int]) -> str:
+    """Too many blocks were dropped."""
+    reasons = _joined([f"{count} {reason.lower()}" for reason, count in sorted(pods.items())])
+    return (
+        f"{blocks} of {_blocks(blocks + counted)} had to be dropped, more than a tenth, because pods could not be counted "
+        f"throughout ({reasons}): find out why before trusting the rest"
+    )
+
+
+def soaking(seconds: float) -> str:
+    """All holds, and the soak is not over."""
+    return f"every criterion holds, and {duration(seconds)} of the soak are left"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 4 h, 1 h 20 min, 50 min, 40 s.
+
+    >>> duration(4800)
+    '1 h 20 min'
+    """
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{round(seconds)} s"
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (minutes > 0)
+    return " ".join(parts)
+
+
+# ------------------------------------------------------------------------------------------------------------------- words
+def _level(criterion: Criterion, pairs: Pairs) -> str:
+    """The estimate: relative to the control, or both values where they are shares or the control's is 0."""
+    if not criterion.relative or pairs.control <= 0:
+        return f"{_plain(pairs.canary)} against the control's {_plain(pairs.control)}"
+    change = pairs.canary / pairs.control - 1
+    return f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the control's".replace("%", " %")
+
+
+def _amount(criterion: Criterion, test: Test, edge: float, pairs: Pairs) -> str:
+    """A bound of the score in the words of the estimate: of the canary less the tested multiple of the control."""
+    if not criterion.relative or pairs.control <= 0:
+        return f"{_plain(edge + test.ratio * pairs.control + test.offset)}"
+    return f"{edge / pairs.control + test.ratio - 1:+.1%}".replace("%", " %")
+
+
+def _edge(test: Test, pairs: Pairs, tuned: Tuning) -> float:
+    """The bound of the score that the test looks at."""
+    width = half_width(pairs.count, pairs.variance(test.ratio), tuned)
+    return pairs.mean(test.ratio, test.offset) - test.sign * width
+
+
+def _limit(test: Test) -> str:
+    """The boundary of a test."""
+    if test.offset and test.ratio == 1.0:
+        return f"the control's {100 * test.offset:+g} points"
+    if test.offset:
+        return f"{test.ratio:g} times the control's and {100 * test.offset:g} points"
+    return f"{test.ratio - 1:+.1%}".replace("%", " %") if test.ratio != 1.0 else "the control's"
+
+
+def _wanted(test: Test | None) -> str:
+    assert test is not None
+    return f"{'above' if test.sign > 0 else 'below'} {_limit(test)}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.2%}".replace("%", " %")
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _incomparable(terms: Terms) -> str:
+    return f" Acceptance lengths are not compared: {terms.incomparable}" if terms.incomparable else ""

@@ -1,0 +1,247 @@
+"""Verdicts and their reasons: what promotes, what rolls back, what never does either, and how it is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.criteria import Terms, criteria, errors_alpha
+from aerie.rollout.analysis.judgement import Judgement, State, count, judge
+from aerie.rollout.analysis.readings import Counts, Kept
+from aerie.rollout.analysis.reasons import duration
+
+CALM = Scatter(inflation=1.0, variance=0.0001, freedom=20.0, offset_sd=0.0, batches=24)
+NAMES = [one.name for one in criteria(Terms())]
+TERMS = Terms(pods=(1, 1), scatters=dict.fromkeys(NAMES, CALM))
+
+
+def side(noise: np.random.Generator | None = None, **change: float) -> Side:
+    """An arm in one block; `change` multiplies a count, or adds to it where that is 0."""
+    base = Counts(
+        drafts=40_000.0,
+        accepted=60_000.0,
+        draft_tokens=120_000.0,
+        decode_tokens=100_000.0,
+        decode_seconds=2_000.0,
+        output_tokens=100_240.0,
+        finished=240.0,
+        cut=60.0,
+        first_tokens=240.0,
+        first_seconds=48.0,
+        timed=240.0,
+        slow_first=6.0,
+        slow_output=6.0,
+    )
+    load = change.pop("load", 5.0)
+    names = {name: getattr(base, name) * factor if getattr(base, name) else factor for name, factor in change.items()}
+    if noise:
+        names["accepted"] = names.get("accepted", base.accepted) * float(noise.normal(1, 0.01))
+        names["decode_seconds"] = names.get("decode_seconds", base.decode_seconds) * float(noise.normal(1, 0.01))
+    return Side(1, replace(base, **names), load)
+
+
+def after(blocks: int, terms: Terms = TERMS, seed: int = 1, **change: float) -> tuple[State, Judgement]:
+    """The judgement after so many blocks, or at the first verdict."""
+    noise, state, judgement = np.random.default_rng(seed), State(0.0), None
+    for index in range(1, blocks + 1):
+        block = Block(120.0 * (index - 1), 120.0 * index, side(noise, **change), side(noise))
+        state = count(state, block, terms)
+        state, judgement = judge(state, terms, 120.0 * index)
+        state = State.from_dict(json.loads(json.dumps(state.to_dict())))  # as after a crash
+        if judgement.verdict != "Continue":
+            break
+    assert judgement is not None
+    return state, judgement
+
+
+# ---------------------------------------------------------------------------------------------------------------- verdicts
+def test_a_better_canary_is_accepted_after_the_soak() -> None:
+    state, judgement = after(14, accepted=1.2)
+    assert judgement.verdict == "Continue"
+    assert judgement.reason == "After 14 blocks: every criterion holds, and 2 min of the soak are left."
+    state, judgement = after(120, accepted=1.2)
+    assert (judgement.verdict, state.blocks) == ("Promote", 15)
+    assert re.fullmatch(
+        r"Acceptance length is 1\d\.\d % above the control's, certainly above -2\.0 %, after 15 blocks; time per output token, "
+        r"time to first token and share of failed requests are certainly no worse\.",
+        judgement.reason,
+    )
+
+
+def test_a_worse_canary_is_rolled_back_without_a_soak() -> None:
+    state, judgement = after(120, accepted=0.9)
+    assert judgement.verdict == "Rollback"
+    assert state.blocks == TERMS.min_blocks
+    said = r"Acceptance length is \d\.\d % below the control's, certainly at most -\d\.\d %, after 5 blocks\."
+    assert re.fullmatch(said, judgement.reason)
+
+
+def test_an_equal_canary_is_accepted_as_not_inferior_but_not_as_superior() -> None:
+    assert after(120)[1].verdict == "Promote"
+    superior = replace(TERMS, goal="Superior")
+    state, judgement = after(130, superior)
+    assert (judgement.verdict, state.blocks) == ("Inconclusive", 120)
+    assert judgement.reason.startswith("No decision within 4 h: acceptance length is")
+    assert after(130, superior, accepted=1.03)[1].verdict == "Promote"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"decode_seconds": 1.1}, "Time per output token is 10."),
+        ({"first_seconds": 1.4}, "Time to first token is 40.0 % above the control's, certainly at least"),
+        ({"errors": 4.0}, "The canary failed 20 requests and the control 0; with equal arms about 10.0 of them"),
+        ({"output_tokens": 1.3}, "Output per request is 30.0 % above the control's, certainly at least"),
+        ({"output_tokens": 0.7}, "Output per request is 30.0 % below the control's, certainly at most"),
+        ({"cut": 1.5}, "Share of requests cut at their limit of tokens is 37.50 % against the control's 25.00 %"),
+        ({"preemptions": 240.0}, "Preemptions per request is 100.00 % against the control's 0.00 %"),
+    ],
+)
+def test_any_other_harm_rolls_back_too(change: dict[str, float], said: str) -> None:
+    _, judgement = after(120, TERMS, 1, accepted=1.2, **change)
+    assert judgement.verdict == "Rollback"
+    assert judgement.reason.startswith(said)
+
+
+def test_objectives_are_judged_by_the_share_beyond_them() -> None:
+    terms = replace(TERMS, kept=Kept(positions=3, output_edge=0.05, first_edge=1.0))
+    assert after(120, terms)[1].verdict == "Promote"
+    _, judgement = after(120, terms, slow_output=3.0)
+    assert judgement.verdict == "Rollback"
+    assert judgement.reason.startswith("Share of requests that take more than 50 ms per output token is 7.50 % against")
+    assert "beyond the control's +0.25 points" in judgement.reason
+    assert after(120, terms, slow_first=3.0)[1].reason.startswith("Share of requests with a first token after 1 s is 7.50 %")
+
+
+def test_latency_under_another_load_is_no_evidence() -> None:
+    _, judgement = after(130, decode_seconds=1.5, load=8.0)
+    assert judgement.verdict == "Inconclusive"
+    assert "time per output token was not counted in any block, because the load of the arms differed" in judgement.reason
+    assert "TimePerOutputToken" not in {one.metric for one in judgement.comparisons}
+
+
+def test_where_acceptance_may_not_be_compared_time_decides() -> None:
+    terms = replace(TERMS, incomparable="the canary's number of tokens follows a schedule.")
+    _, judgement = after(120, terms, accepted=0.5)
+    assert judgement.verdict == "Promote"
+    assert judgement.reason.startswith("Time per output token is")
+    assert judgement.reason.endswith("Acceptance lengths are not compared: the canary's number of tokens follows a schedule.")
+    assert after(120, terms, accepted=0.5, decode_seconds=1.1)[1].verdict == "Rollback"
+    assert after(120, replace(terms, goal="Superior"))[1].verdict != "Promote"
+    assert after(120, replace(terms, goal="Superior"), decode_seconds=0.9)[1].verdict == "Promote"
+
+
+# -------------------------------------------------------------------------------------------------------------- hard stops
+def test_what_cannot_work_is_stopped_at_once() -> None:
+    state, judgement = judge(State(0.0), TERMS, 30.0, ["Pod a of the canary crashes again and again."])
+    assert (judgement.verdict, judgement.reason) == ("Rollback", "Pod a of the canary crashes again and again.")
+    assert state.verdict == "Rollback"
+
+
+def test_no_accepted_token_in_two_blocks() -> None:
+    state, judgement = after(120, accepted=0.0)
+    assert (judgement.verdict, state.blocks) == ("Rollback", 2)
+    assert judgement.reason.startswith("Not one drafted token of the canary was accepted in 2 blocks in a row")
+
+
+def test_a_verdict_stays() -> None:
+    state, judgement = after(120, accepted=0.9)
+    for _ in range(50):
+        state = count(state, Block(0.0, 120.0, side(accepted=2.0), side()), TERMS)
+    assert judge(state, TERMS, 1e6, ["whatever"])[1].reason == judgement.reason
+
+
+# ----------------------------------------------------------------------------------------------------------- missing data
+def test_nothing_counted_never_promotes() -> None:
+    state = State(0.0)
+    for index in range(200):
+        state = count(state, Block(120.0 * index, 120.0 * index + 120, None, side(), {"Stale": 1}), TERMS)
+    assert (state.blocks, state.dropped, state.pods_dropped) == (0, 200, {"Stale": 200})
+    assert judge(state, TERMS, 3600.0)[1].verdict == "Continue"
+    assert judge(state, TERMS, 14400.0)[1].verdict == "Inconclusive"
+
+
+def test_too_many_dropped_blocks_are_not_trusted() -> None:
+    noise, state = np.random.default_rng(1), State(0.0)
+    for index in range(1, 61):
+        canary = None if index % 5 == 0 else side(noise, accepted=1.2)
+        dropped = {} if canary else {"Restarted": 1}
+        state = count(state, Block(120.0 * index - 120, 120.0 * index, canary, side(noise), dropped), TERMS)
+    _, judgement = judge(state, TERMS, 7200.0)
+    assert judgement.verdict == "Continue"
+    assert "12 of 60 blocks had to be dropped, more than a tenth" in judgement.reason
+    assert "(12 restarted)" in judgement.reason
+
+
+numbers = st.integers(0, 10**6).map(float)
+sides = st.none() | st.builds(
+    Side,
+    st.integers(1, 3),
+    st.builds(Counts, *[numbers] * 15),
+    st.none() | st.floats(0, 100),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(sides, sides), max_size=12), st.booleans())
+def test_whatever_is_counted_there_is_a_verdict_and_a_sentence(
+    blocks: list[tuple[Side | None, Side | None]], known: bool
+) -> None:
+    terms = TERMS if known else Terms()
+    state = State(0.0)
+    for index, (canary, control) in enumerate(blocks, 1):
+        state = count(state, Block(0.0, 120.0 * index, canary, control), terms)
+        state, judgement = judge(state, terms, 120.0 * index)
+        assert judgement.reason.endswith(".")
+        assert len(judgement.reason) < 4096
+        assert State.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+        counted = sum(1 for mine, theirs in blocks[:index] if mine and theirs)
+        assert judgement.verdict != "Promote" or counted >= terms.min_blocks
+
+
+# ------------------------------------------------------------------------------------------------------------- the reasons
+def test_the_reason_says_what_would_decide_it() -> None:
+    terms = replace(TERMS, scatters={**TERMS.scatters, "AcceptanceLength": replace(CALM, variance=0.002)})
+    state = State(0.0)
+    for index in range(1, 21):
+        swing = 0.07 * (-1) ** index
+        state = count(state, Block(120.0 * index - 120, 120.0 * index, side(accepted=1.02 + swing), side()), terms)
+    _, judgement = judge(state, terms, 2400.0)
+    assert judgement.reason == (
+        "After 20 blocks: acceptance length is 1.2 % above the control's, its lower bound -2.3 %; to be accepted it has to be "
+        "certainly above -2.0 %, which takes about 8 min more if nothing changes; it is rolled back when its upper bound, "
+        "+4.7 % now, passes the control's."
+    )
+    figures = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
+    assert figures.lower is not None
+    assert figures.upper is not None
+    assert figures.lower < 0.012 < figures.upper
+    assert figures.blocks == 20
+
+
+def test_alphas_of_rolling_back_add_up_to_five_percent_and_halve_with_each_attempt() -> None:
+    def alphas(terms: Terms) -> float:
+        return sum(test.alpha for one in criteria(terms) for test in one.reject) + errors_alpha(terms)
+
+    for terms in (TERMS, replace(TERMS, kept=Kept(3, 0.05, 1.0)), replace(TERMS, incomparable="x.")):
+        assert alphas(terms) <= 0.05 + 1e-12
+        assert alphas(replace(terms, attempt=1)) == pytest.approx(alphas(terms) / 2)
+        assert {one.accept.alpha for one in criteria(replace(terms, attempt=1)) if one.accept} == {0.025}
+
+
+def test_terms_survive_a_crash() -> None:
+    terms = replace(TERMS, kept=Kept(3, 0.05, None), attempt=2, incomparable="x.")
+    assert Terms.from_dict(json.loads(json.dumps(terms.to_dict()))) == terms
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(20, "20 s"), (100, "2 min"), (3600, "1 h"), (4800, "1 h 20 min")])
+def test_durations(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
