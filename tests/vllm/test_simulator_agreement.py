@@ -1,6 +1,6 @@
-"""The simulator against real vLLM on CPU, on the same traffic: pages, relations of counters, acceptance length, schedules, and how
-both fail and end. docs/simulator.md has the table that `measured` prints; how the simulator is configured, and why what it shows is
-its own, is in aerie_lab.testing.agreement.
+"""The simulator against real vLLM on CPU, on the same traffic: pages, relations of counters, acceptance length, schedules, and
+how both fail and end. docs/simulator.md has the table that `measured` prints; aerie_lab.testing.agreement says how the simulator
+is configured, and why what it shows is its own.
 """
 
 from __future__ import annotations

@@ -179,6 +179,26 @@ class Outcome(Model):
     """When it ended."""
 
 
+MOST_CHOICES = 8
+"""Targets whose drafters a status remembers."""
+
+
+class ChosenDrafter(Model):
+    """A drafter that Aerie took from its catalog because spec.drafter is missing."""
+
+    target: Text
+    """Repository of the target that it is for."""
+    repo: Text
+    """Repository of the drafter."""
+    revision: Word
+    """Commit of the repository."""
+    kind: Word
+    """What the catalog says that it is: EAGLE 3.1 or EAGLE 3."""
+    used: bool = False
+    """Whether pods were made with it. From then on it is the drafter of this target, whatever the catalog says later; to take
+    another one, write spec.drafter."""
+
+
 class Status(Model):
     """What Aerie last saw and did; written by Aerie alone."""
 
@@ -205,6 +225,14 @@ class Status(Model):
     """What decides about the canary."""
     speculation: SpeculationStatus | None = None
     """The speculation setting, and what tuning makes of it."""
+    drafters: Annotated[
+        list[ChosenDrafter],
+        Field(
+            max_length=MOST_CHOICES,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["target"]},
+        ),
+    ] = Field(default_factory=list)
+    """The drafters that Aerie took from its catalog where spec.drafter was missing, one for each target, the latest first."""
     history: Annotated[list[Outcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
         default_factory=list
     )

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from aerie.cli.console import CommandError, err, out
-from aerie.cli.files import read_catalog
+from aerie.cli.files import CATALOG, read_catalog
 from aerie.cli.preflight import Output
 from aerie.engine.catalog import Catalog, Entry, Match
 from aerie.engine.checkpoint import parse_config
@@ -22,11 +22,11 @@ _BY = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe a
 
 def catalog(
     target: Annotated[str | None, typer.Argument(help="Repository of a target, or a folder with its config.json.")] = None,
-    entries: Annotated[str | None, typer.Option(help="Manifest of a ConfigMap with catalog entries of your own.")] = None,
+    own: Annotated[str | None, typer.Option("--catalog", help=CATALOG)] = None,
     output: Annotated[Output, typer.Option("-o", "--output", help="How to print them.")] = Output.TEXT,
 ) -> None:
     """List published drafters, all or those for one target, the best first. Exit status 1: there is none for the target."""
-    rows = read_catalog(entries)
+    rows = read_catalog(own)
     if target is None:
         _show([Match(entry, "name") for entry in rows.entries], output)
         return
@@ -100,5 +100,5 @@ def _tell_nearest(rows: Catalog, target: str) -> None:
     near = rows.nearest(target)
     if near:
         err.print(escape(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work."))
-    err.print("If there is one, name it in spec.drafter.source, or add it with --entries; docs/preflight.md shows an entry.")
+    err.print("If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.")
     err.print("If there is none, train one on this target's own answers: `eagle --help`.")

@@ -23,17 +23,32 @@ def read_deployment(file: str) -> SpeculativeDeployment:
     return SpeculativeDeployment.from_dict(documents[0], unknown="refuse")
 
 
-def read_catalog(entries: str | None) -> Catalog:
-    """The catalog, with the rows of a ConfigMap's manifest. Raises CommandError, CatalogError."""
-    if entries is None:
+CATALOG = "A ConfigMap with catalog entries of your own: its manifest, or the folder that it is mounted at."
+
+
+def read_catalog(own: str | None) -> Catalog:
+    """The catalog, with the rows of a ConfigMap (`CATALOG`). Raises CommandError, CatalogError."""
+    if own is None:
         return published()
-    maps = [document for document in _documents(entries) if document.get("kind") == "ConfigMap"]
+    return published().extended(_mounted(Path(own)) if Path(own).is_dir() else _data(own))
+
+
+def _mounted(folder: Path) -> dict[str, str]:
+    """A file for each key; the names with two dots are how a volume changes all files at once."""
+    try:
+        files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("..") and path.is_file()]
+        return {path.name: path.read_text(encoding="utf-8") for path in files}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a file of it is not text"
+        raise CommandError(f"{folder} cannot be read ({reason}): give the folder that a ConfigMap is mounted at.") from error
+
+
+def _data(file: str) -> dict[str, str]:
+    maps = [document for document in _documents(file) if document.get("kind") == "ConfigMap"]
     data = maps[0].get("data") if len(maps) == 1 else None
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
-        raise CommandError(
-            f"{entries} must hold one ConfigMap whose data are texts, one per catalog entry: see docs/preflight.md."
-        )
-    return published().extended(data)
+        raise CommandError(f"{file} must hold one ConfigMap whose data are texts, one per catalog entry: see docs/preflight.md.")
+    return data
 
 
 def _documents(file: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import kopf
 import typer
 
 from aerie.cli.console import CommandError
+from aerie.cli.files import CATALOG, read_catalog
 
 
 class LogFormat(Enum):
@@ -29,6 +30,7 @@ def operator(
     preflight_image: Annotated[
         str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs: the operator's own.")
     ] = None,
+    catalog: Annotated[str | None, typer.Option(help=CATALOG)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
     log_format: Annotated[LogFormat, typer.Option(help="How to write the log.")] = LogFormat.TEXT,
@@ -51,6 +53,7 @@ def operator(
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     options = Options(
         preflight_image=preflight_image,
+        catalog=read_catalog(catalog),
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
         lease_namespace=lease_namespace,

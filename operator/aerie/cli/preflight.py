@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from aerie.checkpoints import Hub
 from aerie.cli.console import err, out
-from aerie.cli.files import read_catalog, read_deployment, read_memory
+from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
 from aerie.cli.subject import Given, of_deployment, of_folders
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Finding, Report, Severity, Subject, run
@@ -42,7 +42,7 @@ def preflight(
     drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter, instead of its source.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
     vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
-    entries: Annotated[str | None, typer.Option(help="Manifest of a ConfigMap with catalog entries of your own.")] = None,
+    own: Annotated[str | None, typer.Option("--catalog", help=CATALOG)] = None,
     output: Annotated[Output, typer.Option("-o", "--output", help="How to print the report.")] = Output.TEXT,
 ) -> None:
     """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
@@ -55,7 +55,7 @@ def preflight(
     if file is None:
         subject = of_folders(given)
     else:
-        subject, remarks = of_deployment(read_deployment(file), given, read_catalog(entries), _from_hub)
+        subject, remarks = of_deployment(read_deployment(file), given, read_catalog(own), _from_hub)
     report = run(subject)
     for remark in remarks:
         err.print(f"[yellow]note:[/] {escape(remark)}")

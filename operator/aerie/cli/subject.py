@@ -14,9 +14,10 @@ from aerie.api.source import HuggingFaceSource, Source
 from aerie.checkpoints import read_folder
 from aerie.cli.console import CommandError
 from aerie.engine import arguments, flags, versions
-from aerie.engine.catalog import Catalog, NoDrafter
+from aerie.engine.catalog import Catalog
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Subject
+from aerie.rollout.choice import choose
 
 GPU = "nvidia.com/gpu"
 
@@ -60,7 +61,8 @@ def of_deployment(
 
     Raises CommandError, CheckpointError, ArgumentError.
     """
-    spec = deployment.spec
+    choice = choose(deployment, catalog)
+    spec = choice.resource.spec
     engine = versions.resolve(spec.engine.image, given.version or spec.engine.version)
     if isinstance(engine, versions.NoVersion):
         raise CommandError(engine.sentence)
@@ -71,16 +73,14 @@ def of_deployment(
     drafter = None
     if spec.speculation.tokens == 0:
         remarks.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
+    elif deployment.spec.drafter is None and given.drafter is not None:
+        drafter = read_folder(given.drafter)
     elif spec.drafter is not None:
         drafter = _read(spec.drafter.source, given.drafter, "drafter", "--drafter", from_hub)
-    elif given.drafter is not None:
-        drafter = read_folder(given.drafter)
+        if choice.chosen is not None:
+            remarks.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
     else:
-        entry = catalog.choose(target.name, target.config)
-        if isinstance(entry, NoDrafter):
-            raise CommandError(entry.sentence)
-        drafter = from_hub(entry.repo or "", entry.revision)
-        remarks.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
+        raise CommandError(choice.problem)
     method = spec.drafter.method if spec.drafter is not None else "eagle3"
     subject = Subject(
         target=target,

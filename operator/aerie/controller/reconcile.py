@@ -19,7 +19,8 @@ from aerie.controller.observe import observe
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
-from aerie.rollout.decide import decide
+from aerie.engine.catalog import Catalog
+from aerie.rollout.decide import NO_CATALOG, decide
 from aerie.rollout.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Reconciler:
     scraper: Scraper
     preflight_image: str
     dry_run: bool = False
+    catalog: Catalog = NO_CATALOG
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -74,7 +76,7 @@ class Reconciler:
             return None
         observed = replace(await observe(self.cluster, document), figures=self.scraper.figures(key))
         now = datetime.now(UTC)
-        plan = decide(observed, self.preflight_image, now)
+        plan = decide(observed, self.preflight_image, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None

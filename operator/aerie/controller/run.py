@@ -22,6 +22,7 @@ from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
+from aerie.engine.catalog import Catalog
 
 _log = logging.getLogger(__name__)
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -35,6 +36,8 @@ class Options:
 
     preflight_image: str
     identity: str
+    catalog: Catalog
+    """For resources that name no drafter."""
     namespaces: tuple[str, ...] = ()
     """Empty: all."""
     lease_namespace: str | None = None
@@ -90,7 +93,7 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     scraper = Scraper(queue.add, telemetry.scraped)
-    reconciler = Reconciler(cluster, queue, telemetry, scraper, options.preflight_image, options.dry_run)
+    reconciler = Reconciler(cluster, queue, telemetry, scraper, options.preflight_image, options.dry_run, catalog=options.catalog)
     telemetry.leading(True)
     watch_stop, ready = asyncio.Event(), asyncio.Event()
     watcher = asyncio.create_task(edge.watch(queue, options.namespaces, watch_stop, ready), name="watch")

@@ -43,6 +43,11 @@ class Kind(Enum):
         """Whether Aerie runs it: vLLM's method eagle3."""
         return self in (Kind.EAGLE31, Kind.EAGLE3)
 
+    @property
+    def label(self) -> str:
+        """As a person calls those that Aerie runs."""
+        return {Kind.EAGLE31: "EAGLE 3.1", Kind.EAGLE3: "EAGLE 3"}.get(self, self.value)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -95,6 +100,9 @@ class NoDrafter:
     sentence: str
 
 
+_WITHOUT = "To serve without a drafter, write spec.speculation.tokens: 0."
+
+
 @dataclass(frozen=True)
 class Catalog:
     """Rows in the order of preference among equals: a user's own come first."""
@@ -121,19 +129,30 @@ class Catalog:
         return sorted(found, key=lambda match: (_BY.index(match.by), kinds.index(match.entry.kind)))
 
     def choose(self, target: str, config: Mapping[str, Any] | None = None) -> Entry | NoDrafter:
-        """The drafter for a resource that names none: an EAGLE 3.1 one for this very target, or a sentence."""
-        matches = self.matches(target, config)
-        for match in matches:
-            if match.by != "sizes" and match.entry.kind is Kind.EAGLE31:
-                return match.entry
-        runnable = [match.entry.repo for match in matches if match.entry.kind.runs and match.entry.repo]
-        if runnable:
-            known = f"it has {', '.join(runnable)}: name one in spec.drafter.source if you want it"
+        """The drafter for a resource that names none: the first for this very target that is pinned, or a sentence.
+
+        In the order of `matches`: EAGLE 3.1 before EAGLE 3. The entry has a repository and a revision.
+        """
+        matches = [match for match in self.matches(target, config) if match.entry.kind.runs and match.entry.repo]
+        named = [match.entry for match in matches if match.by != "sizes"]
+        if pinned := next((entry for entry in named if entry.revision is not None), None):
+            return pinned
+        missing = f"spec.drafter is missing, and the catalog has no drafter for {target}"
+        if named:
+            found = ", ".join(f"{entry.repo} ({entry.kind.label})" for entry in named)
+            return NoDrafter(
+                f"{missing} that is pinned to a commit; it has {found}: write one of them as spec.drafter.source.huggingFace, "
+                f"such as {{repo: {named[0].repo}, revision: <its commit, 40 characters>}}, or add its commit to the operator's "
+                f"catalog (value `catalog` of the chart). {_WITHOUT}"
+            )
+        if matches:
+            found = ", ".join(f"{match.entry.repo}" for match in matches)
+            known = f"it has {found} for models of the same sizes: name one in spec.drafter.source if it is for this model"
         elif near := self.nearest(target):
             known = f"the nearest targets that it has are {', '.join(near)}: name a drafter in spec.drafter.source, or train one"
         else:
             known = "name a drafter in spec.drafter.source, or train one"
-        return NoDrafter(f"spec.drafter is missing, and the catalog has no EAGLE 3.1 drafter for {target}; {known}.")
+        return NoDrafter(f"{missing}; {known}. {_WITHOUT}")
 
     def nearest(self, target: str, count: int = 3) -> list[str]:
         """Names of targets that look like this one, the nearest first."""

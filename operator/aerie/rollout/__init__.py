@@ -3,6 +3,7 @@
     observed     what the edge gathered about one resource
     plan         what is to be done about it: objects to apply and delete, status, events, when to come back
     decide       the step from one to the other
+    choice       the drafter of a resource that names none
     verdict      what the preflight Job says
     conditions   the four conditions, and when they change
     figures      what the engines achieve, and when that is worth a write

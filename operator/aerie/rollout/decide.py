@@ -23,11 +23,13 @@ from aerie.api.source import HuggingFaceSource, Source, VolumeClaimSource
 from aerie.api.status import Arm, CanaryArm, Outcome, Phase, SpeculationStatus, Status
 from aerie.api.status import Setting as StatusSetting
 from aerie.engine import arguments, flags, versions
+from aerie.engine.catalog import Catalog
 from aerie.engine.speculation import Off, Setting, Static, max_tokens
 from aerie.resources import names, network, pod, preflight, workload
 from aerie.resources.drift import drifted, stamped
 from aerie.resources.revision import revision
 from aerie.rollout import pods
+from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, PREFLIGHT_PASSED, PROGRESSING, READY, Finding, conditions, events, shortened
 from aerie.rollout.figures import with_figures
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
@@ -37,6 +39,7 @@ from aerie.rollout.plan import Event, Plan, Reference
 from aerie.rollout.verdict import AGAIN_AFTER, Verdict, verdict_of
 
 KEPT_OUTCOMES = 10
+NO_CATALOG = Catalog(())
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,12 @@ class Course:
     again: timedelta | None = None
 
 
-def decide(observed: Observed, preflight_image: str, now: datetime) -> Plan:
-    """What is to be done about the resource now. `preflight_image` is the operator's own."""
-    resource = observed.resource
-    observed, leftovers = without_leftovers(observed)
-    wanted = read_wanted(resource)
+def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Catalog = NO_CATALOG) -> Plan:
+    """What is to be done about the resource now. `preflight_image` is the operator's own, and so is the catalog."""
+    choice = choose(observed.resource, catalog)
+    resource = choice.resource
+    observed, leftovers = without_leftovers(replace(observed, resource=resource))
+    wanted = read_wanted(resource, choice.problem)
     verdict = verdict_of(observed, wanted.revision)
     course = _course(observed, wanted, verdict, now)
     objects = [] if resource.spec.rollout.paused else list(_objects(resource, wanted, course, verdict, preflight_image))
@@ -84,8 +88,10 @@ def decide(observed: Observed, preflight_image: str, now: datetime) -> Plan:
         elif drifted(live, item):
             missing.append(item)
     delete = () if resource.spec.rollout.paused else tuple(_superfluous(observed, wanted, objects, course, verdict, now))
-    status = _status(observed, wanted, course, taken, now)
-    told = dict.fromkeys((*events(resource.status, status), *_outcome_events(course)))  # two conditions may say the same
+    chosen = choice.recorded(used=wanted.revision in (course.stable, course.rolling))
+    status = _status(observed, wanted, course, taken, now).model_copy(update={"drafters": chosen})
+    news = (*choice.events(), *events(resource.status, status), *_outcome_events(course))
+    told = dict.fromkeys(news)  # two conditions may say the same
     again = min(course.again or LEFT_UNTIL, LEFT_UNTIL) if leftovers.names else course.again
     return Plan(tuple(missing), delete, status, tuple(told), again)
 
@@ -101,17 +107,13 @@ def refused(plan: Plan, before: Status | None, refusals: list[str], now: datetim
 
 
 # ------------------------------------------------------------------------------------------------------------ what is asked for
-def read_wanted(resource: SpeculativeDeployment) -> Wanted:
-    """The revision that the spec asks for."""
+def read_wanted(resource: SpeculativeDeployment, no_drafter: str = "") -> Wanted:
+    """The revision that the spec asks for. `no_drafter` says why none was chosen, where the spec names none."""
     spec = resource.spec
     setting: Setting = Static(spec.speculation.tokens) if spec.speculation.tokens else Off()
     wanted = Wanted(setting, revision(resource, setting))
     if spec.drafter is None and not isinstance(setting, Off):
-        problem = (
-            "spec.drafter is missing: write the drafter with the commit that it is pinned to (`aerie catalog` lists the "
-            "published ones for a target), or spec.speculation.tokens: 0 to serve without one."
-        )
-        return replace(wanted, problem=problem)
+        return replace(wanted, problem=no_drafter or "spec.drafter is missing: write one, or spec.speculation.tokens: 0.")
     engine = versions.resolve(spec.engine.image, spec.engine.version)
     if isinstance(engine, versions.NoVersion):
         return replace(wanted, problem=engine.sentence)

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aerie.api import SpeculativeDeployment
+from aerie.engine.catalog import Catalog
 from aerie.resources import names, preflight
+from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide, read_wanted, refused
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
@@ -51,6 +53,7 @@ class World:
         self.pods: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
         self.foreign: list[dict[str, Any]] = []
+        self.catalog = Catalog(())
 
     # -- the user
     def edit(self, **spec: Any) -> None:
@@ -71,7 +74,7 @@ class World:
         )
 
     def plan(self) -> Plan:
-        return decide(self.observed(), IMAGE, self.now)
+        return decide(self.observed(), IMAGE, self.now, self.catalog)
 
     def step(self, parts: int = 1000) -> Plan:
         """One pass, which crashes after `parts` of its writes."""
@@ -171,7 +174,7 @@ class World:
 
     @property
     def wanted(self) -> str:
-        return read_wanted(self.observed().resource).revision
+        return read_wanted(choose(self.observed().resource, self.catalog).resource).revision
 
 
 def serving(**spec: Any) -> World:
@@ -221,6 +224,25 @@ def test_a_refused_change_leaves_what_serves_alone() -> None:
     assert world.condition("Ready") == ("True", "Serving")
     assert world.condition("PreflightPassed") == ("False", "PreflightRefused")
     assert world.condition("Progressing")[0] == "False"
+
+
+def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
+    row = 'targets = ["acme/big"]\nkind = "eagle3.1"\nrepo = "me/{0}"\nrevision = "{1}"'
+    world = World(drafter=None, model={"source": {"huggingFace": {"repo": "acme/big", "revision": "0" * 40}}})
+    world.catalog = Catalog(()).extended({"one": row.format("one", "1" * 40)})
+    world.settle()
+    assert world.status["stable"]["drafter"] == "me/one@11111111"
+    before = set(world.deployments())
+    for rows in ({"a": row.format("better", "2" * 40), "one": row.format("one", "3" * 40)}, {}):
+        world.catalog = Catalog(()).extended(rows)
+        assert world.plan().apply == ()
+        world.edit(replicas=len(rows) + 1)
+        world.settle()
+        assert set(world.deployments()) == before
+    world.catalog = Catalog(()).extended({"a": row.format("better", "2" * 40)})
+    world.edit(model={"source": {"huggingFace": {"repo": "acme/big", "revision": "1" * 40}}})
+    world.settle()
+    assert world.status["stable"]["drafter"] == "me/one@11111111"
 
 
 def test_a_change_starts_beside_and_replaces_when_it_serves() -> None:

@@ -60,9 +60,23 @@ def test_a_model_under_another_name_is_recognised_by_its_sizes() -> None:
 
 
 def test_omitted_drafter_is_the_eagle31_of_this_very_target() -> None:
-    chosen = published().choose("nvidia/Kimi-K2.6-NVFP4")
-    assert isinstance(chosen, Entry)
-    assert chosen.repo == "lightseekorg/kimi-k2.6-eagle3.1-mla"
+    for target in ("nvidia/Kimi-K2.6-NVFP4", "moonshotai/Kimi-K2.6"):
+        chosen = published().choose(target)
+        assert isinstance(chosen, Entry)
+        assert chosen.repo == "lightseekorg/kimi-k2.6-eagle3.1-mla"
+        assert chosen.kind is Kind.EAGLE31
+        assert chosen.revision is not None
+
+
+@given(st.sampled_from(sorted({target for entry in published().entries for target in entry.targets})))
+def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
+    chosen = published().choose(target)
+    if isinstance(chosen, Entry):
+        assert chosen.kind.runs
+        assert chosen.repo is not None
+        assert chosen.revision is not None
+    else:
+        assert "To serve without a drafter, write spec.speculation.tokens: 0." in chosen.sentence
 
 
 @pytest.mark.parametrize(
@@ -71,15 +85,28 @@ def test_omitted_drafter_is_the_eagle31_of_this_very_target() -> None:
         (
             "meta-llama/Llama-3.3-70B-Instruct",
             None,
-            "drafter for meta-llama/Llama-3.3-70B-Instruct; it has lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge, ",
+            "that is pinned to a commit; it has lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge (EAGLE 3), ",
+        ),
+        (
+            "openai/gpt-oss-20b",
+            None,
+            "it has Dogacel/specdrift-gpt-oss-20b-eagle3 (EAGLE 3.1), RedHatAI/gpt-oss-20b-speculator.eagle3 (EAGLE 3): write ",
+        ),
+        (
+            "openai/gpt-oss-20b",
+            None,
+            "one of them as spec.drafter.source.huggingFace, such as {repo: Dogacel/specdrift-gpt-oss-20b-eagle3, revision: <its",
         ),
         ("Qwen/Qwen3-9B", None, "the nearest targets that it has are Qwen/Qwen3-8B, "),
-        ("x/y", None, "no EAGLE 3.1 drafter for x/y; name a drafter in spec.drafter.source, or train one."),
-        ("/models/mine", KIMI, "no EAGLE 3.1 drafter for /models/mine; it has lightseekorg/kimi-k2.6-eagle3.1-mla, "),
+        ("x/y", None, "no drafter for x/y; name a drafter in spec.drafter.source, or train one."),
+        ("/models/mine", KIMI, "no drafter for /models/mine; it has lightseekorg/kimi-k2.6-eagle3.1-mla, "),
+        ("/models/mine", KIMI, " for models of the same sizes: name one in spec.drafter.source if it is for this model."),
         ("deepseek-ai/DeepSeek-V3", None, "the nearest targets that it has are deepseek-ai/DeepSeek-V3"),
     ],
 )
-def test_no_drafter_is_chosen_by_sizes_or_of_another_kind(target: str, config: dict[str, object] | None, said: str) -> None:
+def test_no_drafter_is_chosen_by_sizes_or_of_another_kind_or_without_a_commit(
+    target: str, config: dict[str, object] | None, said: str
+) -> None:
     chosen = published().choose(target, config)
     assert isinstance(chosen, NoDrafter)
     assert said in chosen.sentence

@@ -35,7 +35,7 @@ def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.err.splitlines() == [
         "The catalog has no drafter for Qwen/Qwen3-9B.",
         f"The nearest targets that it has: {NEAR}. A drafter of another target does not work.",
-        "If there is one, name it in spec.drafter.source, or add it with --entries; docs/preflight.md shows an entry.",
+        "If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.",
         "If there is none, train one on this target's own answers: `eagle --help`.",
     ]
     assert run(["catalog", "x/y", "-o", "json"]) == 1
@@ -60,7 +60,7 @@ def test_a_folder_is_recognised_by_its_sizes(tmp_path: Path, capsys: pytest.Capt
 def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = 'targets = ["x/y"]\nkind = "eagle3.1"\nrepo = "me/mine"\ntokens = 4\nacceptance = { chat = 2.9 }'
     (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
-    assert run(["catalog", "x/y", "--entries", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
+    assert run(["catalog", "x/y", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found == {
         "targets": ["x/y"],
@@ -75,8 +75,20 @@ def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "runs": True,
     }
     (tmp_path / "bad.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": 'kind = "x"'}}))
-    assert run(["catalog", "--entries", str(tmp_path / "bad.yaml")]) == 2
+    assert run(["catalog", "--catalog", str(tmp_path / "bad.yaml")]) == 2
     assert "the catalog entry 'mine' has no 'targets'" in capsys.readouterr().err
     (tmp_path / "none.yaml").write_text("kind: Pod")
-    assert run(["catalog", "--entries", str(tmp_path / "none.yaml")]) == 2
+    assert run(["catalog", "--catalog", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml must hold one ConfigMap whose data are texts" in capsys.readouterr().err
+
+
+def test_entries_of_a_mounted_config_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As kubelet mounts it: each key a link to a file in a folder that is exchanged as a whole."""
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "mine").write_text('targets = ["x/y"]\nkind = "eagle3"\nrepo = "me/mine"')
+    (tmp_path / "mine").symlink_to("..data/mine")
+    assert run(["catalog", "x/y", "--catalog", str(tmp_path), "-o", "json"]) == 0
+    assert [found["drafter"] for found in json.loads(capsys.readouterr().out)] == ["me/mine"]
+    (tmp_path / "..data" / "mine").write_bytes(b"\xff")
+    assert run(["catalog", "--catalog", str(tmp_path)]) == 2
+    assert "cannot be read (a file of it is not text)" in capsys.readouterr().err

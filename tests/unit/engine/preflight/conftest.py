@@ -237,7 +237,7 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
                 return self.answer(status, b"", headers)
             if state.token and host.startswith("127.0.0.1") and self.headers.get("Authorization") != f"Bearer {state.token}":
                 return self.answer(401, b"")
-            if self.path == "/api/models/me/model/revision/main":
+            if self.path in (f"/api/models/me/model/revision/{name}" for name in ("main", state.commit)):
                 return self.answer(200, json.dumps({"sha": state.commit, "siblings": state.files()}).encode())
             if state.elsewhere and self.path.endswith(".safetensors") and host.startswith("127.0.0.1"):
                 return self.answer(302, b"", {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})

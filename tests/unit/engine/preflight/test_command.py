@@ -143,10 +143,10 @@ def test_omitted_drafter_is_the_catalogs_and_comes_from_the_hub(
     monkeypatch.setenv("HF_HOME", str(hub.folder))
     resource = manifest()
     del resource["spec"]["drafter"]
-    row = 'targets = ["example/target"]\nkind = "eagle3.1"\nrepo = "me/model"'
+    row = f'targets = ["example/target"]\nkind = "eagle3.1"\nrepo = "me/model"\nrevision = "{hub.commit}"'
     entries = file({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"mine": row}}, name="entries.yaml")
     target, _ = folders()
-    assert preflight("-f", file(resource), "--target", target, "--entries", entries) == 0
+    assert preflight("-f", file(resource), "--target", target, "--catalog", entries) == 0
     printed = capsys.readouterr()
     assert f"drafter  me/model@{hub.commit}" in printed.out
     assert f"spec.drafter is missing: this is about me/model@{hub.commit}, the catalog's for this target." in printed.err
@@ -192,7 +192,7 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
         capsys, *both, "--gpu-memory", "80 apples"
     )
     assert "--vllm: 'new' is not a vLLM version" in cannot(capsys, *both, "--vllm", "new")
-    assert "spec.drafter is missing, and the catalog has no EAGLE 3.1 drafter for example/target@" in cannot(
+    assert "spec.drafter is missing, and the catalog has no drafter for example/target; name a drafter" in cannot(
         capsys, "-f", file(manifest(drafter=None)), "--target", target
     )
     assert "No such option" in cannot(capsys, "--nonsense")
