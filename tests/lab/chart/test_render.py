@@ -69,6 +69,8 @@ def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path)
         ("namespaces={Team_A}", "/namespaces/0", "'Team_A' does not match"),
         ("namespaces={a,a}", "/namespaces", "items at 0 and 1 are equal"),
         ("namespaces=a", "/namespaces", "got string, want array"),
+        ("catalog.mine=1", "/catalog/mine", "got number, want string"),
+        ("catalog.my mine=x", "/catalog", "'my mine' not allowed"),
         ("log.level=loud", "/log/level", "'debug', 'info', 'warning', 'error'"),
         ("crds.keep=maybe", "/crds/keep", "got string, want boolean"),
         ("resources.limit.cpu=1", "/resources", "'limit' not allowed"),
