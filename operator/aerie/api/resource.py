@@ -65,8 +65,8 @@ class Spec(Model):
     model: Target
     engine: Engine
     drafter: Drafter | None = None
-    """The small model that proposes tokens. Default: the first for the target in Aerie's catalog that is pinned to a commit, EAGLE
-    3.1 before EAGLE 3; status.drafters names it, and it stays."""
+    """The small model that proposes tokens. Default: the first for the target in Aerie's catalog that is pinned to a commit,
+    EAGLE 3.1 before EAGLE 3; status.drafters names it, and it stays."""
     speculation: Speculation = Speculation()
     rollout: Rollout = Rollout()
     metrics: Metrics = Metrics()

@@ -55,7 +55,7 @@ def _show(matches: list[Match], output: Output) -> None:
         typer.echo(json.dumps([_json(match) for match in matches], indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("TARGET", "DRAFTER", "KIND", "K", "AL", "SOURCE", "NOTES"):
+    for column in ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SOURCE", "NOTES"):
         table.add_column(column, overflow="fold")
     for match in matches:
         entry = match.entry
@@ -66,6 +66,7 @@ def _show(matches: list[Match], output: Output) -> None:
             entry.kind.value,
             str(entry.tokens or "-"),
             _acceptance(entry),
+            (entry.revision or "-")[:8],
         )
         table.add_row(*(escape(cell) for cell in (*cells, entry.source, notes)))
     # A program that reads it gets whole rows.

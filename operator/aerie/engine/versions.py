@@ -174,7 +174,7 @@ class Feature(Enum):
         "0.24.0",
         "pull request 32374",
         limits="indexed by the requests scheduled in a step; K is clamped to num_speculative_tokens; "
-        "eagle, eagle3, mtp, dflash, ngram and draft_model on model runner V1",
+        "eagle, eagle3, mtp, dflash, ngram and draft_model on model runner V1; eagle3 was run so on 0.32 (CPU)",
     )
     SCHEDULE_FULL_GRAPHS = _row(
         "schedules with full CUDA graphs (model runner V2)", "0.25.0", "pull request 45953", limits="piecewise graphs on V1"

@@ -15,9 +15,9 @@ NEAR = "Qwen/Qwen3-8B, Qwen/Qwen3-4B, Qwen/Qwen3-32B"
 def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
     header, first, second = capsys.readouterr().out.splitlines()
-    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "SOURCE", "NOTES"]
-    assert first.split()[:5] == ["moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "eagle3.1", "3", "-"]
-    assert second.split()[2] == "eagle3"
+    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SOURCE", "NOTES"]
+    assert first.split()[:6] == ["moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "eagle3.1", "3", "-", "35194ee8"]
+    assert [second.split()[i] for i in (2, 5)] == ["eagle3", "-"]
 
 
 def test_all(capsys: pytest.CaptureFixture[str]) -> None:
