@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from aerie_lab.errors import StateError
 
+_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 FORMAT = 1  # of lab.json; a lab with another one is refused with a sentence
 
 
@@ -29,6 +31,8 @@ class Settings:
     """How many pods the scheduler may put on a node."""
     gateway: bool = True
     """Whether Contour, Envoy and a Gateway are installed."""
+    gateway_name: str = "projectcontour/lab"
+    """The Gateway's NAMESPACE/NAME, so that manifests which name another one work as they are."""
     api_port: int = 0
     """The API server's port on 127.0.0.1; 0 takes a free one."""
     gateway_port: int = 0
@@ -44,6 +48,8 @@ class Settings:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise StateError(f"{name} is {value}: choose a number from {low} to {high}.")
+        if not re.fullmatch(f"{_NAME}/{_NAME}", self.gateway_name):
+            raise StateError(f"gateway_name is '{self.gateway_name}': write NAMESPACE/NAME, as projectcontour/lab.")
         if self.restart_backoff <= 0:
             raise StateError(f"restart_backoff is {self.restart_backoff}: choose seconds above 0.")
 

@@ -22,6 +22,7 @@ from aerie_lab.cli.traffic import traffic
 from aerie_lab.cluster import Lab, Settings, process, take_down
 from aerie_lab.errors import LabError, StateError
 from aerie_lab.faults import Faults
+from aerie_lab.images.table import SIMULATED
 from aerie_lab.paths import lab_folder
 
 app = typer.Typer(
@@ -48,9 +49,13 @@ def up(
     memory_gib: Annotated[int, typer.Option(help="memory of each node, GiB.")] = _DEFAULTS.memory_gib,
     pods: Annotated[int, typer.Option(help="Pods that fit on each node.")] = _DEFAULTS.pods,
     gateway: Annotated[bool, typer.Option(help="Install Contour, Envoy and a Gateway.")] = _DEFAULTS.gateway,
+    gateway_name: Annotated[str, typer.Option(help="The Gateway's NAMESPACE/NAME.")] = _DEFAULTS.gateway_name,
     api_port: Annotated[int, typer.Option(help="The API server's port on 127.0.0.1; 0: any.")] = 0,
     gateway_port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1; 0: any.")] = 0,
     images: Annotated[list[Path] | None, typer.Option(help="A further image table (TOML); may be repeated.")] = None,
+    simulated_vllm: Annotated[
+        bool, typer.Option("--simulated-vllm", help="Let vllm/vllm-openai be the simulator, not real vLLM on CPU.")
+    ] = False,
     restart_backoff: Annotated[
         float, typer.Option(help="Seconds before a crashed container's first restart.")
     ] = _DEFAULTS.restart_backoff,
@@ -65,9 +70,10 @@ def up(
             memory_gib=memory_gib,
             pods=pods,
             gateway=gateway,
+            gateway_name=gateway_name,
             api_port=api_port,
             gateway_port=gateway_port,
-            images=[str(file.absolute()) for file in images or []],
+            images=[str(file.absolute()) for file in [*(images or []), *([SIMULATED] if simulated_vllm else [])]],
             restart_backoff=restart_backoff,
         ),
         say,
@@ -169,7 +175,7 @@ def shell(
         bool, typer.Option("--inside", help="In the lab's own network, where pods and services have their addresses.")
     ] = False,
 ) -> None:
-    """Open a shell with KUBECONFIG set and the lab's kubectl and helm on the PATH."""
+    """Open a shell with KUBECONFIG and GATEWAY set and the lab's kubectl and helm on the PATH."""
     lab = Lab.find(name)
     for tool in ("kubectl", "helm"):
         binary(tool, say)

@@ -143,11 +143,12 @@ class Lab:
         return control.ask(self.folder / "control.sock", verb, timeout=90, **fields)
 
     def environment(self) -> dict[str, str]:
-        """The environment for tools on this machine: KUBECONFIG, and the lab's kubectl and helm first on PATH."""
+        """For tools on this machine: KUBECONFIG, GATEWAY (its address), and the lab's kubectl and helm first on PATH."""
         folders = [str(binary(name).parent) for name in ("kubectl", "helm")]
         return {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
+            "GATEWAY": self.gateway_url or "",
             "PATH": ":".join([*folders, os.environ.get("PATH", "")]),
         }
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import socket
 import subprocess
@@ -147,17 +148,18 @@ async def _furnish(folder: Path, settings: Settings, say: Say) -> None:
     async with KubeClient(api_url(settings), folder / "certificates", "admin") as client:
         if settings.gateway:
             say("installing the gateway")
-            await _install_gateway(client)
+            await _install_gateway(client, settings.gateway_name)
         say("waiting for nodes" + (" and gateway" if settings.gateway else ""))
         await _until(folder, nodes_ready, client, "the nodes were not Ready")
         await _until(folder, _service_account_there, client, "the default service account was not made")
         if settings.gateway:
-            await _until(folder, _gateway_ready, client, "the gateway was not ready")
+            ready = functools.partial(_gateway_ready, name=settings.gateway_name)
+            await _until(folder, ready, client, "the gateway was not ready")
 
 
-async def _install_gateway(client: KubeClient) -> None:
+async def _install_gateway(client: KubeClient, name: str) -> None:
     """Apply the gateway's objects, each kind after those that it needs: Contour ends when a definition is not served yet."""
-    definitions, rest = gateway.documents(ensure("contour"))
+    definitions, rest = gateway.documents(ensure("contour"), name)
     await _apply_all(client, definitions)
     await _apply_all(client, [item for item in rest if item["kind"] == "Namespace"])
     await _apply_all(client, [item for item in rest if item["kind"] not in ("Namespace", "Deployment")])
@@ -235,8 +237,8 @@ async def _service_account_there(client: KubeClient) -> bool:
     return True
 
 
-async def _gateway_ready(client: KubeClient) -> bool:
-    where = path("gateway.networking.k8s.io/v1", "gateways", gateway.NAMESPACE, gateway.GATEWAY)
+async def _gateway_ready(client: KubeClient, name: str) -> bool:
+    where = path("gateway.networking.k8s.io/v1", "gateways", *name.split("/"))
     pods = (await client.get(core("pods", gateway.NAMESPACE)))["items"]
     ready = {pod["metadata"]["labels"]["app"] for pod in pods if _condition(pod, "Ready")}
     return {"contour", "envoy"} <= ready and _condition(await client.get(where), "Programmed")

@@ -29,6 +29,7 @@ class Arguments:
 
     model: str
     served_model_names: tuple[str, ...]
+    revision: str | None = None
     host: str | None = None
     port: int = 8000
     max_model_len: int | None = None
@@ -70,6 +71,7 @@ def parse(words: Sequence[str]) -> Arguments:
     return Arguments(
         model=model,
         served_model_names=tuple(found.served_model_name or [model]),
+        revision=found.revision,
         host=found.host,
         port=found.port if found.port is not None else 8000,
         max_model_len=found.max_model_len,

@@ -13,16 +13,12 @@ EAGLE 3 and EAGLE 3.1 heads of a small target (docs/simulator.md):
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from aerie_lab.errors import LabError
+from aerie_lab.engine.files import EngineError, of_drafter, of_hub
 
-
-class EngineError(LabError):
-    """vLLM would not start: the message is what it ends with, its exit status 1."""
+__all__ = ["Drafter", "EngineError", "inspect"]
 
 
 @dataclass(frozen=True)
@@ -51,27 +47,31 @@ _PLAIN_AS_31 = (-1.26,)
 _EAGLE_31 = (0.14,)
 
 
-def inspect(method: str, model: str) -> Drafter:
+def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
     """The drafter `model` as `method` would serve it. Raises EngineError where vLLM ends with exit status 1.
 
-    A model that is no path of this machine is taken for a repository on the Hub and believed to be a fitting EAGLE 3 head.
+    A model that is no path of this machine is a repository of the Hub. Where there is no Hub to ask, it is believed to be a
+    fitting EAGLE 3 head; weights whose names cannot be read are believed to be what the config says.
     """
     folder = Path(model)
-    if not folder.is_absolute() and not folder.exists():
+    files = of_hub(model, revision)
+    if files is None and not folder.is_absolute() and not folder.exists():
         return Drafter(method, "eagle3")
-    config = _config(folder)
-    names = _tensor_names(folder)
+    files = files or of_drafter(folder)
+    config = files.config
     simulated = config.get("simulator") or {}
     rates = tuple(simulated["rates"]) if "rates" in simulated else None
     extra = float(simulated.get("shift", 0.0))
     if method != "eagle3":
         return Drafter(method, method, (extra,), rates)
-    has_norms = any(name.removeprefix("model.").startswith("fc_norm.") for name in names)
     fc_norm, norm_output = config.get("fc_norm") is True, config.get("norm_output") is True
+    has_norms = fc_norm
+    if files.tensors is not None:
+        has_norms = any(name.removeprefix("model.").startswith("fc_norm.") for name in files.tensors)
     if has_norms and not fc_norm:
         raise EngineError(
             "ValueError: There is no module or parameter named 'fc_norm' in Eagle3LlamaForCausalLM. "
-            f'({folder / "config.json"} does not say "fc_norm": true)'
+            f'({model}/config.json does not say "fc_norm": true)'
         )
     form: str
     shifts: tuple[float, ...]
@@ -84,36 +84,3 @@ def inspect(method: str, model: str) -> Drafter:
     else:
         form, shifts = "eagle3", (0.0,)
     return Drafter(method, form, tuple(shift + extra for shift in shifts), rates)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except OSError as error:
-        raise EngineError(
-            f"Value error, Invalid repository ID or local directory specified: '{folder}'.\n"
-            f"Please verify the following requirements:\n1. Provide a valid Hugging Face repository ID.\n"
-            f"2. Specify a local directory that contains a recognized configuration file. ({error.strerror})"
-        ) from error
-    except ValueError as error:
-        raise EngineError(
-            f"OSError: It looks like the config file at '{folder / 'config.json'}' is not a valid JSON file."
-        ) from error
-    if not isinstance(config, dict):
-        raise EngineError(f"OSError: '{folder / 'config.json'}' holds no JSON object.")
-    return config
-
-
-def _tensor_names(folder: Path) -> set[str]:
-    names: set[str] = set()
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"RuntimeError: Cannot find any model weights with `{folder}`")
-    for file in files:
-        with file.open("rb") as stream:
-            try:
-                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-            except (ValueError, OverflowError, MemoryError) as error:
-                raise EngineError(f"SafetensorError: Error while deserializing header of {file}") from error
-        names |= set(header) - {"__metadata__"}
-    return names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from aerie_lab.engine.acceptance import Acceptance, from_rates
 from aerie_lab.engine.arguments import Arguments
-from aerie_lab.engine.drafter import Drafter, EngineError, inspect
+from aerie_lab.engine.drafter import Drafter, inspect
+from aerie_lab.engine.files import EngineError, of_hub, of_model
 from aerie_lab.engine.options import Options
 from aerie_lab.engine.request import EngineSettings
 
@@ -42,7 +42,7 @@ class Setup:
 
 def prepare(arguments: Arguments, options: Options) -> Setup:
     """Raises EngineError where vLLM ends with exit status 1."""
-    longest = _positions(arguments.model)
+    longest = _positions(arguments.model, arguments.revision)
     if arguments.max_model_len not in (None, -1) and longest is not None and arguments.max_model_len > longest:
         raise EngineError(
             f"Value error, User-specified max_model_len ({arguments.max_model_len}) is greater than the derived max_model_len "
@@ -73,22 +73,13 @@ def prepare(arguments: Arguments, options: Options) -> Setup:
     return Setup(settings, acceptance, drafter, _cache_config(settings))
 
 
-def _positions(model: str) -> int | None:
-    """max_position_embeddings of a model on this machine; a name of the Hub is believed."""
-    folder = Path(model)
-    if not folder.is_absolute() and not folder.exists():
+def _positions(model: str, revision: str | None) -> int | None:
+    """max_position_embeddings of the model; None where nobody can be asked."""
+    folder, files = Path(model), of_hub(model, revision)
+    if files is None and not folder.is_absolute() and not folder.exists():
         return None
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        if not folder.exists():
-            raise EngineError(
-                f"huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
-                f"'{model}'. Use `repo_type` argument if needed."
-            ) from error
-        raise EngineError(f"ValueError: Invalid repository ID or local directory specified: '{model}'.") from error
-    text = config.get("text_config", config)
-    found = text.get("max_position_embeddings")
+    config = of_model(folder) if files is None else files.config
+    found = config.get("text_config", config).get("max_position_embeddings")
     return int(found) if found else None
 
 
@@ -113,7 +104,7 @@ def _drafter(speculation: dict[str, Any]) -> Drafter:
         return Drafter(method, method)
     if not model:
         raise _invalid("num_speculative_tokens was provided but without speculative model.")
-    return inspect(method, str(model))
+    return inspect(method, str(model), speculation.get("revision"))
 
 
 def _method_in(path: str) -> str:

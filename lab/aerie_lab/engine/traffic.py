@@ -104,9 +104,9 @@ def at_percentile(values: list[float], percentile: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)]
 
 
-async def open_loop(target: Target, turns: Iterable[Turn], speed: float = 1.0) -> Report:
-    """Send each turn at its time, `speed` times as fast, and wait for all answers."""
-    report, began = Report(), time.monotonic()
+async def open_loop(target: Target, turns: Iterable[Turn], speed: float = 1.0, report: Report | None = None) -> Report:
+    """Send each turn at its time, `speed` times as fast, and wait for all answers. They are added to `report` as they come."""
+    report, began = Report() if report is None else report, time.monotonic()
     async with _session(target) as session, asyncio.TaskGroup() as tasks:
         for turn in turns:
             await asyncio.sleep(max(0.0, began + turn.time / speed - time.monotonic()))

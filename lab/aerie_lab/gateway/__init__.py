@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 NAMESPACE = "projectcontour"
-GATEWAY = "lab"
-"""Name of the Gateway, in NAMESPACE; routes of any namespace may attach to it."""
+"""Where Contour and Envoy run. The Gateway's own namespace and name are a choice of the lab; routes of any may attach to it."""
 
 _UPSTREAM = (
     "gateway/00-crds.yaml",
@@ -24,14 +23,17 @@ _UPSTREAM = (
 )
 
 
-def documents(contour: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(definitions, the rest): all objects of the gateway; `contour` is the folder of the built family."""
+def documents(contour: Path, gateway: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(definitions, the rest): all objects; `contour` is the folder of the built family, `gateway` NAMESPACE/NAME."""
     # The C loader reads the 1.5 MB of definitions ten times as fast, where PyYAML has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     objects: list[dict[str, Any]] = []
     for name in _UPSTREAM:
         objects += [item for item in yaml.load_all((contour / "manifests" / name).read_text(), loader) if item]
     own = resources.files("aerie_lab.gateway").joinpath("manifests.yaml").read_text()
-    objects += list(yaml.load_all(own, loader))
+    namespace, name = gateway.split("/")
+    objects += list(yaml.load_all(own.replace("{namespace}", namespace).replace("{gateway}", name), loader))
+    if namespace != NAMESPACE:
+        objects.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     definitions = [item for item in objects if item["kind"] == "CustomResourceDefinition"]
     return definitions, [item for item in objects if item["kind"] != "CustomResourceDefinition"]

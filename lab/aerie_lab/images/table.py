@@ -19,6 +19,9 @@ from typing import Any
 from aerie_lab.binaries import folder_of
 from aerie_lab.errors import BuildError, LabError, StateError
 
+SIMULATED = Path(__file__).parent / "simulated.toml"
+"""A table in which vllm/vllm-openai is the simulator."""
+
 
 class ImageError(LabError):
     """An image reference that the lab cannot stand in for."""
@@ -61,17 +64,25 @@ class ImageTable:
         texts = [(file, _read(file)) for file in files] + [(Path("images.toml"), own)]
         self._images: list[dict[str, Any]] = []
         self._volumes: list[dict[str, Any]] = []
+        self.checkpoints: list[dict[str, Any]] = []
+        """Rows for the lab's Hub: repository, commit and the folder that stands for it."""
         self._folder_of = folder_of
         for file, text in texts:
             try:
                 document = tomllib.loads(text)
             except tomllib.TOMLDecodeError as error:
                 raise StateError(f"image table {file} is not TOML: {error}.") from error
-            for unknown in sorted(document.keys() - {"image", "volume"}):
-                raise StateError(f"image table {file}: unknown entry '{unknown}': [[image]] and [[volume]] rows only.")
+            for unknown in sorted(document.keys() - {"image", "volume", "checkpoint"}):
+                raise StateError(f"image table {file}: unknown entry '{unknown}': [[image]], [[volume]], [[checkpoint]] only.")
             self._images += _rows(document, str(file), "image", ("repository", "entrypoint"), _IMAGE_FIELDS)
             for row in _rows(document, str(file), "volume", ("repository", "folder"), _VOLUME_FIELDS):
                 self._volumes.append(row | {"folder": str(file.absolute().parent / row["folder"])})
+            for row in _rows(document, str(file), "checkpoint", tuple(_CHECKPOINT_FIELDS), _CHECKPOINT_FIELDS):
+                if not _COMMIT.fullmatch(row["commit"]):
+                    raise StateError(
+                        f"image table {file}: 'commit' of {row['repository']} is '{row['commit']}': write 40 hexadecimal digits."
+                    )
+                self.checkpoints.append(row | {"folder": str(file.absolute().parent / row["folder"])})
 
     def image(self, reference: str) -> Image:
         """The command that stands for `reference`. Raises ImageError."""
@@ -126,6 +137,8 @@ class ImageTable:
 _PLACEHOLDER = re.compile(r"\{([a-z:-]+)\}")
 _IMAGE_FIELDS: dict[str, type] = {"repository": str, "entrypoint": list, "arguments": list, "path": list, "environment": dict}
 _VOLUME_FIELDS: dict[str, type] = {"repository": str, "folder": str}
+_CHECKPOINT_FIELDS: dict[str, type] = {"repository": str, "commit": str, "folder": str}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def _pattern(row: str) -> str:

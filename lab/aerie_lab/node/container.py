@@ -29,6 +29,7 @@ from aerie_lab.node.environment import ConfigError, command_line, environment
 from aerie_lab.node.logs import LogFile, tail
 from aerie_lab.node.status import ContainerState, timestamp
 from aerie_lab.node.volumes import VolumeError
+from aerie_lab.sandbox.addresses import HUB
 from aerie_lab.sandbox.container import ContainerProcess, Launch, LaunchError, execute, start
 
 _CONFIG_RETRY = 2.0
@@ -282,6 +283,7 @@ class Container:
         pod = self._around.pod()
         gathered = await self._around.gather(self.spec)
         own = {"PATH": ":".join([*image.path, _DEFAULT_PATH]), "HOSTNAME": self._around.hostname, "HOME": "/root"}
+        own["HF_ENDPOINT"] = HUB  # a node with a mirror: nothing in the lab reaches the real one
         known = environment(pod, self.spec, base=gathered.pop("services"), **gathered)
         command = command_line(self.spec, image.entrypoint, image.arguments, known)
         if not command:

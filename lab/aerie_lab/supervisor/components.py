@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aerie_lab.sandbox.addresses import CONTROL_PLANE, SERVICE_RANGE
+from aerie_lab.sandbox.addresses import CONTROL_PLANE, HUB_PORT, SERVICE_RANGE
 
 API_PORT = 6443
 """Where the API server listens inside the lab."""
@@ -114,7 +114,12 @@ def components(folder: Path, binary: Callable[[str], Path]) -> list[Component]:
         [sys.executable, "-m", "aerie_lab.node", str(folder)],
         environment={"PYTHONUNBUFFERED": "1"},
     )
-    return [etcd, apiserver, controllers, scheduler, agent]
+    hub = Component(
+        "hub",
+        [sys.executable, "-m", "aerie_lab.hub", str(folder)],
+        f"http://127.0.0.1:{HUB_PORT}/health",
+    )
+    return [etcd, apiserver, controllers, scheduler, hub, agent]
 
 
 def scheduler_configuration(kubeconfig: Path) -> dict[str, object]:

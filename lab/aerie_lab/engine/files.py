@@ -1,0 +1,98 @@
+"""What an engine finds of a model or drafter before it loads weights: config.json, and the names of its tensors.
+
+From a folder, or by name from the Hub that HF_ENDPOINT names, as vLLM would; every container of the lab has such a Hub. Without
+HF_ENDPOINT a name is believed: then there is nobody to ask, and None stands for what is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie_lab.errors import LabError
+
+_REPOSITORY = (
+    "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{}'. Use "
+    "`repo_type` argument if needed."
+)
+
+
+class EngineError(LabError):
+    """vLLM would not start: the message is what it ends with, its exit status 1."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """One model as it lies there."""
+
+    config: Mapping[str, Any]
+    tensors: frozenset[str] | None
+    """Names; None where the weights are no safetensors files."""
+
+
+def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Files | None:
+    """The model of this name on the Hub; None for a path of this machine, and where there is no Hub. Raises EngineError."""
+    path = Path(name)
+    if path.is_absolute() or path.exists() or not environment.get("HF_ENDPOINT"):
+        return None
+    from aerie.checkpoints import Hub  # a third of a simulated engine's start, and most have folders
+    from aerie.engine.checkpoint import CheckpointError
+
+    try:
+        with Hub.from_environment(environment) as hub:
+            found = hub.read(name, revision)
+    except CheckpointError as error:
+        raise EngineError(
+            f"OSError: {name} is not a local folder and is not a valid model identifier listed on "
+            f"'{environment['HF_ENDPOINT']}/models'\n({error})"
+        ) from error
+    return Files(found.config, None if found.tensors is None else frozenset(found.tensors))
+
+
+def of_model(folder: Path) -> Mapping[str, Any]:
+    """config.json of a target in a folder. Raises EngineError."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        if not folder.exists():
+            raise EngineError(_REPOSITORY.format(folder)) from error
+        raise EngineError(f"ValueError: Invalid repository ID or local directory specified: '{folder}'.") from error
+    return found
+
+
+def of_drafter(folder: Path) -> Files:
+    """A drafter in a folder. Raises EngineError."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except OSError as error:
+        raise EngineError(
+            f"Value error, Invalid repository ID or local directory specified: '{folder}'.\n"
+            f"Please verify the following requirements:\n1. Provide a valid Hugging Face repository ID.\n"
+            f"2. Specify a local directory that contains a recognized configuration file. ({error.strerror})"
+        ) from error
+    except ValueError as error:
+        raise EngineError(
+            f"OSError: It looks like the config file at '{folder / 'config.json'}' is not a valid JSON file."
+        ) from error
+    if not isinstance(config, dict):
+        raise EngineError(f"OSError: '{folder / 'config.json'}' holds no JSON object.")
+    return Files(config, _tensor_names(folder))
+
+
+def _tensor_names(folder: Path) -> frozenset[str]:
+    names: set[str] = set()
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"RuntimeError: Cannot find any model weights with `{folder}`")
+    for file in files:
+        with file.open("rb") as stream:
+            try:
+                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            except (ValueError, OverflowError, MemoryError) as error:
+                raise EngineError(f"SafetensorError: Error while deserializing header of {file}") from error
+        names |= set(header) - {"__metadata__"}
+    return frozenset(names)
