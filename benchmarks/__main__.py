@@ -1,7 +1,8 @@
 """Runs one benchmark and prints its figures: the last line is one flat JSON object, with the unit in each key.
 
 A benchmark is a module of this package with `measure() -> dict[str, float]`. It may print what it likes before. With
-`--save` the figures also go to results/NAME.json, with the date, the machine and the commit they were measured on.
+`--save` the figures also go to results/NAME.json, with the date, the machine and the commit they were measured on, and a
+benchmark that has `document(docs: Path)` writes its page of the docs.
 """
 
 from __future__ import annotations
@@ -61,11 +62,14 @@ def main() -> int:
         "machine": machine(),
         "commit": commit(),
     }
-    figures = importlib.import_module(f"benchmarks.{arguments.name}").measure()
+    module = importlib.import_module(f"benchmarks.{arguments.name}")
+    figures = module.measure()
     if arguments.save:
         (HERE / "results").mkdir(exist_ok=True)
         text = json.dumps({**measured_on, **figures}, indent=2) + "\n"
         (HERE / "results" / f"{arguments.name}.json").write_text(text)
+        if hasattr(module, "document"):
+            module.document(HERE.parent / "docs")
     print(json.dumps(figures))
     return 0
 

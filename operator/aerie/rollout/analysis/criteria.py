@@ -2,12 +2,12 @@
 
 | criterion            | rolls back when certainly            | alpha | is accepted when certainly          | load |
 |----------------------|--------------------------------------|-------|-------------------------------------|------|
-| acceptance length    | below the control's                  | 0.030 | above control * (1 - margin)        |      |
-| time per output token| share beyond the objective more than | 0.005 | share below 1.5 * control + 0.5 pp  | yes  |
+| acceptance length    | below the control's                  | 0.025 | above control * (1 - margin)        |      |
+| time per output token| share beyond the objective more than | 0.0075| share below 1.5 * control + 0.5 pp  | yes  |
 |                      | the control's + 0.25 pp              |       |                                     |      |
-| ... no objective     | mean above control * 1.02            | 0.005 | mean below control * 1.05           | yes  |
-| time to first token  | share: as above                      | 0.005 | share: as above                     | yes  |
-| ... no objective     | mean above control * 1.10            | 0.005 | mean below control * 1.25           | yes  |
+| ... no objective     | mean above control * 1.02            | 0.0075| mean below control * 1.05           | yes  |
+| time to first token  | share: as above                      | 0.0075| share: as above                     | yes  |
+| ... no objective     | mean above control * 1.10            | 0.0075| mean below control * 1.25           | yes  |
 | failed requests      | more per request (e-value)           | 0.004 | share below 2 * control + 0.5 pp    |      |
 | output length        | beyond control * 0.9 to 1.1          | 0.002 | -                                   |      |
 | requests cut short   | share off by more than 5 pp          | 0.002 | -                                   |      |
@@ -41,8 +41,9 @@ PREEMPTIONS = "Preemptions"
 
 ACCEPT_ALPHA = 0.05
 ERRORS_ALPHA = 0.004
-TIGHTEST = 20.0
-"""Effective blocks at which bounds are tightest: between a clear case and a doubtful one."""
+TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT = 20.0, 30.0
+"""Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with either; these two
+are for those that are a little better, and a little worse."""
 LOAD_TOLERANCE = 0.2
 """By how much the load of the arms may differ, relative to their mean, in a block that counts for latency."""
 LOAD_SLACK = 1.0
@@ -98,8 +99,12 @@ class Test:
     ratio: float
     offset: float
     alpha: float
-    until_deadline: bool = True
-    """Whether alpha is what is spent by the deadline; else it holds for ever."""
+    rejects: bool = True
+    """Whether it rolls back, with an alpha that is spent by the deadline; else it accepts, with one that would hold for ever."""
+
+    @property
+    def tightest(self) -> float:
+        return TIGHTEST_TO_REJECT if self.rejects else TIGHTEST_TO_ACCEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +130,13 @@ def criteria(terms: Terms) -> tuple[Criterion, ...]:
     """The table, for these terms."""
     compared = not terms.incomparable
     found = [_acceptance_length(terms)] if compared else []
-    found.append(_output_time(terms, 0.005 if compared else 0.03))
+    found.append(_output_time(terms, 0.0075 if compared else 0.025))
     found.append(
-        Criterion(FIRST_TIME, "time to first token", _first_mean, (_above(1.10, 0.0, 0.005),), _below(1.25, 0.0), by_load=True)
+        Criterion(FIRST_TIME, "time to first token", _first_mean, (_above(1.10, 0.0, 0.0075),), _below(1.25, 0.0), by_load=True)
         if terms.kept.first_edge is None
-        else _share(FIRST_TIME, f"share of requests with a first token after {_span(terms.kept.first_edge)}", _first_share, 0.005)
+        else _share(
+            FIRST_TIME, f"share of requests with a first token after {_span(terms.kept.first_edge)}", _first_share, 0.0075
+        )
     )
     found += [
         Criterion(ERRORS, "share of failed requests", _errors, (), _below(2.0, 0.005), relative=False),
@@ -157,12 +164,12 @@ def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuni
     """The sequence that a test is made with, at the level that the control has."""
     scatter = terms.scatter(criterion.name)
     alpha = test.alpha
-    if test.until_deadline:
-        alpha = with_deadline(alpha, terms.deadline / terms.block / scatter.inflation, TIGHTEST)
+    if test.rejects:
+        alpha = with_deadline(alpha, terms.deadline / terms.block / scatter.inflation, test.tightest)
     if not criterion.relative:
-        return Tuning(alpha, TIGHTEST, scatter.inflation)
+        return Tuning(alpha, test.tightest, scatter.inflation)
     level = pairs.control
-    return Tuning(alpha, TIGHTEST, scatter.inflation, scatter.prior(level, terms.pods), scatter.offset(level, terms.pods))
+    return Tuning(alpha, test.tightest, scatter.inflation, scatter.prior(level, terms.pods), scatter.offset(level, terms.pods))
 
 
 def like_loads(canary: Side, control: Side) -> bool:
@@ -176,8 +183,8 @@ def like_loads(canary: Side, control: Side) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- the rows
 def _acceptance_length(terms: Terms) -> Criterion:
     least = 1.0 if terms.goal == "Superior" else 1.0 - terms.margin
-    accept = Test(1, least, 0.0, ACCEPT_ALPHA, until_deadline=False)
-    return Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance, (_under(1.0, 0.0, 0.03),), accept)
+    accept = Test(1, least, 0.0, ACCEPT_ALPHA, rejects=False)
+    return Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance, (_under(1.0, 0.0, 0.025),), accept)
 
 
 def _output_time(terms: Terms, alpha: float) -> Criterion:
@@ -203,7 +210,7 @@ def _under(ratio: float, offset: float, alpha: float) -> Test:
 
 
 def _below(ratio: float, offset: float) -> Test:
-    return Test(-1, ratio, offset, ACCEPT_ALPHA, until_deadline=False)
+    return Test(-1, ratio, offset, ACCEPT_ALPHA, rejects=False)
 
 
 def _at_attempt(criterion: Criterion, attempt: int) -> Criterion:

@@ -218,7 +218,7 @@ def test_the_reason_says_what_would_decide_it() -> None:
     assert judgement.reason == (
         "After 20 blocks: acceptance length is 1.2 % above the control's, its lower bound -2.3 %; to be accepted it has to be "
         "certainly above -2.0 %, which takes about 8 min more if nothing changes; it is rolled back when its upper bound, "
-        "+4.7 % now, passes the control's."
+        "+4.8 % now, passes the control's."
     )
     figures = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
     assert figures.lower is not None

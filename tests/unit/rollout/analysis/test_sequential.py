@@ -176,11 +176,17 @@ def test_a_lasting_difference_is_kept_clear_of() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- with an end
 @pytest.mark.parametrize("horizon", [20, 60, 120])
-def test_alpha_is_spent_by_the_deadline(horizon: int) -> None:
+@pytest.mark.parametrize("tightest", [20, 30])
+def test_alpha_is_spent_by_the_deadline(horizon: int, tightest: int) -> None:
     scores = np.random.default_rng(3).standard_normal((20_000, horizon))
-    level = with_deadline(0.03, horizon, 20)
+    level = with_deadline(0.03, horizon, tightest)
     assert 0.03 < level <= 0.06
-    assert 0.015 < crossings(scores, Tuning(level, 20)) <= 0.03
+    assert crossings(scores, Tuning(level, tightest)) <= 0.03
+
+
+def test_most_of_alpha_is_spent_where_the_deadline_is_far() -> None:
+    scores = np.random.default_rng(4).standard_normal((20_000, 120))
+    assert 0.02 < crossings(scores, Tuning(with_deadline(0.03, 120, 20), 20)) <= 0.03
 
 
 def test_without_an_end_nothing_is_added() -> None:

@@ -1,0 +1,91 @@
+"""What two arms look like after closing blocks, for many runs at once; and minute by minute, for rules that look at minutes.
+
+`close` is `aerie.rollout.analysis.blocks.observe` done on arrays: the same rule, the same windows, the same pods left out
+(tests/unit/rollout/analysis/test_benchmark.py compares them run by run).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.rollout.analysis.blocks import Rule
+from benchmarks._canary_model import SCRAPE, Counters, Floats
+
+
+class Blocks(NamedTuple):
+    """Counted blocks by run, from the first column on; NaN where a run has no more."""
+
+    canary: Floats
+    """Acceptance lengths."""
+    control: Floats
+    ended: Floats
+    """Seconds."""
+    dropped: Floats
+    """Blocks dropped until then."""
+
+
+def close(counters: Counters, canaries: int, rule: Rule) -> Blocks:
+    """The blocks of every run; the first `canaries` pods are the canary, the others the control."""
+    runs, pods, scrapes = counters.drafts.shape
+    arms = (slice(0, canaries), slice(canaries, pods))
+    totals = np.stack([counters.drafts, counters.accepted, counters.finished, counters.restarts])
+    first, last = totals[..., 0].copy(), totals[..., 0].copy()
+    first_at = np.where(counters.seen[..., 0], 0, -1)  # scrape by which the window begins; -1: none yet
+    last_at = first_at.copy()
+    began = np.zeros(runs, dtype=np.int64)
+    dropped = np.zeros(runs)
+    counted = np.zeros(runs, dtype=np.int64)
+    most = int(scrapes * SCRAPE / rule.seconds) + 1
+    found = Blocks(*(np.full((runs, most), np.nan) for _ in Blocks._fields))
+    late, length = round(rule.late // rule.interval), round(rule.seconds / rule.interval)
+    for now in range(1, scrapes):
+        seen = counters.seen[..., now]
+        last = np.where(seen, totals[..., now], last)
+        begins = seen & (first_at < 0)
+        first = np.where(begins, last, first)
+        first_at = np.where(begins, now, first_at)
+        last_at = np.where(seen, now, last_at)
+        due = now - began >= length
+        if not due.any():
+            continue
+        whole = (first_at >= 0) & (first_at <= (began + late)[:, None]) & (last[3] == first[3])
+        valid = whole & (now - last_at <= late)
+        windows = np.where(valid, last - first, 0.0)
+        sums = [windows[:, :, arm].sum(axis=2) for arm in arms]
+        some = [valid[:, arm].any(axis=1) for arm in arms]
+        for arm, has, (drafts, _, finished, _) in zip(arms, some, sums, strict=True):
+            waits = ~has & whole[:, arm].any(axis=1) & (now - began < 2 * length)
+            few = has & ((drafts < rule.drafts) | (finished < rule.finished))
+            due &= ~waits & ~few
+        counts = due & some[0] & some[1]
+        dropped[due & ~counts] += 1
+        rows, column = np.flatnonzero(counts), counted[counts]
+        for name, values in (("canary", sums[0]), ("control", sums[1])):
+            getattr(found, name)[rows, column] = 1 + values[1, rows] / values[0, rows]
+        found.ended[rows, column] = now * SCRAPE
+        found.dropped[rows, column] = dropped[rows]
+        counted[rows] += 1
+        fresh = now - last_at <= late
+        first = np.where(due[:, None], last, first)
+        first_at = np.where(due[:, None], np.where(fresh, last_at, -1), first_at)
+        began[due] = now
+    return found
+
+
+def per_scrapes(drafts: Floats, accepted: Floats, canaries: int, scrapes: int) -> tuple[Floats, Floats]:
+    """Acceptance lengths of both arms in every stretch of so many scrapes, from counters that nothing disturbs."""
+    lengths = []
+    for arm in (slice(0, canaries), slice(canaries, None)):
+        base, won = (np.diff(part[:, arm, ::scrapes], axis=-1).sum(axis=1) for part in (drafts, accepted))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            lengths.append(1 + won / base)
+    return lengths[0], lengths[1]
+
+
+def pods_per_block(counters: Counters, scrapes: int) -> npt.NDArray[np.float64]:
+    """Acceptance lengths by run, block and pod."""
+    drafts, accepted = (np.diff(part[..., ::scrapes], axis=-1) for part in (counters.drafts, counters.accepted))
+    return np.asarray(np.swapaxes(1 + accepted / np.maximum(drafts, 1e-9), 1, 2))

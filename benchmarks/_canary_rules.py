@@ -1,0 +1,170 @@
+"""The rules that are compared: ours on arrays, and what Flagger, Argo Rollouts, Kayenta's judge and a paired z-test would do.
+
+Each rule gets both arms' acceptance lengths and says per run: rolled back, promoted or neither, and after how many minutes.
+
+* ours: the acceptance-length criterion of `aerie.rollout.analysis` with its alphas, bounds and minimum of blocks, without the
+  soak and with all other criteria taken to hold. The test compares it with the operator's own functions, run by run.
+* Flagger (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable; failed checks add up and
+  never leave, the fifth rolls back; the tenth passed check promotes.
+* Argo Rollouts (analysis/analysis.go): the same check; more than failureLimit = 3 failures abort; ten successes promote.
+* Kayenta (NetflixACAJudge, MannWhitneyClassifier): after 60, 120 and 180 minutes of points, one a minute, the Mann-Whitney
+  confidence interval (98 %) of the difference in location: Low, when its upper end is below -0.25 * |Hodges-Lehmann estimate|
+  and the mean ratio is at most 1. Low rolls back, three passes promote.
+* paired z: a one-sided 5 % z-test each minute from the tenth on, of canary - stable and of canary - 0.98 * stable.
+
+Flagger and Argo compare a number with a number: that the number is a ratio of two arms takes a query of one's own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms, Test, criteria
+from aerie.rollout.analysis.judgement import MOST_DROPPED
+from aerie.rollout.analysis.sequential import OFFSET_QUANTILE, precision, with_deadline
+from benchmarks._canary_blocks import Blocks
+from benchmarks._canary_model import Bools, Floats
+
+THRESHOLD = 0.98
+NEVER = np.inf
+
+
+class Decisions(NamedTuple):
+    """By run, the minute of the first reason to roll back and of the first to promote; infinite without one."""
+
+    rollback: Floats
+    promote: Floats
+
+    @property
+    def rolled_back(self) -> Bools:
+        return (self.rollback < NEVER) & (self.rollback <= self.promote)
+
+    @property
+    def promoted(self) -> Bools:
+        return self.promote < self.rollback
+
+    def figures(self) -> dict[str, float]:
+        """Percent of runs, and median minutes; NaN where there is no such run."""
+        found = {"runs": float(len(self.rollback))}
+        for name, which, when in (
+            ("rollback", self.rolled_back, self.rollback),
+            ("promote", self.promoted, self.promote),
+        ):
+            found[f"{name}_pct"] = 100 * float(which.mean())
+            found[f"{name}_min"] = float(np.median(when[which])) if which.any() else math.nan
+        return found
+
+
+def first(reasons: Bools, minutes: Floats) -> Floats:
+    """The minute of the first column that is true, by run."""
+    return np.where(reasons.any(axis=1), np.take_along_axis(minutes, reasons.argmax(axis=1)[:, None], axis=1)[:, 0], NEVER)
+
+
+# --------------------------------------------------------------------------------------------------------------------- ours
+def ours(blocks: Blocks, better: float, scatters: list[Scatter], terms: Terms) -> Decisions:
+    """`better`: the canary's acceptance lengths are multiplied by 1 + better. One scatter for each run."""
+    criterion = next(one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH)
+    assert criterion.accept is not None
+    canary = blocks.canary * (1 + better)
+    counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= terms.min_blocks - 1)
+    failed = np.zeros_like(counted)
+    for test in criterion.reject:
+        failed |= certain(test, canary, blocks.control, scatters, terms)
+    number = np.arange(1, canary.shape[1] + 1)
+    trusted = blocks.dropped <= MOST_DROPPED * (number + blocks.dropped)
+    shown = certain(criterion.accept, canary, blocks.control, scatters, terms) & trusted
+    minutes = blocks.ended / 60
+    return Decisions(first(failed & counted, minutes), first(shown & counted, minutes))
+
+
+def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter], terms: Terms) -> Bools:
+    """`judgement.certain` after every block of every run; false from a run's last block on."""
+    n = np.arange(1, canary.shape[1] + 1)[None, :]
+    scores = canary - test.ratio * control - test.offset
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mean, level = np.cumsum(scores, axis=1) / n, np.cumsum(control, axis=1) / n
+        variance = np.maximum(0, np.cumsum(scores**2, axis=1) - n * mean**2) / np.maximum(n - 1, 1)
+        inflation, per_pod, prior, offset = (
+            np.array([getattr(scatter, name) for scatter in scatters])[:, None]
+            for name in ("inflation", "variance", "freedom", "offset_sd")
+        )
+        split = 1 / terms.pods[0] + 1 / terms.pods[1]
+        alpha = np.full_like(inflation, test.alpha)
+        if test.rejects:
+            horizons = terms.deadline / terms.block / inflation[:, 0]
+            alpha = np.array([with_deadline(test.alpha, horizon, test.tightest) for horizon in horizons.tolist()])[:, None]
+        g = np.array([precision(2 * one, test.tightest) for one in alpha[:, 0].tolist()])[:, None]
+        effective = n / inflation
+        own = effective - 1
+        freedom = own + prior
+        k = 1 + effective * g
+        c = np.exp(2 / (freedom + 1) * (np.log(k) / 2 - np.log(2 * alpha)))
+        t_squared = np.where((c < k) & (own > 0), freedom * (c - 1) / (1 - c / k), np.inf)
+        pooled = (prior * per_pod * split * level**2 + own * variance) / freedom
+        slack = (OFFSET_QUANTILE * offset * level) ** 2 * split
+        return np.asarray(test.sign * mean - np.sqrt(pooled / effective * t_squared + slack) > 0)
+
+
+# -------------------------------------------------------------------------------------------------------------------- peers
+def threshold(canary: Floats, control: Floats, failures: int, passes: int) -> Decisions:
+    """A check a minute. No value counts as failed, as it does with Flagger."""
+    passed = canary >= THRESHOLD * control
+    minutes = np.broadcast_to(np.arange(1.0, passed.shape[1] + 1), passed.shape)
+    return Decisions(
+        first(np.cumsum(~passed, axis=1) >= failures, minutes),
+        first(np.cumsum(passed, axis=1) >= passes, minutes),
+    )
+
+
+def flagger(canary: Floats, control: Floats) -> Decisions:
+    return threshold(canary, control, failures=5, passes=10)
+
+
+def argo(canary: Floats, control: Floats) -> Decisions:
+    return threshold(canary, control, failures=4, passes=10)
+
+
+def paired_z(canary: Floats, control: Floats) -> Decisions:
+    n = np.arange(1, canary.shape[1] + 1)[None, :]
+    minutes = np.broadcast_to(n.astype(float), canary.shape)
+
+    def statistics(ratio: float) -> Floats:
+        scores = np.nan_to_num(canary - ratio * control)
+        mean = np.cumsum(scores, axis=1) / n
+        variance = (np.cumsum(scores**2, axis=1) / n - mean**2) * n / np.maximum(n - 1, 1)
+        return np.asarray(mean / np.sqrt(np.maximum(variance, 1e-12) / n))
+
+    z = 1.6449
+    return Decisions(
+        first((statistics(1.0) < -z) & (n >= 10), minutes),
+        first((statistics(THRESHOLD) > z) & (n >= 10), minutes),
+    )
+
+
+def kayenta(canary: Floats, control: Floats, looks: tuple[int, ...] = (60, 120, 180)) -> Decisions:
+    rollback = np.full(len(canary), NEVER)
+    for minutes in looks:
+        undecided = np.flatnonzero(rollback == NEVER)
+        mine, theirs = canary[undecided, :minutes], control[undecided, :minutes]
+        low = np.concatenate(
+            [_low(mine[i : i + 100], theirs[i : i + 100]) for i in range(0, len(mine), 100)] or [np.zeros(0, bool)]
+        )
+        rollback[undecided[low]] = minutes
+    return Decisions(rollback, np.full(len(canary), float(looks[-1])))
+
+
+def _low(canary: Floats, control: Floats) -> npt.NDArray[np.bool_]:
+    """Kayenta's Low: order statistics of all differences are the confidence interval of the shift."""
+    points = canary.shape[1]
+    differences = np.nan_to_num(canary[:, :, None] - control[:, None, :]).reshape(len(canary), -1).astype(np.float32)
+    half = points * points / 2
+    width = 2.3263 * math.sqrt(points * points * (2 * points + 1) / 12)
+    places = (int(half), min(points * points - 1, math.ceil(half + width)))
+    ordered = np.partition(differences, places, axis=1)
+    estimate, upper = ordered[:, places[0]], ordered[:, places[1]]
+    return np.asarray((upper < -0.25 * np.abs(estimate)) & (np.nanmean(canary, axis=1) <= np.nanmean(control, axis=1)))

@@ -1,0 +1,118 @@
+"""The conditions under which rules are compared, and one scenario's run: histories first, then rollouts, then every rule.
+
+What a scenario draws is used for all effects and rules, so that they differ by nothing else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aerie.rollout.analysis.blocks import Rule
+from aerie.rollout.analysis.calibration import History, Scatter
+from aerie.rollout.analysis.criteria import Terms
+from benchmarks._canary_blocks import close, per_scrapes, pods_per_block
+from benchmarks._canary_model import SCRAPE, Floats, Traffic, simulate
+from benchmarks._canary_rules import Decisions, argo, flagger, kayenta, ours, paired_z
+
+EFFECTS = (-0.03, -0.02, 0.0, 0.03, 0.20)
+RULES = ("ours", "flagger", "argo", "kayenta", "paired_z")
+HORIZON = 4 * 3600.0
+HISTORY = 24 * 3600.0
+HISTORIES = 200  # shared by the runs of a scenario, in turn
+CHUNK = 250  # runs at once
+RULE = Rule()
+
+Cells = dict[tuple[str, float], dict[str, float]]
+"""Figures by rule and effect."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One condition."""
+
+    title: str
+    traffic: Traffic = field(default_factory=Traffic)
+    canaries: int = 1
+    controls: int = 3
+    fresh: bool = False
+    """Whether the control pods are as young as the canary; else they are a day old."""
+    aging: float = 0.0
+    """What acceptance length loses over a pod's first hours (1 - exp(-age / 6 h)) of it."""
+    counts: bool = True
+    """Whether it is one that a rule is held to; not so where the arms are not comparable in the first place."""
+
+
+SCENARIOS = {
+    "base": Scenario("base: 1 canary, 3 stable pods, 1 request/s each"),
+    "random": Scenario("random routing", Traffic(mix_pod=0.0)),
+    "low": Scenario("low traffic, 0.2 request/s on a pod", Traffic(rate=0.2)),
+    "sticky": Scenario("sticky tenants, 15 min of memory", Traffic(mix_pod=0.55, memory=900.0)),
+    "offsets": Scenario("pods differ for good, sd 0.5 %", Traffic(offset_sd=0.005)),
+    "two": Scenario("2 canaries, 2 control pods", canaries=2, controls=2),
+    "pair": Scenario("1 canary, 1 control pod", controls=1, fresh=True),
+    "drift": Scenario("load doubles, mix shifts", Traffic(growth=2.0, mix_trend=0.8)),
+    "resets": Scenario("each pod restarts every 2 h", Traffic(resets_per_hour=0.5)),
+    "lost": Scenario("10 % of scrapes lost", Traffic(lost=0.1)),
+    "aging": Scenario("acceptance falls 6 % with age, fresh control pod", controls=1, fresh=True, aging=0.06),
+    "aged": Scenario("the same against stable pods a day old", aging=0.06, counts=False),
+}
+
+
+def run(name: str, runs: int, seed: int = 1) -> Cells:
+    """All rules and effects in one scenario."""
+    scenario = SCENARIOS[name]
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    scatters, offsets = _histories(scenario, min(HISTORIES, runs), random)
+    terms = Terms(pods=(scenario.canaries, scenario.controls), deadline=HORIZON)
+    decisions: dict[tuple[str, float], list[Decisions]] = defaultdict(list)
+    for begin in range(0, runs, CHUNK):
+        chosen = np.arange(begin, min(begin + CHUNK, runs)) % len(scatters)
+        pods = scenario.canaries + scenario.controls
+        factors = _factors(scenario, offsets[chosen], random)
+        counters = simulate(scenario.traffic, len(chosen), pods, HORIZON, random, factors)
+        blocks = close(counters, scenario.canaries, RULE)
+        canary, control = per_scrapes(counters.all_drafts, counters.all_accepted, scenario.canaries, round(60 / SCRAPE))
+        mine = [scatters[index] for index in chosen.tolist()]
+        for effect in EFFECTS:
+            better = canary * (1 + effect)
+            decisions["ours", effect].append(ours(blocks, effect, mine, terms))
+            for rule in (flagger, argo, kayenta, paired_z):
+                decisions[rule.__name__, effect].append(rule(better, control))
+    return {
+        cell: Decisions(*(np.concatenate(parts) for parts in zip(*found, strict=True))).figures()
+        for cell, found in decisions.items()
+    }
+
+
+def _histories(scenario: Scenario, count: int, random: np.random.Generator) -> tuple[list[Scatter], Floats]:
+    """What a day of the stable pods tells, and their lasting factors. Scrapes are lost and pods restart only in the rollout."""
+    stable = max(2, 3 if scenario.fresh else scenario.controls)
+    offsets = 1 + scenario.traffic.offset_sd * random.standard_normal((count, stable, 1))
+    traffic = replace(scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
+    scatters = []
+    for begin in range(0, count, 50):
+        some = offsets[begin : begin + 50]
+        counters = simulate(traffic, len(some), stable, HISTORY, random, some)
+        for values in pods_per_block(counters, round(RULE.seconds / SCRAPE)).tolist():
+            history = History()
+            for block in values:
+                history = history.add({f"pod-{index}": value for index, value in enumerate(block)})
+            scatters.append(history.scatter())
+    return scatters, offsets
+
+
+def _factors(scenario: Scenario, stable: Floats, random: np.random.Generator) -> Floats:
+    """Factors on acceptance lengths by run, pod and scrape interval."""
+    runs = len(stable)
+    new = 1 + scenario.traffic.offset_sd * random.standard_normal((runs, scenario.canaries + scenario.controls, 1))
+    if not scenario.fresh:
+        new[:, scenario.canaries :] = stable[:, : scenario.controls]
+    if not scenario.aging:
+        return new
+    hours = np.arange(HORIZON / SCRAPE) * SCRAPE / 3600
+    ages = hours + np.where(np.arange(new.shape[1]) < scenario.canaries, 0.0, 0.0 if scenario.fresh else 24.0)[:, None]
+    return np.asarray(new * (1 - scenario.aging * (1 - np.exp(-ages / 6))))
