@@ -35,7 +35,7 @@ from aerie.rollout.analysis.judgement import State, count, judge
 from aerie.rollout.analysis.readings import Counts
 from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
 
-RUNS = 3000
+RUNS = 2000
 SEED = 1
 
 _found: dict[str, Cells] = {}
