@@ -1,12 +1,13 @@
 """The edge: everything that talks to Kubernetes, to engines, or to a clock. What is decided, is decided below it.
 
-Kopf watch ─► queue of keys ─► observe ─► decide (aerie.rollout, pure) ─► act ─► come back after...
+Kopf watch ─► mirror ─► queue of keys ─► observe ─► decide (aerie.rollout, pure) ─► act ─► come back after...
 
-edge        Kopf handlers: each event of a resource or of a labelled child adds a key
+edge        Kopf handlers and lists: what is heard of resources and of labelled children goes into the mirror
+mirror      the newest that was heard of each object; what changes adds a key
 queue       keys to look at, each once, with back-off per key
 lease       one of several operators acts
 client      the API server with plain dictionaries
-observe     what is there, as the core wants it
+observe     what is there, as the core wants it: from the mirror to see whether there is anything to do, live to do it
 scrape      the engines' metrics, read in the background; readings is what is kept of them
 act         what the core decided: server-side apply, then status
 reconcile   one pass over one key

@@ -12,6 +12,7 @@ import logging
 from datetime import datetime
 
 from aerie.controller.client import BY_KIND, ApiError, Cluster, Object
+from aerie.controller.mirror import Mirror
 from aerie.resources import names
 from aerie.rollout.decide import refused
 from aerie.rollout.observed import Observed
@@ -23,14 +24,20 @@ _REFUSALS = frozenset({400, 403, 422})
 """Answers that mean: not this object, ever. Others may pass, and the whole pass is repeated."""
 
 
-async def act(cluster: Cluster, document: Object, observed: Observed, plan: Plan, now: datetime) -> Plan:
-    """Carry the plan out; the plan as it was carried out. Raises ApiError for what may be tried again."""
+def to_do(plan: Plan, document: Object) -> bool:
+    """Whether carrying the plan out would write anything."""
+    return bool(plan.apply or plan.delete or plan.events or plan.status.to_dict() != document.get("status"))
+
+
+async def act(cluster: Cluster, mirror: Mirror, document: Object, observed: Observed, plan: Plan, now: datetime) -> Plan:
+    """Carry the plan out; the plan as it was carried out. The mirror hears the answers, and so what is written is known to the
+    next pass, which it causes, before any watch tells. Raises ApiError for what may be tried again."""
     refusals = []
     key = f"{document['metadata']['namespace']}/{document['metadata']['name']}"
     for item in plan.apply:
         what = f"{item['kind']} {item['metadata']['name']}"
         try:
-            await cluster.apply(item)
+            mirror.put(await cluster.apply(item))
             _log.info("%s: applied %s", key, what)
         except ApiError as error:
             if error.status not in _REFUSALS:
@@ -44,7 +51,7 @@ async def act(cluster: Cluster, document: Object, observed: Observed, plan: Plan
             _log.info("%s: deleted %s %s", key, reference.kind, reference.name)
     status = plan.status.to_dict()
     if status != document.get("status"):
-        await cluster.replace_status(document, status)
+        mirror.put(await cluster.replace_status(document, status))
     for event in plan.events:
         await _tell(cluster, document, event, now)
     return plan

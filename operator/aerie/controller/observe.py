@@ -1,43 +1,80 @@
-"""Gathers what there is about one resource, for the core to decide on."""
+"""Gathers what there is about one resource, for the core to decide on: out of the mirror for nothing, or live.
+
+Live, everything is read from the API server itself, and the mirror hears of it. From the mirror, what is not mirrored is missing:
+Services of somebody else that bear the resource's name, and the last lines of crashed containers. Where those matter, the
+decision differs from what is written already, and is therefore made again on what was read live.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.controller.client import CHILDREN, PODS, SERVICES, ApiError, Cluster, Object
+from aerie.controller.client import CHILDREN, PODS, SERVICES, ApiError, Cluster, Kind, Object
+from aerie.controller.mirror import Mirror
+from aerie.controller.queue import Key
 from aerie.resources import names
 from aerie.rollout import pods
-from aerie.rollout.observed import Observed
+from aerie.rollout.observed import Observed, labels
 
 _LINES = 8
 _CHARACTERS = 1200
 
 
-async def observe(cluster: Cluster, document: Object) -> Observed:
-    """Everything that belongs to the resource `document`. Raises ApiError, ResourceError."""
-    resource = SpeculativeDeployment.from_dict(document)
-    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    mine = f"{names.NAME}={name}"
-    *listed, engines, checks = await asyncio.gather(
-        *(cluster.list_all(kind, namespace, mine) for kind in CHILDREN),
-        cluster.list_all(PODS, namespace, mine),
-        cluster.list_all(PODS, namespace, f"{names.PREFLIGHT}={name}"),
+def recall(mirror: Mirror, document: Object) -> Observed:
+    """What the mirror holds of the resource `document`. Raises ResourceError."""
+    return _observed(document, mirror.belonging(_key(document)))
+
+
+async def observe(cluster: Cluster, mirror: Mirror, document: Object) -> Observed:
+    """Everything that belongs to the resource `document`, live. Raises ApiError, ResourceError."""
+    key = _key(document)
+    mine = f"{names.NAME}={key.name}"
+    listed = await asyncio.gather(
+        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN),
+        _live(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
     )
-    children = tuple(item for items in listed for item in items)
+    found = _observed(document, [item for items in listed for item in items])
+    return replace(
+        found,
+        namesakes=await _namesakes(cluster, *key, found.children),
+        last_lines=await _last_lines(cluster, key.namespace, found.pods),
+    )
+
+
+async def _live(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selectors: str) -> list[Object]:
+    listing = mirror.listing(kind, of=key)
+    found: list[Object] = []
+    versions = []
+    for selector in selectors:
+        version: str | None = None
+        async for page, version in cluster.pages(kind, key.namespace, selector):  # noqa: B007 - that of the last page counts
+            found += page
+        versions.append(version)
+    listing.add(found)
+    # Of several lists, the first is the one after which something may have been missed.
+    listing.end(versions[0])
+    return found
+
+
+def _observed(document: Object, belongings: list[Object]) -> Observed:
+    group = [item for item in belongings if item["kind"] == PODS.kind]
     return Observed(
-        resource=resource,
-        children=children,
-        namesakes=await _namesakes(cluster, namespace, name, children),
-        pods=tuple(engines),
-        preflight_pods=tuple(checks),
-        last_lines=await _last_lines(cluster, namespace, engines),
+        resource=SpeculativeDeployment.from_dict(document),
+        children=tuple(item for item in belongings if item["kind"] != PODS.kind),
+        pods=tuple(pod for pod in group if names.NAME in labels(pod)),
+        preflight_pods=tuple(pod for pod in group if names.NAME not in labels(pod)),
     )
 
 
-async def _namesakes(cluster: Cluster, namespace: str, name: str, children: tuple[Object, ...]) -> tuple[Object, ...]:
+def _key(document: Object) -> Key:
+    return Key(document["metadata"]["namespace"], document["metadata"]["name"])
+
+
+async def _namesakes(cluster: Cluster, namespace: str, name: str, children: Sequence[Mapping[str, Any]]) -> tuple[Object, ...]:
     """The Service of that name, where it is not ours: the one name of a child that somebody may have had before."""
     if any(child["kind"] == SERVICES.kind and child["metadata"]["name"] == name for child in children):
         return ()
@@ -45,7 +82,7 @@ async def _namesakes(cluster: Cluster, namespace: str, name: str, children: tupl
     return () if found is None else (found,)
 
 
-async def _last_lines(cluster: Cluster, namespace: str, engines: list[Object]) -> Mapping[str, str]:
+async def _last_lines(cluster: Cluster, namespace: str, engines: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
     """What crashed containers wrote last, from the run that ended."""
     found: dict[str, str] = {}
     for pod in engines:
@@ -56,7 +93,7 @@ async def _last_lines(cluster: Cluster, namespace: str, engines: list[Object]) -
     return found
 
 
-async def _tail(cluster: Cluster, pod: Object, namespace: str, name: str, container: str) -> str:
+async def _tail(cluster: Cluster, pod: Mapping[str, Any], namespace: str, name: str, container: str) -> str:
     statuses: list[dict[str, Any]] = pod["status"].get("containerStatuses") or []
     restarted = any(one["name"] == container and one.get("restartCount") for one in statuses)
     try:

@@ -1,7 +1,13 @@
 """One pass over one resource, and the workers that make passes.
 
-Guarantee: one resource is in at most one pass at a time; a pass that fails is repeated later and later, and does not keep
-others waiting. A resource that is gone needs nothing: its children are garbage-collected by their owner references.
+    mirror ─► decide ─┬─ nothing to write ────────────────────────────────► come back when something is heard, or after...
+                      └─ something ─► read everything live ─► decide ─► act
+
+Guarantees: one resource is in at most one pass at a time; a pass that fails is repeated later and later, and does not keep
+others waiting. What the mirror holds may be old; so it decides only that there is nothing to do, and nothing is ever written but
+what was decided on a live reading (each write has its own precondition besides: uid, resourceVersion, or being idempotent). A
+pass that writes makes another one follow, which ends on the mirror when the first one was right.
+A resource that is gone needs nothing: its children are garbage-collected by their owner references.
 """
 
 from __future__ import annotations
@@ -13,14 +19,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from aerie.api import ResourceError
-from aerie.controller.act import act
+from aerie.controller.act import act, to_do
 from aerie.controller.client import RESOURCES, ApiError, Cluster
-from aerie.controller.observe import observe
+from aerie.controller.mirror import Mirror
+from aerie.controller.observe import observe, recall
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.engine.catalog import Catalog
 from aerie.rollout.decide import NO_CATALOG, decide
+from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -32,6 +40,7 @@ class Reconciler:
     """Makes passes over what is in the queue."""
 
     cluster: Cluster
+    mirror: Mirror
     queue: WorkQueue
     telemetry: Telemetry
     scraper: Scraper
@@ -67,22 +76,39 @@ class Reconciler:
             finally:
                 self.telemetry.passed(outcome, asyncio.get_running_loop().time() - began)
                 self.queue.done(key)
+                await asyncio.sleep(0)  # a pass without a call never waits, and watches and the lease need their turn
 
     async def reconcile(self, key: Key) -> timedelta | None:
         """One pass. When to make the next although nothing has changed. Raises ApiError, ResourceError."""
-        document = await self.cluster.get(RESOURCES, key.namespace, key.name)
+        document = self.mirror.resource(key)
         if document is None or document["metadata"].get("deletionTimestamp"):
             self.scraper.forget(key)
             return None
-        observed = replace(await observe(self.cluster, document), figures=self.scraper.figures(key))
+        observed = self._with_figures(key, recall(self.mirror, document))
+        plan = decide(observed, self.preflight_image, datetime.now(UTC), self.catalog)
+        if not to_do(plan, document) and not self.dry_run:
+            self.scraper.follow(key, observed, plan.status)
+            return plan.again
+        version = document["metadata"]["resourceVersion"]
+        document = await self.cluster.get(RESOURCES, key.namespace, key.name)
+        if document is None:
+            self.mirror.missed(key, version)
+            return None  # it is queued once more by that
+        self.mirror.put(document)
+        if document["metadata"].get("deletionTimestamp"):
+            return None
+        observed = self._with_figures(key, await observe(self.cluster, self.mirror, document))
         now = datetime.now(UTC)
         plan = decide(observed, self.preflight_image, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
         self.scraper.follow(key, observed, plan.status)
-        plan = await act(self.cluster, document, observed, plan, now)
+        plan = await act(self.cluster, self.mirror, document, observed, plan, now)
         return plan.again
+
+    def _with_figures(self, key: Key, observed: Observed) -> Observed:
+        return replace(observed, figures=self.scraper.figures(key))
 
 
 def described(key: Key, plan: Plan) -> dict[str, object]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from aerie.controller import edge
 from aerie.controller.client import Cluster
 from aerie.controller.lease import Elector
+from aerie.controller.mirror import Mirror
 from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
 from aerie.controller.scrape import Scraper
@@ -93,13 +94,26 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     scraper = Scraper(queue.add, telemetry.scraped)
-    reconciler = Reconciler(cluster, queue, telemetry, scraper, options.preflight_image, options.dry_run, catalog=options.catalog)
+    mirror = Mirror(queue.add)
+    reconciler = Reconciler(
+        cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, catalog=options.catalog
+    )
     telemetry.leading(True)
-    watch_stop, ready = asyncio.Event(), asyncio.Event()
-    watcher = asyncio.create_task(edge.watch(queue, options.namespaces, watch_stop, ready), name="watch")
-    lister = asyncio.create_task(edge.resync(cluster, queue, options.namespaces), name="resync")
+    watch_stop, filled, relisted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def watch() -> None:
+        await filled.wait()  # Kopf lists at its start, which makes up for what happened since
+        await edge.watch(mirror, options.namespaces, watch_stop, relisted)
+
+    async def work() -> None:
+        await filled.wait()
+        await reconciler.work()
+
+    watcher = asyncio.create_task(watch(), name="watch")
+    resync = edge.resync(cluster, mirror, queue, options.namespaces, filled, relisted)
+    lister = asyncio.create_task(resync, name="resync")
     reader = asyncio.create_task(scraper.run(), name="scraper")
-    workers = [asyncio.create_task(reconciler.work(), name=f"worker-{number}") for number in range(WORKERS)]
+    workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
         await asyncio.wait({watcher, lister, reader, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)

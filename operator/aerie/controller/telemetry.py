@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 _WAITS = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
+_LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 STUCK_AFTER = 60.0
 """Seconds in which no pass ends although keys wait: longer than any chain of calls with their limits takes."""
 
@@ -38,7 +39,7 @@ class Telemetry:
         self._depth = Gauge("aerie_queue_depth", "Resources that wait for a pass.", registry=self.registry)
         self._leading = Gauge("aerie_leading", "1 while this operator acts, 0 while it stands by.", registry=self.registry)
         self._lag = Histogram(
-            "aerie_loop_lag_seconds", "How late the event loop runs what is due.", buckets=_WAITS, registry=self.registry
+            "aerie_loop_lag_seconds", "How late the event loop runs what is due.", buckets=_LAGS, registry=self.registry
         )
         self._scrapes = Histogram(
             "aerie_scrape_seconds", "Length of readings of engines' metrics.", buckets=_WAITS, registry=self.registry

@@ -1,0 +1,196 @@
+"""What the API server was last heard to hold: the resources, their children and their pods, so that a look costs no call.
+
+    watch events ─┐
+    answers ──────┼─► Mirror ─► `changed(key)` for each resource that something new was heard of
+    lists ────────┘      └────► what a pass begins with
+
+Why not ask the API server in every pass: a pass is made for every event and, now and then, for all resources, and nearly all of
+them find nothing to do. Such a pass reads here alone.
+
+Guarantees: of each object the newest version that was heard of is kept, in whatever order events, answers and lists come, and
+one that was deleted is not brought back by anything older. Kubernetes promises that resource versions of a kind are numbers that
+grow, over all objects of that kind, so this holds for a namesake with another uid too. `changed` is told of every difference and
+of nothing else: what an own write's answer has shown already is no news when the watch brings it.
+
+Not guaranteed: that it is current. An object that was deleted while no watch ran stays here, a ghost, until the next list; Kopf
+tells nothing of it. Hence the one rule of those who read it (reconcile.py): a pass that finds nothing to do may end on what is
+here, but nothing is written on its strength. Whoever would write reads everything live and decides again. So a stale mirror can
+delay a write, until an event or the next list, and can cause a look in vain; it cannot cause a write: no second transition, no
+deletion of what is needed, no event told twice.
+
+Objects are kept as JSON text without the server's bookkeeping: a tenth of the memory of dictionaries, nothing for the garbage
+collector to walk through, and nobody can change what another one reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from aerie.controller.client import RESOURCES, Kind, Object
+from aerie.controller.queue import Key
+from aerie.resources import names
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+class _Place(NamedTuple):
+    """Where one object is at most."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class _Held(NamedTuple):
+    version: int
+    owner: Key
+    """The resource that it is, or belongs to."""
+    text: bytes
+
+
+class Mirror:
+    """See the module. `changed` is called with the resource's key, once or more, whenever something of it has changed."""
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        self._changed = changed
+        self._held: dict[_Place, _Held] = {}
+        self._of: dict[Key, set[_Place]] = {}
+        self._gone: dict[_Place, int] = {}
+        """Versions up to which nothing is believed of objects that were deleted."""
+        self._listed: dict[tuple[str, str | None], int] = {}
+        """By kind, and namespace or None for all: the version of the last whole list. What is older and not in it is gone."""
+
+    def __len__(self) -> int:
+        """Objects of all kinds."""
+        return len(self._held)
+
+    # ------------------------------------------------------------------------------------------------------------- looking
+    def resource(self, key: Key) -> Object | None:
+        """The resource itself."""
+        held = self._held.get(_Place(RESOURCES.kind, *key))
+        return None if held is None else json.loads(held.text)
+
+    def resources(self) -> list[Key]:
+        """All resources."""
+        return [held.owner for place, held in self._held.items() if place.kind == RESOURCES.kind]
+
+    def belonging(self, key: Key) -> list[Object]:
+        """What belongs to the resource, by kind and name; not the resource itself."""
+        return [json.loads(self._held[place].text) for place in sorted(self._of.get(key, ())) if place.kind != RESOURCES.kind]
+
+    # ------------------------------------------------------------------------------------------------------------- hearing
+    def put(self, item: Object) -> None:
+        """The object exists, or did a moment ago."""
+        place, version = _place(item), _version(item)
+        held = self._held.get(place)
+        if version <= (held.version if held is not None else self._forgotten(place)):
+            return
+        owner = owner_of(item)
+        if owner is None:
+            self._remove(place, version)
+            return
+        if held is not None and held.owner != owner:
+            self._unlink(place, held.owner)
+        self._gone.pop(place, None)
+        self._held[place] = _Held(version, owner, _text(item))
+        self._of.setdefault(owner, set()).add(place)
+        self._changed(owner)
+
+    def deleted(self, item: Object) -> None:
+        """A watch told that the object is gone; its version is that of its deletion."""
+        self._remove(_place(item), _version(item))
+
+    def missed(self, key: Key, version: str) -> None:
+        """The resource, held in this version, was asked for and is not there."""
+        self._remove(_Place(RESOURCES.kind, *key), int(version))
+
+    def listing(self, kind: Kind, namespace: str | None = None, of: Key | None = None) -> Listing:
+        """A list of the kind begins: of a namespace or of all, or of what belongs to one resource."""
+        return Listing(self, kind.kind, namespace, of)
+
+    # -------------------------------------------------------------------------------------------------------------- inside
+    def _forgotten(self, place: _Place) -> int:
+        everywhere, here = self._listed.get((place.kind, None), 0), self._listed.get((place.kind, place.namespace), 0)
+        return max(self._gone.get(place, 0), everywhere, here)
+
+    def _remove(self, place: _Place, version: int) -> None:
+        held = self._held.get(place)
+        if held is not None and held.version > version:
+            return  # a namesake that came since
+        self._gone[place] = max(version, self._gone.get(place, 0))
+        if held is not None:
+            del self._held[place]
+            self._unlink(place, held.owner)
+
+    def _unlink(self, place: _Place, owner: Key) -> None:
+        places = self._of[owner]
+        places.discard(place)
+        if not places:
+            del self._of[owner]
+        self._changed(owner)
+
+    def _end(self, listing: Listing, version: int | None) -> None:
+        if listing.of is not None:
+            within = [place for place in self._of.get(listing.of, ()) if place.kind == listing.kind]
+        else:
+            within = [place for place in self._held if place.kind == listing.kind and listing.covers(place.namespace)]
+        for place in within:
+            if place not in listing.seen:
+                self._remove(place, self._held[place].version if version is None else version)
+        if listing.of is None and version is not None:
+            self._listed[listing.kind, listing.namespace] = version
+            for place, gone in list(self._gone.items()):
+                if gone <= version and place.kind == listing.kind and listing.covers(place.namespace):
+                    del self._gone[place]
+
+
+class Listing:
+    """A list that is under way, page after page; what is heard meanwhile is not lost."""
+
+    def __init__(self, mirror: Mirror, kind: str, namespace: str | None, of: Key | None) -> None:
+        self._mirror, self.kind, self.namespace, self.of = mirror, kind, namespace, of
+        self.seen: set[_Place] = set()
+
+    def add(self, items: Iterable[Object]) -> None:
+        """A page, or part of one."""
+        for item in items:
+            self.seen.add(_place(item))
+            self._mirror.put(item)
+
+    def end(self, version: str | None) -> None:
+        """The list was whole, as of this version: of what it covers, all that is older and was not in it is gone.
+
+        Without a version, the cluster does not know the kind (any more).
+        """
+        self._mirror._end(self, None if version is None else int(version))
+
+    def covers(self, namespace: str) -> bool:
+        """Whether objects of the namespace are listed."""
+        return self.namespace is None or self.namespace == namespace
+
+
+def owner_of(item: Object) -> Key | None:
+    """The resource that the object is, or belongs to by its label."""
+    metadata = item["metadata"]
+    if item["kind"] == RESOURCES.kind:
+        return Key(metadata["namespace"], metadata["name"])
+    labels = metadata.get("labels") or {}
+    name = labels.get(names.NAME) or labels.get(names.PREFLIGHT)
+    return Key(metadata["namespace"], name) if name else None
+
+
+def _place(item: Object) -> _Place:
+    return _Place(item["kind"], item["metadata"]["namespace"], item["metadata"]["name"])
+
+
+def _version(item: Object) -> int:
+    return int(item["metadata"]["resourceVersion"])
+
+
+def _text(item: Object) -> bytes:
+    metadata: dict[str, Any] = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    if _LAST_APPLIED in (metadata.get("annotations") or {}):
+        metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED}
+    return json.dumps({**item, "metadata": metadata}, separators=(",", ":")).encode()

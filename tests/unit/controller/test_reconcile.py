@@ -1,0 +1,338 @@
+"""Passes over a resource: what they read and write, and that no old news of the world makes them write anything."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aerie.controller import edge
+from aerie.controller.client import ApiError, Cluster, Kind, Object
+from aerie.controller.mirror import Mirror
+from aerie.controller.queue import Key, WorkQueue
+from aerie.controller.reconcile import Reconciler
+from aerie.controller.scrape import Scraper
+from aerie.controller.telemetry import Telemetry
+from aerie.resources import names
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+Place = tuple[str, str]
+CHAT = Key("default", "chat")
+
+
+class Server(Cluster):
+    """An API server with the controllers that Aerie relies on. `calls` are those of Aerie, `told` what a watch would tell."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Place, Object] = {}
+        self.versions, self.uids = itertools.count(1), itertools.count(1)
+        self.calls: list[str] = []
+        self.told: list[tuple[str, Object]] = []
+        self.history: list[list[Object]] = []
+        """What there was before each change."""
+
+    @property
+    def writes(self) -> list[str]:
+        return [call for call in self.calls if not call.startswith("GET")]
+
+    def _store(self, item: Object) -> Object:
+        self.history.append(copy.deepcopy(list(self.objects.values())))
+        place = (item["kind"], item["metadata"]["name"])
+        uid = self.objects[place]["metadata"]["uid"] if place in self.objects else f"u{next(self.uids)}"
+        metadata = {"namespace": "default", **item["metadata"], "uid": uid, "resourceVersion": str(next(self.versions))}
+        self.objects[place] = copy.deepcopy({**item, "metadata": metadata})
+        self.told.append(("MODIFIED", self.objects[place]))
+        return copy.deepcopy(self.objects[place])
+
+    def remove(self, kind: str, name: str) -> None:
+        self.history.append(copy.deepcopy(list(self.objects.values())))
+        item = self.objects.pop((kind, name))
+        gone = {**item, "metadata": {**item["metadata"], "resourceVersion": str(next(self.versions))}}
+        self.told.append(("DELETED", gone))
+
+    # -- the calls
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:  # noqa: ARG002
+        self.calls.append(f"GET {kind.kind} {name}")
+        return copy.deepcopy(self.objects.get((kind.kind, name)))
+
+    async def pages(
+        self,
+        kind: Kind,
+        namespace: str | None,  # noqa: ARG002
+        selector: str = "",
+    ) -> AsyncIterator[tuple[list[Object], str | None]]:
+        self.calls.append(f"GET {kind.kind} {selector}")
+        if kind.kind == "HTTPRoute":  # no Gateway API here
+            yield [], None
+            return
+        label, _, value = selector.partition("=")
+        found = []
+        for (of, _), item in self.objects.items():
+            has = (item["metadata"].get("labels") or {}).get(label)
+            if of == kind.kind and (not label or (has is not None and value in ("", has))):
+                found.append(copy.deepcopy(item))
+        version = str(next(self.versions))
+        for start in range(0, max(len(found), 1), 2):
+            yield found[start : start + 2], version
+
+    async def apply(self, wanted: Object) -> Object:
+        self.calls.append(f"APPLY {wanted['kind']} {wanted['metadata']['name']}")
+        known = self.objects.get((wanted["kind"], wanted["metadata"]["name"]), {})
+        return self._store({**known, **wanted})
+
+    async def replace_status(self, resource: Object, status: Object) -> Object:
+        self.calls.append("STATUS")
+        known = self.objects[resource["kind"], resource["metadata"]["name"]]
+        if known["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "it has changed")
+        return self._store({**known, "status": status})
+
+    async def create(self, wanted: Object) -> Object:
+        self.calls.append(f"TELL {wanted['reason']}")
+        return wanted
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:  # noqa: ARG002
+        self.calls.append(f"DELETE {kind.kind} {name}")
+        if (kind.kind, name) in self.objects and self.objects[kind.kind, name]["metadata"]["uid"] == uid:
+            self.remove(kind.kind, name)
+
+    # -- the user and the controllers
+    def edit(self, **spec: Any) -> None:
+        whole = {
+            "replicas": 2,
+            "model": {"source": {"volumeClaim": {"claimName": "models", "path": "target"}}},
+            "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+            "drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}},
+        }
+        known = self.objects.get(
+            ("SpeculativeDeployment", "chat"), {"spec": whole, "metadata": {"name": "chat", "generation": 0}}
+        )
+        metadata = {**known["metadata"], "generation": known["metadata"]["generation"] + 1}
+        about = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": metadata}
+        self._store({**known, **about, "spec": {**known["spec"], **spec}})
+
+    def controllers(self) -> None:
+        """Jobs pass, Deployments have ready pods, pods without a Deployment go."""
+        for (kind, name), item in list(self.objects.items()):
+            if kind == "Job" and not item.get("status"):
+                self._store({**item, "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+                message = json.dumps({"ok": True, "summary": "checked."})
+                container = {"name": "preflight", "state": {"terminated": {"exitCode": 0, "message": message}}}
+                self._pod(f"{name}-x", item, {"phase": "Succeeded", "containerStatuses": [container]})
+            if kind == "Deployment":
+                for number in range(item["spec"]["replicas"]):
+                    if ("Pod", f"{name}-{number}") not in self.objects:
+                        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+                        self._pod(f"{name}-{number}", item, ready)
+            if kind == "Pod" and names.NAME in item["metadata"]["labels"]:
+                owner = self.objects.get(("Deployment", name.rpartition("-")[0]))
+                if owner is None or int(name.rpartition("-")[2]) >= owner["spec"]["replicas"]:
+                    self.remove("Pod", name)
+
+    def _pod(self, name: str, owner: Object, status: Object) -> None:
+        metadata = {"name": name, "labels": owner["spec"]["template"]["metadata"]["labels"]}
+        self._store({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}, "status": status})
+
+
+class Operator:
+    """A reconciler and its mirror, which hears of the server what the test lets it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.queue = WorkQueue()
+        self.mirror = Mirror(self.queue.add)
+        scraper = Scraper(self.queue.add, lambda *_: None)
+        self.reconciler = Reconciler(server, self.mirror, self.queue, Telemetry(), scraper, "aerie.dev/aerie:test")
+        self.heard = 0
+
+    def hear(self) -> None:
+        for kind, item in self.server.told[self.heard :]:
+            if kind == "DELETED":
+                self.mirror.deleted(item)
+            else:
+                self.mirror.put(item)
+        self.heard = len(self.server.told)
+
+    async def list(self) -> None:
+        await edge.fill(self.server, self.mirror, ())
+
+    async def settle(self) -> None:
+        """Passes and controllers until no pass has anything to do."""
+        for _ in range(30):
+            self.hear()
+            before = len(self.server.writes)
+            await self.reconciler.reconcile(CHAT)
+            self.server.controllers()
+            if len(self.server.writes) == before and self.heard == len(self.server.told):
+                return
+        raise AssertionError("it never settles")
+
+
+async def settled() -> Operator:
+    server = Server()
+    server.edit()
+    operator = Operator(server)
+    await operator.settle()
+    assert server.objects["SpeculativeDeployment", "chat"]["status"]["phase"] == "Ready"
+    return operator
+
+
+def test_a_pass_with_nothing_to_do_makes_no_call(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        operator.server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert operator.server.calls == []
+
+    run(work())
+
+
+def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        server.edit()
+        operator = Operator(server)
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        assert [call.split()[0] for call in server.writes] == ["APPLY"] * 4 + ["STATUS"]
+        assert len(operator.queue) == 1, "another pass follows"
+        server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert server.calls == []
+
+    run(work())
+
+
+def test_no_old_news_of_the_world_causes_a_write(run: Run) -> None:
+    """From every state that there ever was of two rollouts, with the mirror left behind there."""
+
+    async def work() -> None:
+        operator = await settled()
+        operator.server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        await operator.settle()
+        operator.server.edit(replicas=3)
+        await operator.settle()
+        server = operator.server
+        history, server.history = server.history, []
+        assert len(history) > 20
+        looks = 0
+        for state in history:
+            behind = Operator(server)
+            for item in state:
+                behind.mirror.put(item)
+            server.calls.clear()
+            await behind.reconciler.reconcile(CHAT)
+            looks += bool(server.calls)
+            assert server.writes == []
+            server.calls.clear()
+            await behind.reconciler.reconcile(CHAT)
+            assert server.calls == [], "the live look has told the mirror"
+        assert looks > 10
+
+    run(work())
+
+
+def test_a_deletion_that_no_watch_told_of_is_made_good_after_the_next_list(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        operator.server.remove("Service", "chat")
+        operator.server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert operator.server.calls == [], "a ghost"
+        await operator.list()
+        assert len(operator.queue) == 1
+        await operator.reconciler.reconcile(CHAT)
+        assert operator.server.writes == ["APPLY Service chat"]
+
+    run(work())
+
+
+def test_a_resource_whose_deletion_no_watch_told_of_is_left_alone(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        operator.server.remove("SpeculativeDeployment", "chat")
+        operator.server.remove("Service", "chat")
+        operator.mirror.deleted(operator.server.told[-1][1])
+        operator.server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert operator.server.calls == ["GET SpeculativeDeployment chat"]
+        assert operator.mirror.resource(CHAT) is None
+        await operator.reconciler.reconcile(CHAT)
+        assert len(operator.server.calls) == 1
+
+    run(work())
+
+
+def test_a_resource_made_anew_under_its_name_is_another_one(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        for kind, name in list(server.objects):
+            server.remove(kind, name)
+        late = server.told[operator.heard :]
+        server.edit()
+        operator.mirror.put(server.objects["SpeculativeDeployment", "chat"])
+        for _, item in late:  # of the one that is gone, after the new one has been heard of
+            operator.mirror.deleted(item)
+        operator.heard = len(server.told)
+        await operator.settle()
+        resource = server.objects["SpeculativeDeployment", "chat"]
+        assert resource["status"]["phase"] == "Ready"
+        owners = {
+            item["metadata"]["ownerReferences"][0]["uid"] for (kind, _), item in server.objects.items() if kind == "Service"
+        }
+        assert owners == {resource["metadata"]["uid"]}
+
+    run(work())
+
+
+class Lists(Server):
+    """Counts whole lists; the first ones may fail."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__()
+        self.failures, self.lists = failures, 0
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[tuple[list[Object], str | None]]:
+        if kind.kind == "SpeculativeDeployment":
+            self.lists += 1
+            if self.lists <= self.failures:
+                raise ApiError(None, "TimeoutError", "no answer")
+        async for page in super().pages(kind, namespace, selector):
+            yield page
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_the_mirror_is_filled_before_the_first_pass_and_again_when_kopf_has_listed(run: Run, failures: int) -> None:
+    async def work() -> None:
+        server, queue = Lists(failures), WorkQueue()
+        server.edit()
+        mirror = Mirror(queue.add)
+        filled, relisted = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(edge.resync(server, mirror, queue, (), filled, relisted))
+        await filled.wait()
+        assert mirror.resources() == [CHAT]
+        assert server.lists == failures + 1
+        await asyncio.sleep(1)
+        assert server.lists == failures + 1
+        for _ in range(3):  # Kopf's watches, one after the other
+            relisted.set()
+            await asyncio.sleep(1)
+        await asyncio.sleep(edge.SETTLE)
+        assert server.lists == failures + 2
+        key, _ = await queue.get()
+        queue.done(key)
+        await asyncio.sleep(edge.RESYNC)
+        assert server.lists == failures + 3
+        assert len(queue) == 1, "now and then each resource is looked at, whatever was heard"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(work())
