@@ -48,12 +48,13 @@ def operator(
 
     if preflight_image is None:
         raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
+    rows = read_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_level(log_level))
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     options = Options(
         preflight_image=preflight_image,
-        catalog=read_catalog(catalog),
+        catalog=rows,
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
         lease_namespace=lease_namespace,

@@ -92,3 +92,9 @@ def test_entries_of_a_mounted_config_map(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "..data" / "mine").write_bytes(b"\xff")
     assert run(["catalog", "--catalog", str(tmp_path)]) == 2
     assert "cannot be read (a file of it is not text)" in capsys.readouterr().err
+
+
+def test_the_operator_does_not_start_with_a_faulty_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text('kind = "eagle3"')
+    assert run(["operator", "--preflight-image", "x", "--catalog", str(tmp_path)]) == 2
+    assert "the catalog entry 'mine' has no 'targets'" in capsys.readouterr().err
