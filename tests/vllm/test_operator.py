@@ -1,0 +1,118 @@
+"""The operator's chart and one resource with real vLLM: from the Hub's files to an answer whose tokens were drafted.
+
+What the simulator cannot prove: that the command line, the environment and the volumes that Aerie gives an engine are such that
+vLLM loads target and drafter by their names on a Hub, becomes Ready by Aerie's probes, and speculates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aerie_lab.cluster import Lab
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.plugin import new_namespace
+
+pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
+
+ROOT = Path(__file__).resolve().parents[2]
+START = 900.0
+"""Seconds for preflight, two downloads inside the lab and a start of vLLM: a minute on idle cores, several on busy ones."""
+
+RESOURCE = """
+apiVersion: aerie.dev/v1alpha1
+kind: SpeculativeDeployment
+metadata: {name: docs}
+spec:
+  replicas: 1
+  model:
+    source: {huggingFace: {repo: aerie/bundle-target, revision: 4680777ff6b61ba6b16fa43d8cdebd93825ebe5c}}
+  drafter:
+    source: {huggingFace: {repo: aerie/bundle-eagle31, revision: 55f8cf57420bcfb8f7a95c89a51fb969df6c8270}}
+  engine:
+    image: vllm/vllm-openai:v0.32.0
+    # What a CPU needs is after the first two (docs/vllm-on-cpu.md).
+    args: [--max-model-len=2048, --max-num-seqs=8, --dtype=float32, --enforce-eager, --kv-cache-memory-bytes=67108864]
+    podTemplate: {spec: {terminationGracePeriodSeconds: 30}}
+  speculation: {tokens: 3, tuning: {mode: "Off"}}
+  metrics: {interval: 1s}
+  rollout:
+    traffic:
+      mode: Gateway
+      gateway: {parentRefs: [{name: lab, namespace: projectcontour}], hostnames: [docs.example.com]}
+"""
+
+
+@pytest.fixture
+def installed(lab: Lab, namespace: Namespace) -> Iterator[Namespace]:
+    """A namespace with one operator of this repository's chart, which acts there alone."""
+    with new_namespace(lab, "aerie-system") as home:
+        where = ("--namespace", home.name, "--wait", "--timeout=180s")
+        try:
+            only = ("--set", f"namespaces={{{namespace.name}}}", "--set", "replicas=1")
+            lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where, *only)
+            yield namespace
+        finally:
+            lab.helm("uninstall", "aerie", *where, "--ignore-not-found")
+            lab.kubectl("delete", "crd", "speculativedeployments.aerie.dev", "--ignore-not-found")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_from_a_resource_to_drafted_tokens(installed: Namespace) -> None:
+    installed.apply(RESOURCE)
+
+    def ready(item: dict[str, Any]) -> bool:
+        conditions = {one["type"]: one["status"] for one in item.get("status", {}).get("conditions") or []}
+        return item.get("status", {}).get("phase") == "Ready" and conditions.get("Ready") == "True"
+
+    status = installed.until("specdep", "docs", ready, "it is Ready", within=START)["status"]
+    assert status["stable"]["drafter"] == "aerie/bundle-eagle31@55f8cf57"
+    (pod,) = installed.list_all("pods", "aerie.dev/name=docs")
+    assert "Initializing a V1 LLM engine (v0.32.0)" in installed.kubectl("logs", pod["metadata"]["name"])
+
+    assert installed.lab.gateway_url is not None
+    with httpx.Client(base_url=installed.lab.gateway_url, headers={"Host": "docs.example.com"}, timeout=120) as client:
+        until(lambda: healthy(client), "the route is served")
+        prompts = itertools.cycle(map(json.loads, (ROOT / "drafter/bundle/prompts.jsonl").read_text().splitlines()))
+
+        def ask() -> None:
+            messages = next(prompts)["messages"]
+            body = {"model": "docs", "messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+            answer = client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 48
+
+        for _ in range(8):
+            ask()
+
+        def length() -> float:
+            drafts, accepted = (counted(client, f"vllm:spec_decode_num_{what}_total") for what in ("drafts", "accepted_tokens"))
+            return 1 + accepted / drafts if drafts else 0.0
+
+        # On these prompts the bundle's registry has 1.9 to 2.4; an engine that loads the wrong files accepts next to nothing.
+        assert until(lambda: found if (found := length()) > 1 else 0.0, "accepted tokens are counted") > 1.3
+
+        def shown() -> float | None:
+            ask()
+            found: float | None = installed.get("specdep", "docs")["status"]["stable"].get("acceptanceLength")
+            return found
+
+        assert (until(shown, "the operator shows an acceptance length", within=180) or 0.0) > 1.3
+
+
+def healthy(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False  # Envoy opens its port with the first route
+
+
+def counted(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
