@@ -52,6 +52,7 @@ def operator(
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_level(log_level))
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
     options = Options(
         preflight_image=preflight_image,
         catalog=rows,
