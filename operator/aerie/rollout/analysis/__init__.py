@@ -5,7 +5,9 @@
     calibration   how blocks scatter where nothing differs: stable pods against stable pods
     sequential    bounds and e-values that hold however often they are looked at
     criteria      what is compared, with the alphas and tolerances of each
-    judgement     the verdict after a block, and its reason
+    memory        the calibration of every criterion, block by block
+    lossless      whether greedy answers are still the target's
+    judgement     the verdict after a block; reasons has the words
 
 Guarantee: nothing here reads a clock, the network or a random source. States are frozen and go through dicts unchanged, so an
 analysis goes on after a crash where it stood.

@@ -69,6 +69,8 @@ class Side:
     counts: Counts
     load: float | None
     """Mean requests running and waiting on a pod; None where no page says."""
+    by_pod: Mapping[str, Counts] = field(default_factory=dict)
+    """The counts of each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +164,12 @@ def _missing(pod: Pod, now: float, rule: Rule) -> Missing | None:
 
 
 def _side(block: Open, arm: str, now: float, rule: Rule) -> Side | None:
-    whole = [pod for pod in block.pods.values() if pod.arm == arm and _missing(pod, now, rule) is None]
+    whole = {name: pod for name, pod in block.pods.items() if pod.arm == arm and _missing(pod, now, rule) is None}
     if not whole:
         return None
-    counts = Counts()
-    for pod in whole:
-        assert pod.first is not None
-        assert pod.last is not None
-        counts += pod.last[1].counts - pod.first[1].counts
-    loads = [pod.load / pod.scrapes for pod in whole if pod.scrapes]
-    return Side(len(whole), counts, sum(loads) / len(loads) if loads else None)
+    by_pod = {name: pod.last[1].counts - pod.first[1].counts for name, pod in whole.items() if pod.first and pod.last}
+    loads = [pod.load / pod.scrapes for pod in whole.values() if pod.scrapes]
+    return Side(len(whole), sum(by_pod.values(), Counts()), sum(loads) / len(loads) if loads else None, by_pod)
 
 
 def _may_come(block: Open, arm: str, now: float, rule: Rule) -> bool:

@@ -8,10 +8,11 @@
 | ... no objective     | mean above control * 1.02            | 0.0075| mean below control * 1.05           | yes  |
 | time to first token  | share: as above                      | 0.0075| share: as above                     | yes  |
 | ... no objective     | mean above control * 1.10            | 0.0075| mean below control * 1.25           | yes  |
-| failed requests      | more per request (e-value)           | 0.004 | share below 2 * control + 0.5 pp    |      |
+| failed requests      | more per request (e-value)           | 0.003 | share below 2 * control + 0.5 pp    |      |
 | output length        | beyond control * 0.9 to 1.1          | 0.002 | -                                   |      |
 | requests cut short   | share off by more than 5 pp          | 0.002 | -                                   |      |
 | preemptions          | 2 * control + 0.05 per request       | 0.002 | -                                   | yes  |
+| greedy answers       | unlike more often (`lossless`)       | 0.001 | -                                   |      |
 
 The alphas of rolling back add up to 0.05, because any of them is enough; they are spent by the deadline. Being accepted needs no
 split, because all of them are needed: each at 0.05. "Load": counted only in blocks in which the arms' load is alike. A drafter
@@ -40,7 +41,7 @@ CUT = "CutRequests"
 PREEMPTIONS = "Preemptions"
 
 ACCEPT_ALPHA = 0.05
-ERRORS_ALPHA = 0.004
+ERRORS_ALPHA = 0.003
 TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT = 20.0, 30.0
 """Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with either; these two
 are for those that are a little better, and a little worse."""

@@ -2,6 +2,7 @@
 
     count   adds a closed block to what is known
     judge   says Continue, Promote, Rollback or Inconclusive, and why
+    watch   says Continue or Rollback: while an accepted canary's share grows, from a state of its own for each share
 
 A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all (a hard stop). It is
 accepted when every criterion certainly holds, after the soak. What is neither by the deadline is inconclusive; missing data
@@ -107,19 +108,33 @@ def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> 
     return state, Judgement(verdict, reason, compared)
 
 
+def watch(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
+    """`judge` with only the tests armed that roll back; it accepts nothing, and no deadline ends it."""
+    table = criteria(terms)
+    compared = tuple(_comparison(one, state, terms) for one in table if one.name in state.pairs)
+    if state.verdict == "Continue" and (against := _against(state, terms, table, stops)):
+        state = replace(state, verdict="Rollback", reason=against)
+    return state, Judgement(state.verdict, state.reason or reasons.nothing_against(state.blocks, now - state.began), compared)
+
+
 def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion], stops: Sequence[str]) -> tuple[Verdict, str]:
-    if stops:
-        return "Rollback", " ".join(stops)
-    if state.silent >= SILENT:
-        return "Rollback", reasons.silent(state.silent)
-    if state.blocks >= terms.min_blocks and (failed := _failed(state, terms, table)):
-        return "Rollback", failed
+    if against := _against(state, terms, table, stops):
+        return "Rollback", against
     lacking = _lacking(state, terms, now, table)
     if not lacking:
         return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms)
     if now - state.began >= terms.deadline:
         return "Inconclusive", reasons.inconclusive(lacking, terms.deadline)
     return "Continue", reasons.open_still(lacking, state.blocks, terms)
+
+
+def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequence[str]) -> str:
+    """Why to roll back; empty when nothing is known against the canary."""
+    if stops:
+        return " ".join(stops)
+    if state.silent >= SILENT:
+        return reasons.silent(state.silent)
+    return _failed(state, terms, table) if state.blocks >= terms.min_blocks else ""
 
 
 def certain(test: Test, criterion: Criterion, pairs: Pairs, terms: Terms) -> bool:

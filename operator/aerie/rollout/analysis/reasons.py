@@ -57,6 +57,11 @@ def open_still(lacking: Sequence[str], blocks: int, terms: Terms) -> str:
     return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_incomparable(terms)}"
 
 
+def nothing_against(blocks: int, seconds: float) -> str:
+    """Watched, and nothing is wrong."""
+    return f"Nothing speaks against the canary after {_blocks(blocks)} in {duration(seconds)}."
+
+
 def not_shown(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning, per_block: float, rolls_back: str) -> str:
     """A criterion does not hold yet. `rolls_back` says what else may come of it."""
     edge = _edge(test, pairs, tuned)

@@ -54,6 +54,7 @@ def test_a_block_is_what_was_counted_in_its_time() -> None:
     assert block.control is not None
     assert (block.canary.pods, block.canary.counts, block.canary.load) == (1, reading(4).counts, 4.0)
     assert (block.control.pods, block.control.counts) == (2, reading(4).counts + reading(4).counts)
+    assert block.control.by_pod == {"b": reading(4).counts, "c": reading(4).counts}
     assert fleet.until_closed().began == 60.0
 
 
@@ -161,6 +162,13 @@ def fleet_side(scrapes: int) -> Side | None:
     block = fleet.round()
     assert block is not None
     return block.control
+
+
+def test_stable_pods_alone_are_followed_without_a_canary() -> None:
+    block = Fleet(b="control", c="control").until_closed()
+    assert (block.canary, block.ended) == (None, 60.0)
+    assert block.control is not None
+    assert set(block.control.by_pod) == {"b", "c"}
 
 
 @given(st.lists(st.sampled_from(["ok", "lost", "restart"]), min_size=1, max_size=60), st.integers(1, 3))

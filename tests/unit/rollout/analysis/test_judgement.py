@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aerie.rollout.analysis import lossless, memory
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
 from aerie.rollout.analysis.criteria import Terms, criteria, errors_alpha
-from aerie.rollout.analysis.judgement import Judgement, State, count, judge
+from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.reasons import duration
 
@@ -229,10 +231,10 @@ def test_the_reason_says_what_would_decide_it() -> None:
 
 def test_alphas_of_rolling_back_add_up_to_five_percent_and_halve_with_each_attempt() -> None:
     def alphas(terms: Terms) -> float:
-        return sum(test.alpha for one in criteria(terms) for test in one.reject) + errors_alpha(terms)
+        return math.fsum(test.alpha for one in criteria(terms) for test in one.reject) + errors_alpha(terms)
 
     for terms in (TERMS, replace(TERMS, kept=Kept(3, 0.05, 1.0)), replace(TERMS, incomparable="x.")):
-        assert alphas(terms) <= 0.05 + 1e-12
+        assert alphas(terms) + lossless.ALPHA <= 0.05 + 1e-12
         assert alphas(replace(terms, attempt=1)) == pytest.approx(alphas(terms) / 2)
         assert {one.accept.alpha for one in criteria(replace(terms, attempt=1)) if one.accept} == {0.025}
 
@@ -245,3 +247,64 @@ def test_terms_survive_a_crash() -> None:
 @pytest.mark.parametrize(("seconds", "said"), [(20, "20 s"), (100, "2 min"), (3600, "1 h"), (4800, "1 h 20 min")])
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+# ---------------------------------------------------------------------------------------------------------------- afterwards
+def test_a_growing_share_is_only_watched() -> None:
+    noise, state = np.random.default_rng(1), State(0.0)
+    judgement = watch(state, TERMS, 0.0)[1]
+    for index in range(1, 121):
+        state = count(state, Block(120.0 * index - 120, 120.0 * index, side(noise), side(noise)), TERMS)
+        state, judgement = watch(state, TERMS, 120.0 * index)
+        assert judgement.verdict == "Continue"
+    assert judgement.reason == "Nothing speaks against the canary after 120 blocks in 4 h."
+    for index in range(121, 240):
+        state = count(state, Block(0.0, 120.0 * index, side(noise, accepted=0.8), side(noise)), TERMS)
+    state, judgement = watch(state, TERMS, 30_000.0)
+    assert judgement.verdict == "Rollback"
+    assert watch(state, TERMS, 40_000.0)[1] == judgement
+    assert watch(State(0.0), TERMS, 1.0, ["It crashes."])[1].reason == "It crashes."
+
+
+def test_bounds_in_the_status_are_those_that_decide() -> None:
+    for seed in range(8):
+        state, judgement = after(120, replace(TERMS, soak=0.0), seed, accepted=1.0 + 0.01 * (seed - 4))
+        figures = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
+        if judgement.verdict == "Promote":
+            assert (figures.lower or -1) >= -TERMS.margin
+        elif judgement.reason.startswith("Acceptance"):
+            assert (figures.upper or 1) <= 0
+        assert state.pairs["AcceptanceLength"].count == figures.blocks
+
+
+# ------------------------------------------------------------------------------------------------------------ what is known
+def test_stable_pods_are_remembered_by_criterion() -> None:
+    noise = np.random.default_rng(2)
+    remembered: memory.Memory = {}
+    for _ in range(24 * 30):
+        pods = {name: side(noise).counts for name in ("a", "b", "c")}
+        remembered = memory.remember(remembered, Side(3, Counts(), 5.0, pods), TERMS)
+    assert memory.from_dict(json.loads(json.dumps(memory.to_dict(remembered)))) == remembered
+    found = memory.scatters(remembered)
+    assert set(found) == set(NAMES)
+    assert found["AcceptanceLength"].variance == pytest.approx((0.6 * 0.01) ** 2, rel=0.15)
+    assert found["FailedRequests"].inflation == 1.0
+
+
+@pytest.mark.parametrize(
+    ("odd", "usual", "both", "lossy"),
+    [(0, 0, 0, False), (13, 0, 0, False), (14, 0, 0, True), (14, 14, 0, False), (0, 30, 0, False), (20, 1, 10, True)],
+)
+def test_answers_of_the_canary_against_those_of_equal_engines(odd: int, usual: int, both: int, lossy: bool) -> None:
+    same = [lossless.Answers("x", "x", "x")] * 10
+    found = lossless.losslessness(
+        [
+            *same,
+            *[lossless.Answers("y", "x", "x")] * odd,
+            *[lossless.Answers("x", "x", "y")] * usual,
+            *[lossless.Answers("z", "x", "y")] * both,
+        ]
+    )
+    assert found.lossy is lossy
+    assert (found.canary_differs, found.control_differs) == (odd + both, usual + both)
+    assert found.sentence.endswith("changes what the target says.") is lossy
