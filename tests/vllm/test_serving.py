@@ -21,6 +21,7 @@ import pytest
 
 from aerie_lab.cluster import Lab, process
 from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.model import Shape, write_tiny_llama
 from aerie_lab.testing.plugin import new_namespace
 
 # Most of it is for installing vLLM, which the first test's fixtures may have to do.
@@ -28,6 +29,12 @@ pytestmark = pytest.mark.timeout(2400)
 
 START = 300.0
 """Seconds for a start: 30 on an idle machine with two cores, several times that on a busy one."""
+
+ANSWER, DRAIN, GRACE = 15, 300, 330
+"""Seconds: of the answer that a deletion meets, for answers after the deletion, and from it to the kill."""
+
+LONGEST = 32768
+"""Tokens of the longest prompt and answer together."""
 
 MANIFESTS = """
 apiVersion: v1
@@ -37,7 +44,7 @@ metadata:
   labels: {{app: tiny}}
   finalizers: [aerie.dev/test]  # keeps the pod's last status for us to read
 spec:
-  terminationGracePeriodSeconds: 150
+  terminationGracePeriodSeconds: {grace}
   containers:
   - name: vllm
     image: vllm/vllm-openai:v0.32.0
@@ -45,9 +52,9 @@ spec:
     - --model=/models/tiny
     - --served-model-name=tiny
     - --port=8000
-    - --max-model-len=4096
+    - --max-model-len={longest}
     - --max-num-seqs=8
-    - --shutdown-timeout=120
+    - --shutdown-timeout={drain}
     # What a CPU needs beyond that:
     - --dtype=float32
     - --enforce-eager
@@ -86,13 +93,14 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(lab: Lab, vllm: Path, tiny_llama: Path) -> Iterator[Served]:
+def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A pod with vLLM behind a Service and an HTTPRoute, Ready and reachable from the host."""
+    model = write_tiny_llama(tmp_path_factory.mktemp("serving") / "tiny", Shape(positions=LONGEST))
     assert vllm.is_dir()
     assert lab.gateway_url is not None
     with new_namespace(lab, "vllm-serving") as namespace:
         host = f"{namespace.name}.example"
-        namespace.apply(MANIFESTS.format(model=tiny_llama, host=host))
+        namespace.apply(MANIFESTS.format(model=model, longest=LONGEST, host=host, drain=DRAIN, grace=GRACE))
         try:
             namespace.until_ready("tiny", within=START)
             with httpx.Client(base_url=lab.gateway_url, headers={"Host": host}, timeout=120) as client:
@@ -167,46 +175,36 @@ def test_deletion_drains_and_leaves_nothing(served: Served) -> None:
     namespace = served.namespace
     processes = container_processes(namespace.lab, namespace.name)
     assert len(processes) >= 3, "the API server, the engine and its worker"
-    begun = threading.Barrier(3)
-    answers: list[tuple[float, list[str]]] = []
-    """When each answer began, and its chunks."""
+    began = time.monotonic()
+    assert served.client.post("/v1/completions", json=completion(500)).status_code == 200
+    # Long enough to be under way still when the deletion has been answered, and far from the end of the drain.
+    tokens = min(LONGEST - 100, round(500 * ANSWER / (time.monotonic() - began)))
+    chunks: list[str] = []
+    started = threading.Event()
 
     def read() -> None:
-        """One long answer after the other until the server takes no more: at any moment some answer is under way."""
-        waited = False
-        with contextlib.suppress(httpx.TransportError):
-            while True:
-                with served.client.stream("POST", "/v1/completions", json=completion(3000, stream=True)) as answer:
-                    if answer.status_code != 200:
-                        return
-                    answers.append((time.monotonic(), chunks := []))
-                    for line in answer.iter_lines():
-                        if line.startswith("data: "):
-                            chunks.append(line.removeprefix("data: "))
-                            if not waited:
-                                begun.wait(120)
-                                waited = True
+        with served.client.stream("POST", "/v1/completions", json=completion(tokens, stream=True)) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    chunks.append(line.removeprefix("data: "))
+                    started.set()
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    begun.wait(120)
-    deleted = time.monotonic()
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert started.wait(120)
     namespace.kubectl("delete", "pod", "tiny", "--wait=false")
-    assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == 150
-    for reader in readers:
-        reader.join(150)
-    assert any(began < deleted for began, _ in answers)
-    for _, chunks in answers:
-        assert chunks[-1] == "[DONE]"
-        assert json.loads(chunks[-2])["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1] != "[DONE]", f"{tokens} tokens were answered before the deletion: ask for more"
+    assert namespace.get("pod", "tiny")["metadata"]["deletionGracePeriodSeconds"] == GRACE
+    reader.join(GRACE)
+    assert chunks[-1] == "[DONE]"
+    assert json.loads(chunks[-2])["choices"][0]["finish_reason"] == "length"
 
     def ended(pod: dict[str, object]) -> bool:
         status = pod["status"]
         assert isinstance(status, dict)
         return "terminated" in status["containerStatuses"][0]["state"]
 
-    (status,) = namespace.until("pod", "tiny", ended, "the container has ended", within=150)["status"]["containerStatuses"]
+    (status,) = namespace.until("pod", "tiny", ended, "the container has ended", within=GRACE)["status"]["containerStatuses"]
     assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (0, "Completed")
     assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     release(namespace)
