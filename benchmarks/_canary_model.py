@@ -30,7 +30,7 @@ SPEED = 50.0  # drafts per second of one request
 MEDIANS, SPREAD = (150.0, 200.0), 1.1
 MEANS = (0.8, 0.6)
 FIRST_CLASS = -0.69  # logit of the first class's mean share, 1/3
-CHUNK = 4_000_000  # requests at once
+CHUNK = 500_000  # requests at once: what stays in a processor's cache is several times as quick
 
 
 @dataclass(frozen=True)
