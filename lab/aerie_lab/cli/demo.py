@@ -38,8 +38,8 @@ MANIFEST = Path(__file__).with_name("demo.yaml").resolve()
 EAGLE_31 = {"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1", "revision": "3100000000000000000000000000000000000031"}
 _HOST = "chat.example.com"
 _RATE = 4.0
-_MEASURED = 60.0
-"""Most seconds of traffic on each drafter alone: until the operator shows an acceptance length, which takes it two readings."""
+_MEASURED = (15.0, 60.0)
+"""Seconds of traffic on each drafter alone, least and most: until the operator shows an acceptance length."""
 _LIMIT = 180.0
 """Seconds for a rollout; a quarter of a minute is usual."""
 
@@ -81,6 +81,9 @@ def _show(lab: Lab) -> None:
     _run(lab, "kubectl", "create", "secret", "generic", "hugging-face", "--from-literal=token=any")
     _run(lab, "kubectl", "apply", "-f", str(MANIFEST))
     old = _watch(lab, lambda _: True)["stable"]["revision"]
+    out.print("[dim]# what preflight said, from configs and weight headers alone, before a GPU was asked for[/]")
+    verdict = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
+    _run(lab, "kubectl", "get", "specdep", "chat", "-o", f"jsonpath={verdict}")
     _say_hello(lab)
 
     _heading(f"The same under {_RATE:g} requests a second, and an EAGLE 3.1 drafter in the place of the other")
@@ -151,12 +154,14 @@ def _until_ready(lab: Lab, wanted: Callable[[dict[str, Any]], bool]) -> dict[str
 
 
 def _measured(lab: Lab) -> float | None:
-    """The acceptance length that the status shows, as soon as it does; None when it does not in time."""
-    deadline, length = time.monotonic() + _MEASURED, None
+    """The acceptance length that the status shows after some traffic; None when it shows none in time."""
+    least, most = _MEASURED
+    deadline, length = time.monotonic() + most, None
+    time.sleep(least)
     while length is None and time.monotonic() < deadline:
-        time.sleep(1.0)
         status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
         length = status["stable"].get("acceptanceLength")
+        time.sleep(0.5)
     _run(lab, "kubectl", "get", "specdep", "chat")
     return length
 

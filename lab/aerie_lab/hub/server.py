@@ -91,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _RefusalError(404, "EntryNotFound", f"the lab's Hub does not offer {path}")
         except _RefusalError as refusal:
             self._refuse(refusal)
-        except OSError as error:
-            self._refuse(_RefusalError(500, "Unreadable", str(error)))
+        except FileNotFoundError as error:  # a row whose folder is not on this machine
+            self._refuse(_RefusalError(404, "EntryNotFound", str(error)))
 
     # --- what is asked for --------------------------------------------------------------------------------------------
 

@@ -56,6 +56,12 @@ class Walk:
         self.last = command.replace(".venv/bin/", f"{shlex.quote(str(Path(sys.executable).parent))}/")
         return self.last
 
+    def enter(self, beginning: str) -> None:
+        """Be in the shell that the next command opens, as far as its environment goes."""
+        command = [*shlex.split(self.next(beginning)), "env", "-0"]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
+        self.environment = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+
     def again(self) -> bool:
         """Run the last command once more; whether it went well."""
         done = subprocess.run(["bash", "-c", self.last], env=self.environment, capture_output=True, check=False)
@@ -74,8 +80,7 @@ def walk() -> Iterator[Walk]:
 def test_the_readme_by_hand(walk: Walk) -> None:
     walk.on(f"{LAB}up --simulated-vllm")
     lab = Lab.find(NAME)
-    walk.next(f"{LAB}shell")
-    walk.environment = lab.environment()
+    walk.enter(f"{LAB}shell")
 
     walk.on("helm install aerie charts/aerie")
     walk.on("kubectl create secret generic hugging-face")

@@ -48,7 +48,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
     (folder / "own" / "config.json").write_text('{"max_position_embeddings": 64}')
     (folder / "own" / "below" / "big.bin").write_bytes(bytes(range(256)) * 9000)
     table = folder / "images.toml"
-    table.write_text(f'[[checkpoint]]\nrepository = "{OWN}"\ncommit = "{COMMIT}"\nfolder = "own"\n')
+    rows = ((OWN, "own"), ("acme/gone", "gone"))
+    table.write_text("".join(f'[[checkpoint]]\nrepository = "{a}"\ncommit = "{COMMIT}"\nfolder = "{b}"\n' for a, b in rows))
     return repositories([table])
 
 
@@ -135,6 +136,8 @@ def test_refusals_are_told_apart(api: HfApi, endpoint: str, tmp_path: Path) -> N
         api.hf_hub_download(OWN, "config.json", revision="a" * 40, cache_dir=tmp_path)
     with pytest.raises(RepositoryNotFoundError, match=f"but .*{OWN}"):
         api.model_info("acme/other")
+    with pytest.raises(EntryNotFoundError, match="gone is not a folder"):
+        api.model_info("acme/gone")
     with pytest.raises(GatedRepoError, match="Any token will do"):
         HfApi(endpoint=endpoint, token=False).hf_hub_download(LLAMA, "config.json", cache_dir=tmp_path)
     for name, file in ((LLAMA, "model-00001-of-00004.safetensors"), (EAGLE_3, "pytorch_model.bin")):
