@@ -1,4 +1,8 @@
-"""Runs a command inside a lab's namespaces: `python -m aerie_lab.sandbox.inside PID COMMAND...`; PID is the lab's process 1."""
+"""Runs a command inside a lab's namespaces: `python -m aerie_lab.sandbox.inside PID COMMAND...`; PID is the lab's process 1.
+
+With `--network` first, the command shares only the lab's network, and takes this process' place: it keeps its number, its files
+and its signals.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import sys
 
 from aerie_lab.sandbox import linux
 
+_NETWORK = ("net", linux.CLONE_NEWNET)
 _KINDS = (
     ("user", linux.CLONE_NEWUSER),
-    ("net", linux.CLONE_NEWNET),
+    _NETWORK,
     ("ipc", linux.CLONE_NEWIPC),
     ("pid", linux.CLONE_NEWPID),
     ("mnt", linux.CLONE_NEWNS),
@@ -18,16 +23,20 @@ _KINDS = (
 
 def main() -> int:
     """Enter, run, and hand back the exit code."""
-    process, command = sys.argv[1], sys.argv[2:]
+    words = sys.argv[1:]
+    network = words[0] == "--network"
+    process, *command = words[1:] if network else words
     own_user = os.readlink("/proc/self/ns/user")
     where = os.getcwd()
     handles = []
-    for name, kind in _KINDS:
+    for name, kind in _KINDS[: _KINDS.index(_NETWORK) + 1] if network else _KINDS:
         path = f"/proc/{process}/ns/{name}"
         if name != "user" or os.readlink(path) != own_user:  # a process may not enter the user namespace it is in
             handles.append((os.open(path, os.O_RDONLY | os.O_CLOEXEC), kind))
     for handle, kind in handles:
         linux.setns(handle, kind)
+    if network:
+        os.execvp(command[0], command)
     child = os.fork()  # the PID namespace takes effect for children
     if child == 0:
         try:

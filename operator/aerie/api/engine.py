@@ -9,11 +9,12 @@ the rules see all of these (`--model` and `--config` are themselves the beginnin
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from aerie.api.base import Model, Name, Quantity, Rule, rules
+from aerie.api.pod_template import PodTemplate
 
 _VERSION = r"[0-9]+[.][0-9]+[.][0-9]+"
 IMAGE_WITH_VERSION = f"^[^@]*:([^/@]*vllm[-_]?)?v?{_VERSION}[^/@]*(@.*)?$"
@@ -136,29 +137,6 @@ class Resources(Model):
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = Field(default_factory=list)
     """Claims of dynamic resource allocation, for devices that are not counted."""
-
-
-class PodMetadata(Model):
-    """Labels and annotations for the engine's pods."""
-
-    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] = Field(default_factory=dict)
-    """Labels to add. Those that begin with aerie.dev/ are Aerie's own and stay as they are."""
-    annotations: Annotated[dict[str, Annotated[str, Field(max_length=16384)]], Field(max_length=64)] = Field(default_factory=dict)
-    """Annotations to add."""
-
-
-class PodTemplate(Model):
-    """What is merged into the pods: scheduling, volumes, further containers, and whatever else a pod's spec has."""
-
-    metadata: PodMetadata | None = None
-    """Labels and annotations to add."""
-    spec: Annotated[
-        dict[str, Any],
-        Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
-    ] = Field(default_factory=dict)
-    """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... It
-    is merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's
-    container is the one named engine. The API server's answer to a pod that it refuses is shown in the conditions."""
 
 
 class TokenSecret(Model):

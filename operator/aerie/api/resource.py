@@ -32,7 +32,8 @@ class Metrics(Model):
     """How Aerie reads the engines' metrics."""
 
     interval: Annotated[timedelta, Between("1s", "5m")] = timedelta(seconds=15)
-    """Time between two readings of a pod."""
+    """Time between two readings of a pod while a rollout is under way. All others are read four times slower, up to a minute
+    apart, for the figures in the status."""
 
 
 class Spec(Model):

@@ -48,9 +48,10 @@ class Canary(Model):
 
 
 class Analysis(Model):
-    """How a canary is judged. Time is cut into blocks; over each, the acceptance length of the canary is compared with the
-    control's, by a test whose error rates hold although it is looked at after every block. The parameters are frozen when an
-    analysis begins: changing them takes effect with the next one."""
+    """How a canary is judged. After warmup, time is cut into blocks; over each, the acceptance length of the canary is compared
+    with the control's, by a test whose error rates hold although it is looked at after every block. A canary is accepted when
+    minBlocks and soak are over at the earliest, rejected as soon as the figures say so, and undecided at deadline. The parameters
+    are frozen when an analysis begins: changing them takes effect with the next one."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

@@ -80,7 +80,7 @@ class Arm(Model):
     revision: Word
     """Hash of all that determines the pods: target, engine, drafter and speculation setting."""
     drafter: Text | None = None
-    """The drafter: its source in short, with the kind that its config tells, such as EAGLE 3.1."""
+    """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
     setting: Setting | None = None
     """The speculation setting."""
     replicas: Count = 0
@@ -90,11 +90,12 @@ class Arm(Model):
     weight: Annotated[int, Field(ge=0, le=100)] | None = None
     """Percent of the traffic."""
     acceptance_length: float | None = None
-    """Mean tokens per step, the target's own included: 1 means that no proposed token was accepted."""
+    """Mean tokens per step over the latest traffic, the target's own included: 1 means that no proposed token was accepted.
+    Absent without a drafter and before the first traffic; written again when it has moved by 3 %."""
     time_per_output_token: float | None = None
-    """Mean time per output token, in seconds."""
+    """Seconds per output token after a request's first, over the latest traffic; written again when moved by 10 %."""
     time_to_first_token: float | None = None
-    """Mean time to the first token, in seconds."""
+    """Seconds from a request's arrival to its first token, over the latest traffic; written again when moved by 20 %."""
 
 
 class CanaryArm(Arm):
@@ -205,7 +206,8 @@ class Status(Model):
     observed_generation: Count | None = None
     """Generation of the resource that the status speaks of."""
     phase: Phase | None = None
-    """What is going on, in a word."""
+    """What is going on, in a word. Preflight and Starting lead to the first pods, WarmingUp to Promoting or RollingBack are a
+    rollout; AwaitingApproval and Held wait for a person; Ready, Paused and Failed are what the conditions explain."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),

@@ -3,6 +3,7 @@
     names       labels, selectors and names
     revision    which fields of the resource determine a pod
     merge       the user's podTemplate over the pod that Aerie builds
+    protect     what that has to leave as it is
     pod         the engine's pod
     workload    Deployment and PodDisruptionBudget
     network     Services and the HTTPRoute

@@ -20,6 +20,7 @@ from aerie.api.source import HuggingFaceSource, ImageSource, Source, VolumeClaim
 from aerie.engine import flags
 from aerie.resources import names
 from aerie.resources.merge import merged
+from aerie.resources.protect import protect
 
 GRACE = 120
 """Seconds between a pod's deletion and its kill, where podTemplate says nothing: a long answer takes minutes."""
@@ -40,7 +41,8 @@ def template(resource: SpeculativeDeployment, speculative_config: Mapping[str, A
     """The pod template of the engine, without the labels of its group.
 
     `speculative_config` is vLLM's `--speculative-config` for the resource's drafter and setting (`drafter_location` is its
-    `model`), or None for an engine without a drafter. Raises ArgumentError when the user's arguments include one of Aerie's.
+    `model`), or None for an engine without a drafter. Raises ArgumentError when the user's arguments include one of Aerie's, and
+    TemplateError when podTemplate takes away what the engine needs.
     """
     given = resource.spec.engine.pod_template
     base = {"metadata": {"labels": {}, "annotations": {}}, "spec": _spec(resource, speculative_config)}
@@ -48,7 +50,9 @@ def template(resource: SpeculativeDeployment, speculative_config: Mapping[str, A
         return base
     own = {key: value for key, value in (given.metadata.labels if given.metadata else {}).items() if "aerie.dev/" not in key}
     annotations = dict(given.metadata.annotations) if given.metadata else {}
-    return {"metadata": {"labels": own, "annotations": annotations}, "spec": merged(base["spec"], given.spec)}
+    spec = merged(base["spec"], given.spec)
+    protect(base["spec"], spec)
+    return {"metadata": {"labels": own, "annotations": annotations}, "spec": spec}
 
 
 def target_location(resource: SpeculativeDeployment) -> str:

@@ -27,6 +27,7 @@ from aerie.engine.catalog import Catalog
 from aerie.engine.speculation import Off, Setting, Static, max_tokens
 from aerie.resources import names, network, pod, preflight, workload
 from aerie.resources.drift import drifted, stamped
+from aerie.resources.protect import TemplateError
 from aerie.resources.revision import revision
 from aerie.rollout import pods
 from aerie.rollout.choice import choose
@@ -123,7 +124,7 @@ def read_wanted(resource: SpeculativeDeployment, no_drafter: str = "") -> Wanted
             drafter = flags.Drafter(pod.drafter_location(resource) or "", spec.drafter.method, _commit(spec.drafter.source))
             config = flags.speculative_config(setting, drafter, engine.version, arguments.read(spec.engine.args))
         return replace(wanted, template=pod.template(resource, config))
-    except arguments.ArgumentError as error:
+    except (arguments.ArgumentError, TemplateError) as error:
         return replace(wanted, problem=str(error))
 
 

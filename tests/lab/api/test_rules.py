@@ -19,6 +19,10 @@ Offer = Callable[..., dict[str, Any]]
 FILES = "can come to mean other files, and pods of one revision would then serve different weights"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+PORTS = (
+    "the engine listens on port 8000, and Services, probes and metrics find it by the name http: give other ports other names "
+    "and numbers"
+)
 IN_POD = "and clients use the Service that bears the name of the resource"
 
 
@@ -43,6 +47,10 @@ def image(reference: str = f"registry.example/llama@{DIGEST}", path: str = "/") 
 
 def variable(**fields: Any) -> Changes:
     return {"engine.env": [{"name": "A", **fields}]}
+
+
+def container(name: str = "engine", **fields: Any) -> Changes:
+    return {"engine.podTemplate": {"spec": {"containers": [{"name": "log"}, {"name": name, **fields}]}}}
 
 
 def gateway(**fields: Any) -> Changes:
@@ -160,6 +168,50 @@ CASES = [
         "spec.engine.env",
         "tokenSecret sets the variable HF_TOKEN, which env sets too: leave one of them out",
         {"engine.tokenSecret": {"name": "hub"}, "engine.env": [{"name": "HF_HUB_OFFLINE", "value": "1"}]},
+    ),
+    # -- podTemplate
+    Case(
+        "args of the engine",
+        container(args=["--max-model-len=8192"]),
+        "spec.engine.podTemplate.spec.containers[1].args",
+        "args would replace those by which Aerie gives the engine its model and drafter: write further arguments in "
+        "spec.engine.args",
+        container("side", args=["--max-model-len=8192"]),
+    ),
+    Case(
+        "image of the engine",
+        container(image="vllm/vllm-openai:v0.33.0"),
+        "spec.engine.podTemplate.spec.containers[1].image",
+        "the engine's image belongs in spec.engine.image, because the version of vLLM is told by it",
+        container("side", image="vllm/vllm-openai:v0.33.0"),
+    ),
+    Case(
+        "the engine's port under another name",
+        container(ports=[{"containerPort": 8000, "name": "api"}]),
+        "spec.engine.podTemplate.spec.containers[1].ports",
+        PORTS,
+        container(ports=[{"containerPort": 8000, "name": "http"}, {"containerPort": 8000}, {"containerPort": 1, "name": "api"}]),
+    ),
+    Case(
+        "the engine's port by another number",
+        container(ports=[{"containerPort": 9000, "name": "http"}]),
+        "spec.engine.podTemplate.spec.containers[1].ports",
+        PORTS,
+        container("side", ports=[{"containerPort": 9000, "name": "http"}]),
+    ),
+    Case(
+        "engines that end",
+        {"engine.podTemplate": {"spec": {"restartPolicy": "Never"}}},
+        "spec.engine.podTemplate.spec.restartPolicy",
+        "engines are restarted always: leave restartPolicy out, or write Always",
+        {"engine.podTemplate": {"spec": {"restartPolicy": "Always"}}},
+    ),
+    Case(
+        "a label of Aerie's",
+        {"engine.podTemplate": {"metadata": {"labels": {"aerie.dev/revision": "mine"}}}},
+        "spec.engine.podTemplate.metadata.labels",
+        "labels that begin with aerie.dev/ are those by which Aerie finds its pods: leave them out",
+        {"engine.podTemplate": {"metadata": {"labels": {"example.com/aerie.dev": "mine"}}}},
     ),
     # -- speculation
     Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from aerie.api import SpeculativeDeployment
 from aerie.engine.speculation import Off, Static
 from aerie.resources import names, network, pod, workload
+from aerie.resources.protect import TemplateError
 from aerie.resources.revision import FORM, revision
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
@@ -106,6 +108,66 @@ def test_the_pod_template_is_merged_over_the_pod_but_not_over_our_labels() -> No
     assert engine(template)["workingDir"] == "/tmp"
     assert engine(template)["image"] == "vllm/vllm-openai:v0.33.0"
     assert [c["name"] for c in template["spec"]["containers"]] == ["engine", "log"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"restartPolicy": "Never"}, "spec.engine.podTemplate.spec.restartPolicy is Never, and engines are restarted always"),
+        ({"containers": [{"name": "engine", "$patch": "delete"}]}, "removes the container engine, which is the engine"),
+        ({"containers": [{"name": "engine", "$patch": "replace", "image": "a"}]}, "would replace those by which the engine gets"),
+        ({"containers": [{"name": "log"}, {"$patch": "replace"}]}, "removes the container engine"),
+        ({"containers": None}, "removes the container engine"),
+        ({"containers": [{"name": "engine", "args": ["serve"]}]}, "containers[engine].args would replace"),
+        ({"containers": [{"name": "engine", "args": None}]}, "write spec.engine.args"),
+        ({"containers": [{"name": "engine", "image": "mine:1"}]}, "write spec.engine.image"),
+        ({"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "api"}]}]}, "the port 8000 named http"),
+        ({"containers": [{"name": "engine", "ports": [{"containerPort": 9000, "name": "http"}]}]}, "the port 8000 named http"),
+        ({"containers": [{"name": "engine", "ports": None}]}, "the port 8000 named http"),
+        ({"containers": [{"name": "engine", "readinessProbe": None}]}, "readinessProbe cannot be removed, because requests"),
+        ({"containers": [{"name": "engine", "startupProbe": None}]}, "startupProbe cannot be removed, because engines"),
+        ({"volumes": [{"name": "target", "emptyDir": {}}]}, "write spec.model.source or spec.drafter.source"),
+        ({"volumes": None}, "write spec.model.source or spec.drafter.source"),
+        (
+            {"containers": [{"name": "engine", "volumeMounts": [{"mountPath": "/models/drafter", "name": "mine"}]}]},
+            "write spec.model.source or spec.drafter.source",
+        ),
+    ],
+)
+def test_what_the_engine_needs_cannot_be_taken_away(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(TemplateError, match=re.escape(says)):
+        pod.template(on_claims(podTemplate={"spec": spec}), DRAFT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"command": ["/opt/run.sh", "vllm", "serve"]},
+        {"ports": [{"containerPort": 9100, "name": "side"}]},
+        {"livenessProbe": None},
+        {"startupProbe": {"failureThreshold": 3}},
+        {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm2"}]},
+        {"env": [{"name": "A", "value": "b"}], "resources": {"limits": {"cpu": "1"}}, "lifecycle": {"preStop": None}},
+    ],
+)
+def test_the_rest_may_change(changes: dict[str, Any]) -> None:
+    spec = {
+        "restartPolicy": "Always",
+        "initContainers": [{"name": "warm", "image": "a"}],
+        "containers": [{"name": "engine", **changes}, {"name": "log", "image": "b", "args": ["c"]}],
+        "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "16Gi"}}, {"name": "mine", "emptyDir": {}}],
+    }
+    template = pod.template(on_claims(podTemplate={"spec": spec}), DRAFT)
+    made = engine(template)
+    for name, value in changes.items():
+        assert (name not in made) if value is None else made[name] != engine(pod.template(on_claims(), DRAFT)).get(name)
+    assert [one["name"] for one in template["spec"]["containers"]] == ["engine", "log"]
+
+
+def on_claims(**of_engine: Any) -> SpeculativeDeployment:
+    """A resource whose models are volumes of the pod."""
+    source = {"source": {"volumeClaim": {"claimName": "models", "path": "a"}}}
+    return resource(model=source, drafter=source, engine={"image": "vllm/vllm-openai:v0.33.0", **of_engine})
 
 
 def test_arms_of_one_revision_have_pods_apart_and_a_promoted_canary_keeps_its_pods() -> None:

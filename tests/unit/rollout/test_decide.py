@@ -414,6 +414,10 @@ def test_what_the_api_server_refuses_is_said_and_told_once() -> None:
         ({"drafter": None}, "spec.drafter is missing"),
         ({"engine": {"image": "vllm/vllm-openai:latest"}}, "version"),
         ({"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--nnodes=2"]}}, "--nnodes"),
+        (
+            {"engine": {"image": "a/b:v0.33.0", "podTemplate": {"spec": {"containers": [{"name": "engine", "args": ["a"]}]}}}},
+            "write spec.engine.args",
+        ),
     ],
 )
 def test_a_spec_that_cannot_run_is_said_without_a_job(spec: dict[str, Any], said: str) -> None:

@@ -1,0 +1,121 @@
+"""What a user may merge into the engine's pods, and what is refused of it at apply.
+
+A pod's spec is not repeated here: any field of it is kept as it is written and merged (aerie.resources.merge). Only the fields
+without which Aerie would not find its engine again, or would judge another one than it preflights, are declared, so that the
+API server can run rules on them. What only shows in the merged pod, resources/pod.py refuses, and what Kubernetes refuses of
+the rest ends up in a condition.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from aerie.api.base import Json, Model, Rule, rules
+
+_ENGINE = "has(self.name) && self.name == 'engine'"
+
+_PORT: Json = {
+    "type": "object",
+    "description": "A port, as of any container.",
+    "properties": {
+        "name": {"type": "string", "maxLength": 63, "description": "Name of the port; http is the engine's own."},
+        "containerPort": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 65535,
+            "description": "Number of the port; 8000 is the engine's own.",
+        },
+    },
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+
+_CONTAINER: Json = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 63, "description": "Name of the container; engine is the engine's."},
+        "image": {"type": "string", "maxLength": 512, "description": "Image, of further containers only."},
+        "args": {
+            "type": "array",
+            "maxItems": 256,
+            "items": {"type": "string", "maxLength": 4096},
+            "description": "Arguments, of further containers only.",
+        },
+        "ports": {"type": "array", "maxItems": 32, "items": _PORT, "description": "Further ports."},
+    },
+    "x-kubernetes-preserve-unknown-fields": True,
+    **rules(
+        Rule(
+            f"!({_ENGINE} && has(self.args))",
+            "args would replace those by which Aerie gives the engine its model and drafter: write further arguments in "
+            "spec.engine.args",
+            field=".args",
+        ),
+        Rule(
+            f"!({_ENGINE} && has(self.image))",
+            "the engine's image belongs in spec.engine.image, because the version of vLLM is told by it",
+            field=".image",
+        ),
+        Rule(
+            f"!({_ENGINE} && has(self.ports)) || self.ports.all(port, !has(port.name) || !has(port.containerPort) "
+            "|| (port.name == 'http') == (port.containerPort == 8000))",
+            "the engine listens on port 8000, and Services, probes and metrics find it by the name http: give other ports other "
+            "names and numbers",
+            field=".ports",
+        ),
+    ),
+}
+
+_SPEC: Json = {
+    "properties": {
+        "containers": {
+            "type": "array",
+            "maxItems": 32,
+            "items": {
+                "description": "A container: the engine's, where its name is engine, or a further one. Any field of a container "
+                "may be written. command of the engine replaces the entry point of its image, and gets the engine's arguments.",
+                **_CONTAINER,
+            },
+            "description": "Changes of the engine's container, and further containers.",
+        },
+        "restartPolicy": {
+            "type": "string",
+            "maxLength": 32,
+            "description": "Always.",
+            **rules(Rule("self == 'Always'", "engines are restarted always: leave restartPolicy out, or write Always")),
+        },
+    },
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+
+
+class PodMetadata(Model):
+    """Labels and annotations for the engine's pods."""
+
+    labels: Annotated[
+        dict[str, Annotated[str, Field(max_length=63)]],
+        Field(
+            max_length=64,
+            json_schema_extra=rules(
+                Rule(
+                    "self.all(key, !key.startsWith('aerie.dev/'))",
+                    "labels that begin with aerie.dev/ are those by which Aerie finds its pods: leave them out",
+                )
+            ),
+        ),
+    ] = Field(default_factory=dict)
+    """Labels to add. Those that begin with aerie.dev/ are Aerie's own."""
+    annotations: Annotated[dict[str, Annotated[str, Field(max_length=16384)]], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations to add."""
+
+
+class PodTemplate(Model):
+    """What is merged into the pods: scheduling, volumes, further containers, and whatever else a pod's spec has."""
+
+    metadata: PodMetadata | None = None
+    """Labels and annotations to add."""
+    spec: Annotated[dict[str, Any], Field(json_schema_extra=_SPEC)] = Field(default_factory=dict)
+    """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... It
+    is merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's
+    container is the one named engine. The API server's answer to a pod that it refuses is shown in the conditions."""
