@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
@@ -66,7 +67,10 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
     """All rules and effects in one scenario."""
     scenario = SCENARIOS[name]
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    scatters, offsets = _histories(scenario, min(HISTORIES, runs), random)
+    stable = max(2, 3 if scenario.fresh else scenario.controls)
+    # Scrapes are lost, pods restart and load grows only in the rollout.
+    before = replace(scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
+    scatters, offsets = _histories(before, stable, min(HISTORIES, runs), seed)
     terms = Terms(pods=(scenario.canaries, scenario.controls), deadline=HORIZON)
     decisions: dict[tuple[str, float], list[Decisions]] = defaultdict(list)
     for begin in range(0, runs, CHUNK):
@@ -88,11 +92,11 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
     }
 
 
-def _histories(scenario: Scenario, count: int, random: np.random.Generator) -> tuple[list[Scatter], Floats]:
-    """What a day of the stable pods tells, and their lasting factors. Scrapes are lost and pods restart only in the rollout."""
-    stable = max(2, 3 if scenario.fresh else scenario.controls)
-    offsets = 1 + scenario.traffic.offset_sd * random.standard_normal((count, stable, 1))
-    traffic = replace(scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
+@cache
+def _histories(traffic: Traffic, stable: int, count: int, seed: int) -> tuple[list[Scatter], Floats]:
+    """What a day of so many stable pods tells, and their lasting factors; the same for scenarios that begin alike."""
+    random = np.random.default_rng([seed, zlib.crc32(repr((traffic, stable)).encode())])
+    offsets = 1 + traffic.offset_sd * random.standard_normal((count, stable, 1))
     scatters = []
     for begin in range(0, count, 50):
         some = offsets[begin : begin + 50]
