@@ -104,7 +104,7 @@ def settings() -> kopf.OperatorSettings:
         if selector:
             made.watching.label_selectors[_address(kind)] = selector
     made.persistence.diffbase_storage = _NoMemory()
-    made.queueing.idle_timeout = 0.5  # until a worker, one per object, lets go of the object that it saw last
+    made.queueing.idle_timeout = 0.1  # until a worker, one per object, lets go of the object that it saw last
     made.process.ultimate_exiting_timeout = 10
     return made
 

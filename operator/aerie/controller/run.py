@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Options:
 
 async def run(options: Options) -> int:
     """Until SIGTERM or SIGINT, or until the lease is lost; the exit status."""
+    gc.freeze()  # what has been imported stays; a full collection would walk over it and hold up everything for a while
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

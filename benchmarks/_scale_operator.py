@@ -1,0 +1,112 @@
+"""An operator as a process of its own, and what it says of itself."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+IMAGE = "bench.example/preflight:1"
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Metrics:
+    """One reading of /metrics."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [(name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SAMPLE.findall(text)]
+
+    def total(self, name: str, **wanted: str) -> float:
+        """The sum over all series that have these labels."""
+        return sum(value for found, labels, value in self._samples if found == name and wanted.items() <= labels.items())
+
+    def buckets(self, name: str) -> list[tuple[float, float]]:
+        """Bounds and cumulative counts of a histogram."""
+        return [(float(labels["le"]), value) for found, labels, value in self._samples if found == f"{name}_bucket"]
+
+    @property
+    def passes(self) -> float:
+        """Passes that ended well."""
+        return self.total("aerie_reconcile_seconds_count", outcome="done")
+
+    @property
+    def writes(self) -> Mapping[str, float]:
+        """Calls that write, by verb, the Lease's aside: it alone is written with PUT."""
+        return {verb: self.total("aerie_api_calls_total", verb=verb) for verb in ("PATCH", "POST", "DELETE")}
+
+
+def quantile(buckets: list[tuple[float, float]], share: float) -> float:
+    """As Prometheus estimates it: linear within a bucket."""
+    wanted, low, below = share * buckets[-1][1], 0.0, 0.0
+    for bound, count in buckets:
+        if count >= wanted:
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / max(1e-9, count - below)
+        low, below = bound, count
+    return low
+
+
+class Operator:
+    """One process; ended with the block."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        command = [sys.executable, "-m", "aerie.cli", "operator", "--lease-namespace", "default", "--preflight-image", IMAGE]
+        command += ["--health-port", "0", "--metrics-port", str(self._port)]
+        self.began = time.monotonic()
+        with log.open("ab") as output:
+            environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End it, if it has not ended yet."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(60)
+
+    def metrics(self) -> Metrics:
+        """What it says now."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as answer:
+            return Metrics(answer.read().decode())
+
+    def until(self, look: Callable[[Metrics], bool], what: str, within: float = 120.0, every: float = 0.1) -> float:
+        """Ask until it says so; the seconds since the start of its process."""
+        deadline = time.monotonic() + within
+        while True:
+            try:
+                if look(self.metrics()):
+                    return time.monotonic() - self.began
+            except OSError:
+                pass  # it does not listen yet
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the operator has ended with status {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {within:g} s: {what}")
+            time.sleep(every)
+
+    def cpu(self) -> float:
+        """Seconds of CPU time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self, line: str = "VmRSS") -> float:
+        """MiB of resident memory; VmHWM: the most there ever was."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(row.split()[1]) for row in status if row.startswith(f"{line}:")) / 1024

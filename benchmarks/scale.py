@@ -1,0 +1,292 @@
+"""What the operator costs with a thousand resources: a lab whose engines are processless pods, the operator in its own process.
+
+Every resource has come to its steady state by the operator's own doing: Job and ConfigMap of the preflight (whose image says yes
+at once), Deployment, Service and budget; the pods of both are there besides.
+
+| key                       | what is measured                                                                                  |
+|---------------------------|---------------------------------------------------------------------------------------------------|
+| resources, children       | SpeculativeDeployments, and objects that the operator has made for them; pods come on top         |
+| first_pass_s              | from the start of the process until it has passed over each resource once                         |
+| rss_mib                   | most resident memory of the process, from its start to the end of the steady state                |
+| steady_writes             | its writes in ten minutes; all resources are annotated each minute, and lists go on as usual;     |
+|                           | renewals of the Lease aside                                                                       |
+| noop_reconciles_per_s     | passes that find nothing to do, per second of the process's CPU time, the events that cause them  |
+|                           | included: resources are annotated, 3,000 times in all                                             |
+| event_to_decision_p99_ms  | from a change of a budget by somebody else until it is seen repaired, which is more              |
+| loop_lag_p99_ms           | how late the event loop runs a timer, over the whole life of the process (its own histogram)      |
+| failover_s                | from kill -9 of the leader to the first write of the second operator; the longest of three        |
+| cost_ms_100, cost_ms_1000 | CPU time of one pass with nothing to do, its event included, with 100 and with 1,000 resources    |
+| cost_ratio_1000_to_100    | the second over the first                                                                         |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aerie_lab.cluster import Lab, Settings
+from aerie_lab.kube.client import KubeClient, path
+from aerie_lab.node.support import PROCESSLESS
+from benchmarks._scale_operator import IMAGE, Operator, quantile
+
+NAMESPACES = [f"scale-{number}" for number in range(10)]
+SMALL, LARGE = 100, 1000
+STEADY_S = 600.0
+POKE_EVERY_S = 60.0
+PASSES = 3000
+CHANGES = 300
+KILLS = 3
+DEFINITION = Path(__file__).resolve().parent.parent / "crds" / "aerie.dev_speculativedeployments.yaml"
+API = "aerie.dev/v1alpha1"
+CHILDREN = {
+    "deployments": "apps/v1",
+    "services": "v1",
+    "poddisruptionbudgets": "policy/v1",
+    "jobs": "batch/v1",
+    "configmaps": "v1",
+}
+# What the preflight Job's image does in this lab.
+TABLE = """
+[[image]]
+repository = "bench.example/preflight"
+entrypoint = ["/bin/sh", "-c", "printf '{\\"ok\\": true, \\"summary\\": \\"passed\\"}' > /dev/termination-log"]
+"""
+
+
+def measure() -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
+        table, log = Path(folder) / "images.toml", Path(folder) / "operator.log"
+        table.write_text(TABLE)
+        settings = Settings(name="bench", nodes=4, pods=1000, gateway=False, images=[str(table)])
+        try:
+            with Lab.up(settings) as lab:
+                return Scale(lab, log).measure()
+        except BaseException:
+            print(log.read_text(errors="replace")[-5000:] if log.exists() else "")
+            raise
+
+
+class Scale:
+    """One run."""
+
+    def __init__(self, lab: Lab, log: Path) -> None:
+        self.lab, self.log, self.began = lab, log, time.monotonic()
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    def operator(self) -> Operator:
+        return Operator(self.lab.kubeconfig, self.log)
+
+    def measure(self) -> dict[str, float]:
+        self.lab.apply(yaml.safe_load(DEFINITION.read_text()))
+        self.lab.kubectl("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
+        for name in NAMESPACES:
+            self.lab.kubectl("create", "namespace", name)
+        self.populate(0, SMALL)
+        with self.operator() as operator:
+            self.first_pass(operator, SMALL)
+            few = self.cost(operator, SMALL)
+        self.populate(SMALL, LARGE)
+        with self.operator() as operator:
+            first = self.first_pass(operator, LARGE)
+            many = self.cost(operator, LARGE)
+            reaction = self.reactions()
+            writes = self.steady(operator)
+            most = operator.memory("VmHWM")
+            self.say(f"resident: {operator.memory():.0f} MiB now, {most:.0f} MiB at most")
+            lags = operator.metrics().buckets("aerie_loop_lag_seconds")
+        failover = self.failover()
+        return {
+            "resources": LARGE,
+            "children": sum(len(found) for found in self.children().values()),
+            "first_pass_s": round(first, 2),
+            "rss_mib": round(most, 1),
+            "steady_writes": writes,
+            "noop_reconciles_per_s": round(1000 / many),
+            "event_to_decision_p99_ms": round(reaction),
+            "loop_lag_p99_ms": round(1000 * quantile(lags, 0.99), 1),
+            "failover_s": round(failover, 1),
+            "cost_ms_100": round(few, 2),
+            "cost_ms_1000": round(many, 2),
+            "cost_ratio_1000_to_100": round(many / few, 2),
+        }
+
+    # -- the parts
+    def populate(self, first: int, last: int) -> None:
+        """Make resources, and have an operator bring them to their steady state."""
+        self.say(f"resources {first} to {last} are made")
+        self.run(lambda client: each(range(first, last), lambda number: client.apply(resource(number))))
+        with self.operator():
+            told = 0.0
+            while (ready := sum(is_ready(item) for item in self.resources())) < last:
+                if time.monotonic() - told > 15:
+                    told = time.monotonic()
+                    self.say(f"{ready} of {last} are Ready")
+                time.sleep(1)
+            time.sleep(5)
+        self.say(f"all {last} are Ready")
+
+    def first_pass(self, operator: Operator, count: int) -> float:
+        seconds = operator.until(lambda found: found.passes >= count, "each resource was passed over")
+        self.say(f"the first pass over {count} resources was over {seconds:.2f} s after the start")
+        time.sleep(30)  # until the lists that follow Kopf's are over
+        self.say(f"resident: {operator.memory():.0f} MiB")
+        return seconds
+
+    def cost(self, operator: Operator, count: int) -> float:
+        """Milliseconds of CPU time for a pass that finds nothing to do."""
+        before, cpu = operator.metrics().passes, operator.cpu()
+        for number in range(1, PASSES // count + 1):
+            self.poke(f"cost-{number}", count)
+            wanted = before + number * count
+            # Not asked more often: answering costs it as much as a pass.
+            operator.until(lambda now, wanted=wanted: now.passes >= wanted, "all were passed over again", 600, 0.5)  # type: ignore[misc]
+        passes, spent = operator.metrics().passes - before, operator.cpu() - cpu
+        self.say(f"{passes:.0f} passes with nothing to do took {spent:.2f} s of CPU time with {count} resources")
+        return 1000 * spent / passes
+
+    def poke(self, mark: str, count: int) -> None:
+        """Annotate every resource: an event for each, and nothing to do."""
+        patch = {"metadata": {"annotations": {"bench.example/poke": mark}}}
+        self.run(lambda client: each(range(count), lambda number: client.patch(where(number), patch)))
+
+    def reactions(self) -> float:
+        """Milliseconds, 99th percentile."""
+        chance = random.Random(1)  # noqa: S311 - no secrets
+        seconds: list[float] = sorted(self.run(lambda client: repaired(client, chance.randrange(LARGE))) for _ in range(CHANGES))
+        self.say(f"a changed budget is repaired after {1000 * statistics.median(seconds):.0f} ms (median of {CHANGES})")
+        return 1000 * statistics.quantiles(seconds, n=100, method="inclusive")[-1]
+
+    def steady(self, operator: Operator) -> float:
+        """Writes of the operator in ten minutes in which nothing needs one."""
+        before, children = operator.metrics(), self.children()
+        statuses = {name_of(item): item["status"] for item in self.resources()}
+        began = time.monotonic()
+        for number in range(int(STEADY_S / POKE_EVERY_S)):
+            self.poke(f"steady-{number}", LARGE)
+            time.sleep(max(0.0, began + (number + 1) * POKE_EVERY_S - time.monotonic()))
+            self.say(f"steady: {operator.metrics().passes - before.passes:.0f} passes, {operator.memory():.0f} MiB")
+        after = operator.metrics()
+        writes = {verb: after.writes[verb] - before.writes[verb] for verb in before.writes}
+        self.say(f"in {time.monotonic() - began:.0f} s: {after.passes - before.passes:.0f} passes, writes {writes}")
+        assert {name_of(item): item["status"] for item in self.resources()} == statuses, "a status has changed"
+        for kind, versions in self.children().items():
+            assert versions == children[kind], f"{kind} have changed"
+        return sum(writes.values())
+
+    def failover(self) -> float:
+        """Seconds."""
+        found: list[float] = []
+        leader = self.operator()
+        leader.until(lambda now: now.passes >= LARGE, "it leads")
+        for _ in range(KILLS):
+            with self.operator() as second:
+                second.until(lambda _: True, "it stands by")
+                time.sleep(10)
+                leader.end(signal.SIGKILL)
+                found.append(self.run(lambda client: repaired(client, LARGE // 2, within=120)))
+                self.say(f"the second operator acted {found[-1]:.1f} s after the first was killed")
+                leader, second.process = second, leader.process  # the block ends what is dead already
+        leader.end()
+        return max(found)
+
+    # -- the cluster
+    def run(self, work: Callable[[KubeClient], Awaitable[Any]]) -> Any:
+        async def connected() -> Any:
+            async with self.lab.client() as client:
+                return await work(client)
+
+        return asyncio.run(connected())
+
+    def resources(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.run(lambda client: client.get(path(API, "speculativedeployments")))["items"]
+        return items
+
+    def children(self) -> dict[str, dict[str, str]]:
+        """By kind, the version of each child."""
+        found = {}
+        for kind, version in CHILDREN.items():
+            at = path(version, kind)
+            listed = self.run(lambda client, at=at: client.get(at, labelSelector="aerie.dev/name"))["items"]  # type: ignore[misc]
+            found[kind] = {name_of(item): item["metadata"]["resourceVersion"] for item in listed}
+        return found
+
+
+async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at_once: int = 16) -> None:
+    """Do it for every number, several at once."""
+    left = iter(numbers)
+
+    async def one() -> None:
+        for number in left:
+            await work(number)
+
+    await asyncio.gather(*(one() for _ in range(at_once)))
+
+
+async def repaired(client: KubeClient, number: int, within: float = 30.0) -> float:
+    """Change the budget of a resource; the seconds until the change is seen to be taken back."""
+    budgets = path("policy/v1", "poddisruptionbudgets", namespace_of(number))
+    began = time.monotonic()
+    changed = await client.patch(f"{budgets}/{name(number)}", {"spec": {"maxUnavailable": 2}})
+    version, only = changed["metadata"]["resourceVersion"], f"metadata.name={name(number)}"
+    async with asyncio.timeout(within):
+        async for _, item in client.watch(budgets, version, fieldSelector=only):
+            if item.get("spec", {}).get("maxUnavailable") == 1:
+                return time.monotonic() - began
+    raise AssertionError("the watch has ended")
+
+
+def name(number: int) -> str:
+    return f"chat-{number:04}"
+
+
+def namespace_of(number: int) -> str:
+    return NAMESPACES[number % len(NAMESPACES)]
+
+
+def where(number: int) -> str:
+    return path(API, "speculativedeployments", namespace_of(number), name(number))
+
+
+def name_of(item: dict[str, Any]) -> str:
+    return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+
+
+def is_ready(item: dict[str, Any]) -> bool:
+    return bool((item.get("status") or {}).get("phase") == "Ready")
+
+
+def resource(number: int) -> dict[str, Any]:
+    """As a user would write it, but for the annotation by which the lab takes its pods for ready."""
+
+    def source(repository: str) -> dict[str, Any]:
+        return {"huggingFace": {"repo": repository, "revision": "0" * 40}}
+
+    return {
+        "apiVersion": API,
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": name(number), "namespace": namespace_of(number)},
+        "spec": {
+            "replicas": 1,
+            "model": {"source": source("example/target")},
+            "engine": {
+                "image": "vllm/vllm-openai:v0.33.0",
+                "args": ["--max-model-len=8192"],
+                "podTemplate": {"metadata": {"annotations": {PROCESSLESS: "true"}}, "spec": {}},
+            },
+            "drafter": {"source": source("example/drafter")},
+        },
+    }
+
+
+assert IMAGE.partition(":")[0] in TABLE
