@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from aerie.rollout.analysis.blocks import Rule
-from aerie.rollout.analysis.calibration import History, Scatter
+from aerie.rollout.analysis.calibration import UNCALIBRATED, History, Scatter
 from aerie.rollout.analysis.criteria import Terms
 from benchmarks._canary_blocks import close, per_scrapes, pods_per_block
 from benchmarks._canary_model import SCRAPE, Floats, Traffic, simulate
@@ -43,6 +43,8 @@ class Scenario:
     """Whether the control pods are as young as the canary; else they are a day old."""
     aging: float = 0.0
     """What acceptance length loses over a pod's first hours (1 - exp(-age / 6 h)) of it."""
+    history: bool = True
+    """Whether a day of stable pods came before; else the bounds are those of caution."""
     counts: bool = True
     """Whether it is one that a rule is held to; not so where the arms are not comparable in the first place."""
 
@@ -58,6 +60,7 @@ SCENARIOS = {
     "drift": Scenario("load doubles, mix shifts", Traffic(growth=2.0, mix_trend=0.8)),
     "resets": Scenario("each pod restarts every 2 h", Traffic(resets_per_hour=0.5)),
     "lost": Scenario("10 % of scrapes lost", Traffic(lost=0.1)),
+    "new": Scenario("no history of stable pods", history=False),
     "aging": Scenario("acceptance falls 6 % with age, fresh control pod", controls=1, fresh=True, aging=0.06),
     "aged": Scenario("the same against stable pods a day old", aging=0.06, counts=False),
 }
@@ -80,7 +83,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
         counters = simulate(scenario.traffic, len(chosen), pods, HORIZON, random, factors)
         blocks = close(counters, scenario.canaries, RULE)
         canary, control = per_scrapes(counters.all_drafts, counters.all_accepted, scenario.canaries, round(60 / SCRAPE))
-        mine = [scatters[index] for index in chosen.tolist()]
+        mine = [scatters[index] if scenario.history else UNCALIBRATED for index in chosen.tolist()]
         for effect in EFFECTS:
             better = canary * (1 + effect)
             decisions["ours", effect].append(ours(blocks, effect, mine, terms))

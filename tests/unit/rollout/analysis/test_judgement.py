@@ -229,6 +229,20 @@ def test_the_reason_says_what_would_decide_it() -> None:
     assert figures.blocks == 20
 
 
+def test_pods_that_differ_for_good_cannot_show_a_small_margin() -> None:
+    apart = replace(CALM, offset_sd=0.02)
+    _, judgement = after(20, replace(TERMS, scatters={**TERMS.scatters, "AcceptanceLength": apart}))
+    assert "which these pods cannot show: lasting differences between pods hide it, so compare more of them" in judgement.reason
+
+
+def test_an_estimate_below_the_margin_needs_more_than_time() -> None:
+    state = State(0.0)
+    for index in range(1, 7):
+        swing = 0.2 * (-1) ** index
+        state = count(state, Block(120.0 * index - 120, 120.0 * index, side(accepted=0.9 + swing), side()), TERMS)
+    assert "which time alone will not show: the estimate itself is not" in judge(state, TERMS, 720.0)[1].reason
+
+
 def test_alphas_of_rolling_back_add_up_to_five_percent_and_halve_with_each_attempt() -> None:
     def alphas(terms: Terms) -> float:
         return math.fsum(test.alpha for one in criteria(terms) for test in one.reject) + errors_alpha(terms)
