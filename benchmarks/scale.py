@@ -66,7 +66,7 @@ def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         table, log = Path(folder) / "images.toml", Path(folder) / "operator.log"
         table.write_text(TABLE)
-        settings = Settings(name="bench", nodes=4, pods=1000, gateway=False, images=[str(table)])
+        settings = Settings(name="scale", nodes=4, pods=1000, gateway=False, images=[str(table)])
         try:
             with Lab.up(settings) as lab:
                 return Scale(lab, log).measure()

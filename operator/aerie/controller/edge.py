@@ -26,6 +26,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import kopf
+from kopf._cogs.structs.ephemera import AnyMemo
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from aerie.controller.client import CHILDREN, PAGE, PODS, RESOURCES, ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
@@ -91,6 +93,20 @@ class _NoMemory(kopf.DiffBaseStorage):
         pass
 
 
+class _NoMemories(ResourceMemories):
+    """Kopf would keep a record of every object for as long as it is there; for handlers of events nothing is ever in it."""
+
+    async def recall(
+        self,
+        raw_body: kopf.RawBody,
+        *,
+        memobase: AnyMemo | None = None,
+        noticed_by_listing: bool = False,
+        ephemeral: bool = True,  # noqa: ARG002 - always
+    ) -> ResourceMemory:
+        return await super().recall(raw_body, memobase=memobase, noticed_by_listing=noticed_by_listing, ephemeral=True)
+
+
 def settings() -> kopf.OperatorSettings:
     """Kopf without all that it would do besides watching."""
     made = kopf.OperatorSettings()
@@ -115,6 +131,7 @@ async def watch(mirror: Mirror, namespaces: Iterable[str], stop: asyncio.Event, 
     await kopf.operator(
         registry=registry(mirror, relisted),
         settings=settings(),
+        memories=_NoMemories(),
         standalone=True,
         namespaces=listed,
         clusterwide=not listed,
