@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from aerie.api import ResourceError
 from aerie.controller.act import act, to_do
 from aerie.controller.client import RESOURCES, ApiError, Cluster
+from aerie.controller.clock import Clock
 from aerie.controller.mirror import Mirror
 from aerie.controller.observe import observe, recall
 from aerie.controller.queue import Key, WorkQueue
@@ -47,6 +48,7 @@ class Reconciler:
     preflight_image: str
     dry_run: bool = False
     catalog: Catalog = NO_CATALOG
+    clock: Clock = field(default_factory=Clock)
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -85,7 +87,7 @@ class Reconciler:
             self.scraper.forget(key)
             return None
         observed = self._with_figures(key, recall(self.mirror, document))
-        plan = decide(observed, self.preflight_image, datetime.now(UTC), self.catalog)
+        plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
         if not to_do(plan, document) and not self.dry_run:
             self.scraper.follow(key, observed, plan.status)
             return plan.again
@@ -98,7 +100,7 @@ class Reconciler:
         if document["metadata"].get("deletionTimestamp"):
             return None
         observed = self._with_figures(key, await observe(self.cluster, self.mirror, document))
-        now = datetime.now(UTC)
+        now = self.clock.now()
         plan = decide(observed, self.preflight_image, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
