@@ -177,7 +177,7 @@ def _say_hello(lab: Lab) -> None:
                 answer = client.post("/v1/chat/completions", json=body)
                 if answer.status_code == 200:
                     (choice,) = answer.json()["choices"]
-                    out.print(escape(f"... {choice['message']['content']} ..."))
+                    out.print(escape(f"... {choice['message']['content'].strip()} ..."))
                     return
             time.sleep(0.2)
     raise StartError("the gateway did not answer within 30 s: see `aerie-lab kubectl describe httproute chat`.")
