@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
+from aerie.api.base import Json, Model, Time
 from aerie.api.rollout import Analysis
 from aerie.api.speculation import MOST_TOKENS
 
@@ -239,3 +239,7 @@ class Status(Model):
         default_factory=list
     )
     """The last ten rollouts, the newest first."""
+
+    def to_dict(self) -> Json:
+        """As the API server takes it; empty lists are left out, because `kubectl describe` shows a line for each."""
+        return {name: value for name, value in super().to_dict().items() if value != []}
