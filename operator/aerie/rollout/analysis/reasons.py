@@ -15,7 +15,9 @@ def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Term
     known = pairs[first.name]
     said = f"{_capital(first.title)} is {_level(first, known)}, certainly {_wanted(first.accept)}, after {_blocks(known.count)}"
     also = (
-        f"; {_joined([one.title for one in others])} {'is' if len(others) == 1 else 'are'} certainly no worse" if others else ""
+        f"; {_joined([one.title for one in others])} {'is' if len(others) == 1 else 'are'} certainly good enough"
+        if others
+        else ""
     )
     return f"{said}{also}.{_incomparable(terms)}"
 
