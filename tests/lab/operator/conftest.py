@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie_lab.cluster import Lab
+from aerie_lab.cluster import Lab, process
 from aerie_lab.testing import Namespace, until
 
 DEFINITION = Path(__file__).resolve().parents[3] / "crds" / "aerie.dev_speculativedeployments.yaml"
@@ -38,14 +39,21 @@ class Operator:
         self.namespace, self.log = namespace, log
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it."""
+    def command(self) -> list[str]:
+        """What starts it."""
         command = [sys.executable, "-m", "aerie.cli", "operator", "--namespace", self.namespace.name]
         command += ["--lease-namespace", self.namespace.name, "--preflight-image", "aerie.dev/aerie:test"]
-        command += ["--health-port", "0", "--metrics-port", "0"]
-        environment = {**os.environ, "KUBECONFIG": str(self.namespace.lab.folder / "kubeconfig")}
+        return [*command, "--health-port", "0", "--metrics-port", "0"]
+
+    def kubeconfig(self) -> Path:
+        """The API server as it sees it."""
+        return self.namespace.lab.folder / "kubeconfig"
+
+    def start(self) -> None:
+        """Start it."""
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig())}
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            self.process = subprocess.Popen(self.command(), stdout=output, stderr=output, env=environment)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it; its exit status."""
@@ -54,6 +62,32 @@ class Operator:
         status = self.process.wait(60)
         self.process = None
         return status
+
+
+class Inside(Operator):
+    """The operator in the lab's own network, as its pod would be: it reaches the pods' addresses."""
+
+    PORT = "18080"
+
+    def _enter(self) -> list[str]:
+        lab = process.living(self.namespace.lab.folder)
+        return [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(lab)]
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [*self._enter(), *super().command(), "--metrics-port", self.PORT]
+
+    def kubeconfig(self) -> Path:
+        """The API server as it sees it."""
+        return self.namespace.lab.folder / "components" / "admin.kubeconfig"
+
+    def scrapes(self) -> int:
+        """How many metrics pages it has read."""
+        code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{self.PORT}/metrics').read().decode())"
+        done = subprocess.run([*self._enter(), sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        tried = re.findall(r"^aerie_scrape_seconds_count (\S+)", done.stdout, re.MULTILINE)
+        failed = re.findall(r"^aerie_scrape_failures_total{.*} (\S+)", done.stdout, re.MULTILINE)
+        return int(sum(map(float, tried)) - sum(map(float, failed)))
 
 
 @pytest.fixture
@@ -72,6 +106,18 @@ def operator(stopped: Operator) -> Operator:
     """A running operator."""
     stopped.start()
     return stopped
+
+
+@pytest.fixture
+def inside(namespace: Namespace, tmp_path: Path) -> Iterator[Inside]:
+    """A running operator in the lab's own network; its log is shown when the test fails."""
+    operator = Inside(namespace, tmp_path / "operator.log")
+    operator.start()
+    yield operator
+    if operator.process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            operator.end()
+    print(operator.log.read_text(errors="replace")[-5000:])  # noqa: T201
 
 
 @pytest.fixture
