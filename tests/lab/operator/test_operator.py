@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
+from aerie.engine.page import parse
+from aerie.rollout.figures import Figures, figures_of, settled
 from aerie_lab.testing import Namespace, until
 
 Wait = Callable[..., dict[str, Any]]
@@ -44,19 +46,27 @@ def holds(status: dict[str, Any], kind: str, value: str = "True") -> bool:
     return any(one["type"] == kind and one["status"] == value for one in status.get("conditions") or [])
 
 
+def shown(arm: dict[str, Any]) -> Figures:
+    return Figures(arm.get("acceptanceLength"), arm.get("timePerOutputToken"), arm.get("timeToFirstToken"))
+
+
 def message(status: dict[str, Any], kind: str) -> str:
     return str(next(one["message"] for one in status["conditions"] if one["type"] == kind))
 
 
-def test_from_a_resource_to_an_answer_and_nothing_is_written_any_more(namespace: Namespace, operator: Any, specdep: Wait) -> None:
+def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_any_more(
+    namespace: Namespace, inside: Any, specdep: Wait
+) -> None:
     host = f"{namespace.name}.example"
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
-    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}))
+    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}, metrics={"interval": "1s"}))
     status = specdep(is_ready, "it is Ready")["status"]
     assert status["stable"]["drafter"] == "models.example/eagle31"
     assert status["stable"]["setting"] == {"mode": "Static", "tokens": 3}
     columns = namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()
     assert columns[:4] == ["chat", "Ready", "models.example/eagle31", "3"]
+    assert "acceptanceLength" not in status["stable"]
+    until(lambda: inside.scrapes() >= 1, "the engine's metrics are read before there is traffic")
 
     assert namespace.lab.gateway_url is not None
     ask = {"model": "chat", "messages": [{"role": "user", "content": "Where do eagles nest?"}], "max_tokens": 8}
@@ -71,8 +81,20 @@ def test_from_a_resource_to_an_answer_and_nothing_is_written_any_more(namespace:
             return found
 
         answer = until(answered, "the gateway answers")
-    assert answer is not None
-    assert answer["usage"]["completion_tokens"] == 8
+        assert answer is not None
+        assert answer["usage"]["completion_tokens"] == 8
+        for _ in range(20):
+            client.post("/v1/chat/completions", json={**ask, "max_tokens": 64}).raise_for_status()
+        page = client.get("/metrics").content
+
+    # The window began before the first request, so it is all that the engine has counted.
+    found, read = figures_of(parse(page).counters), inside.scrapes()
+    assert found.acceptance_length is not None
+    until(lambda: inside.scrapes() >= read + 2, "the metrics are read after the last request")
+    told = specdep(lambda s: settled(shown(s["stable"]), found) == shown(s["stable"]), "the figures are what the engine counts")
+    length = told["status"]["stable"]["acceptanceLength"]
+    assert length == pytest.approx(found.acceptance_length, rel=0.04)
+    assert namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()[4] == f"{length:g}"
 
     # The last status is written when it is Ready; after that only the world may cause a write. Others write on the children
     # (their own controllers, their status), so of those it is Aerie's own writes that are looked at.
@@ -82,11 +104,11 @@ def test_from_a_resource_to_an_answer_and_nothing_is_written_any_more(namespace:
         children = namespace.kubectl("get", "deploy,svc,pdb,httproute", "--show-managed-fields", "-o", ours)
         return namespace.get("specdep", "chat")["metadata"]["resourceVersion"], children
 
-    before = written()
+    before, read = written(), inside.scrapes()
     assert len(before[1].split()) >= 4
-    time.sleep(10)
+    until(lambda: inside.scrapes() >= read + 3, "the metrics are read a few times more")
     assert written() == before
-    assert operator.end() == 0
+    assert inside.end() == 0
 
 
 def test_a_bad_drafter_is_refused_before_any_engine_pod(namespace: Namespace, operator: Any, specdep: Wait) -> None:
