@@ -80,12 +80,16 @@ def per_scrapes(drafts: Floats, accepted: Floats, canaries: int, scrapes: int) -
     lengths = []
     for arm in (slice(0, canaries), slice(canaries, None)):
         base, won = (np.diff(part[:, arm, ::scrapes], axis=-1).sum(axis=1) for part in (drafts, accepted))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            lengths.append(1 + won / base)
+        lengths.append(_length(base, won))
     return lengths[0], lengths[1]
 
 
 def pods_per_block(counters: Counters, scrapes: int) -> npt.NDArray[np.float64]:
     """Acceptance lengths by run, block and pod."""
     drafts, accepted = (np.diff(part[..., ::scrapes], axis=-1) for part in (counters.drafts, counters.accepted))
-    return np.asarray(np.swapaxes(1 + accepted / np.maximum(drafts, 1e-9), 1, 2))
+    return np.asarray(np.swapaxes(_length(drafts, accepted), 1, 2))
+
+
+def _length(drafts: Floats, accepted: Floats) -> Floats:
+    """NaN where nothing was drafted; the model's drafts are no integers, and less than half of one is none."""
+    return np.where(drafts >= 0.5, 1 + accepted / np.maximum(drafts, 0.5), np.nan)

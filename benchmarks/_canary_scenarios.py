@@ -5,6 +5,7 @@ What a scenario draws is used for all effects and rules, so that they differ by 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -107,7 +108,7 @@ def _histories(traffic: Traffic, stable: int, count: int, seed: int) -> tuple[li
         for values in pods_per_block(counters, round(RULE.seconds / SCRAPE)).tolist():
             history = History()
             for block in values:
-                history = history.add({f"pod-{index}": value for index, value in enumerate(block)})
+                history = history.add({f"pod-{index}": value for index, value in enumerate(block) if not math.isnan(value)})
             scatters.append(history.scatter())
     return scatters, offsets
 
