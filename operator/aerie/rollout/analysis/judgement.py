@@ -109,7 +109,10 @@ def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> 
 
 
 def watch(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
-    """`judge` with only the tests armed that roll back; it accepts nothing, and no deadline ends it."""
+    """`judge` with only the tests armed that roll back; it accepts nothing, and the deadline does not end it.
+
+    Their alphas are spent by `terms.deadline` all the same, so it is to be the time for which this state is watched.
+    """
     table = criteria(terms)
     compared = tuple(_comparison(one, state, terms) for one in table if one.name in state.pairs)
     if state.verdict == "Continue" and (against := _against(state, terms, table, stops)):
