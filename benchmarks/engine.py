@@ -8,6 +8,9 @@
 | sim_rss_mib   | the same process: its peak resident memory with 64 clients                                                |
 | des_x_realtime | four simulated pods at 1 request/s each (512 in, 200 out, medians), K = 3, scraped every 15 s: simulated  |
 |               | seconds per second of CPU time, one core; two hours of them                                               |
+| agreement_al_pct | real vLLM on CPU (EAGLE 3.1 drafter of the bundle, K = 3, 120 requests, 4 clients) and the simulator,  |
+|               | configured from its counters, on the same traffic: difference in acceptance length, per cent              |
+| agreement_tpot_pct | the same in mean time per output token; only a quiet machine tells something                         |
 """
 
 from __future__ import annotations
@@ -31,13 +34,15 @@ from aerie_lab.engine.request import EngineSettings
 from aerie_lab.engine.step import FORMULAS
 from aerie_lab.engine.traffic import Target, closed_loop
 from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from benchmarks._engine_agreement import agreement
 from benchmarks._engine_preflight import preflight
 
 PAGE = Path(__file__).resolve().parent.parent / "tests" / "unit" / "engine" / "data" / "vllm-0.32.0-ngram-2.prom"
 
 
 def measure() -> dict[str, float]:
-    return {"parse_300k_ms": parse_page(), "preflight_s": preflight(), **simulator(), "des_x_realtime": simulated_fleet()}
+    own = {"parse_300k_ms": parse_page(), "preflight_s": preflight(), **simulator(), "des_x_realtime": simulated_fleet()}
+    return own | agreement()
 
 
 def parse_page(size: int = 300 * 1024, repeats: int = 200) -> float:
