@@ -83,7 +83,7 @@ class Proxy:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._runners: list[web.AppRunner] = []
 
     def __enter__(self) -> Self:
