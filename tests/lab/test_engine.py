@@ -19,11 +19,11 @@ spec:
   - name: engine
     image: aerie.dev/lab/engine:1
     args:
-    - acme/model
+    - aerie/bundle-target
     - --served-model-name=chat
     - --port=8000
     - --shutdown-timeout=30
-    - --speculative-config={"method":"eagle3","model":"acme/drafter","num_speculative_tokens":3}
+    - --speculative-config={"method":"eagle3","model":"aerie/bundle-eagle31","num_speculative_tokens":3}
     env: [{name: AERIE_SIMULATOR, value: '{"startup_seconds": 1}'}]
     ports: [{name: http, containerPort: 8000}]
     startupProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1, failureThreshold: 60}

@@ -98,6 +98,7 @@ def test_a_killed_lab_is_cleaned_by_the_next_up() -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
+    until(lambda: process.living(lab.folder) is None, "process 1, which has no command line any more, has ended too")
     with pytest.raises(StateError, match="is not up"):
         Lab.find(NAME)
     with Lab.up(small()) as again:

@@ -7,6 +7,7 @@ HF_ENDPOINT a name is believed: then there is nobody to ask, and None stands for
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.
     from aerie.checkpoints import Hub  # a third of a simulated engine's start, and most have folders
     from aerie.engine.checkpoint import CheckpointError
 
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # an engine's log is read for other things
     try:
         with Hub.from_environment(environment) as hub:
             found = hub.read(name, revision)
