@@ -112,6 +112,12 @@ class WorkQueue:
             except TimeoutError:
                 pass
 
+    async def emptied(self) -> None:
+        """Wait until no key waits, other than for its time, and no work is under way."""
+        while self._ready or self._working or self._again:
+            self._idle.clear()
+            await self._idle.wait()
+
     async def drained(self) -> None:
         """Hand out no key any more, and wait until no work is under way."""
         self._closed = True

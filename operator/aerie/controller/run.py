@@ -28,6 +28,8 @@ from aerie.engine.catalog import Catalog
 
 _log = logging.getLogger(__name__)
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_FIRST_PASSES = 10.0
+"""Seconds that watching waits at most for the first passes: what Kopf does with each object costs as much as a pass."""
 _LAST_PASSES = 15.0
 """Seconds for passes that are under way when the operator ends."""
 
@@ -101,10 +103,16 @@ async def _lead(
         cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, catalog=options.catalog
     )
     telemetry.leading(True)
-    watch_stop, filled, relisted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    watch_stop, watching = asyncio.Event(), asyncio.Event()
+    filled, relisted = asyncio.Event(), asyncio.Event()
 
     async def watch() -> None:
-        await filled.wait()  # Kopf lists at its start, which makes up for what happened since
+        # The first look at everything comes first. Kopf lists at its start, which makes up for what happened since.
+        await filled.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_PASSES):
+                await queue.emptied()
+        watching.set()
         await edge.watch(mirror, options.namespaces, watch_stop, relisted)
 
     async def work() -> None:
@@ -128,6 +136,8 @@ async def _lead(
     finally:
         telemetry.leading(False)
         watch_stop.set()
+        if not watching.is_set():
+            watcher.cancel()
         lister.cancel()
         reader.cancel()
         if lost.is_set():  # not one call more

@@ -125,3 +125,25 @@ def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[Key, str, in
         await asyncio.gather(*workers, return_exceptions=True)
 
     run(work())
+
+
+def test_it_is_empty_when_nothing_waits_and_nothing_is_worked_on(run: Run) -> None:
+    async def work() -> None:
+        queue = WorkQueue()
+        await queue.emptied()
+        queue.add(A)
+        queue.add_after(B, 100)
+        waiting = asyncio.create_task(queue.emptied())
+        key, _ = await queue.get()
+        queue.add(A)
+        queue.done(key)
+        await asyncio.sleep(1)
+        assert not waiting.done(), "it was added again meanwhile"
+        key, _ = await queue.get()
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        queue.done(key)
+        await waiting
+        assert asyncio.get_running_loop().time() < 100
+
+    run(work())
