@@ -11,7 +11,7 @@ import hashlib
 import logging
 from datetime import datetime
 
-from aerie.controller.client import BY_KIND, ApiError, Cluster, Object
+from aerie.controller.client import BY_KIND, SERVICES, ApiError, Cluster, Object
 from aerie.controller.mirror import Mirror
 from aerie.resources import names
 from aerie.rollout.decide import refused
@@ -37,7 +37,7 @@ async def act(cluster: Cluster, mirror: Mirror, document: Object, observed: Obse
     for item in plan.apply:
         what = f"{item['kind']} {item['metadata']['name']}"
         try:
-            mirror.put(await cluster.apply(item))
+            mirror.put(await _apply(cluster, observed, item))
             _log.info("%s: applied %s", key, what)
         except ApiError as error:
             if error.status not in _REFUSALS:
@@ -55,6 +55,18 @@ async def act(cluster: Cluster, mirror: Mirror, document: Object, observed: Obse
     for event in plan.events:
         await _tell(cluster, document, event, now)
     return plan
+
+
+async def _apply(cluster: Cluster, observed: Observed, item: Object) -> Object:
+    """Apply the object, over edits that stand in the way."""
+    try:
+        return await cluster.apply(item)
+    except ApiError as error:
+        if error.status != 422 or item["kind"] != SERVICES.kind or observed.child(item["kind"], item["metadata"]["name"]) is None:
+            raise
+    # Ports are told apart by number: one that somebody has renumbered is theirs beside ours, and two of a name are refused.
+    await cluster.merge(item, {"spec": {"ports": item["spec"]["ports"]}})
+    return await cluster.apply(item)
 
 
 async def _tell(cluster: Cluster, document: Object, event: Event, now: datetime) -> None:

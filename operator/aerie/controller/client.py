@@ -140,6 +140,12 @@ class Cluster:
         applied: Object = await self.call("PATCH", where, query, wanted, "application/apply-patch+yaml")
         return applied
 
+    async def merge(self, wanted: Object, changes: Object) -> None:
+        """Change fields of the object whatever they are owned by: maps are merged, lists and values replaced (RFC 7386)."""
+        kind = BY_KIND[wanted["kind"]]
+        where = kind.path(wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+        await self.call("PATCH", where, [("fieldManager", FIELD_MANAGER)], changes, "application/merge-patch+json")
+
     async def replace_status(self, resource: Object, status: Object) -> Object:
         """Write the status of the resource as it was read. Raises ApiError 409 when it has changed since."""
         kind = BY_KIND[resource["kind"]]

@@ -155,6 +155,13 @@ def test_children_are_put_back_and_go_with_the_resource_while_no_operator_runs(
     specdep(is_ready, "it is Ready")
     namespace.kubectl("delete", "service", "chat")
     until(lambda: namespace.exists("service", "chat"), "the Service is back")
+    edit = '[{"op": "replace", "path": "/spec/ports/0/port", "value": 81}]'
+    namespace.kubectl("patch", "service", "chat", "--type=json", "-p", edit)
+
+    def ports() -> list[int]:
+        return [port["port"] for port in namespace.get("service", "chat")["spec"]["ports"]]
+
+    until(lambda: ports() == [80, 8000], "the Service's ports are as they were")
     (deployment,) = namespace.list_all("deployments")
     name = deployment["metadata"]["name"]
     namespace.kubectl("scale", "deployment", name, "--replicas=3")
