@@ -15,7 +15,10 @@ TARGET = Shape(layers=4)
 
 @pytest.fixture(scope="session")
 def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off."""
+    """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off.
+
+    aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
+    """
     folder = tmp_path_factory.mktemp("images")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"from": "image volume"}')
@@ -28,7 +31,8 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         f"models.example/{name}": name for name in ("target", "eagle3", "eagle31", "torn")
     }
     table = folder / "images.toml"
-    table.write_text("".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))
+    passes = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'
+    table.write_text(passes + "".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))
     return [str(table)]
 
 
