@@ -135,7 +135,7 @@ def inside(namespace: Namespace, tmp_path: Path) -> Iterator[Inside]:
 def specdep(namespace: Namespace) -> Callable[..., dict[str, Any]]:
     """Waits until the resource's status is as `look` wants it; the resource."""
 
-    def wait(look: Callable[[dict[str, Any]], object], what: str, within: float = 120) -> dict[str, Any]:
+    def wait(look: Callable[[dict[str, Any]], object], what: str, within: float = 240) -> dict[str, Any]:
         def found() -> dict[str, Any] | None:
             document: dict[str, Any] = namespace.get("specdep", "chat")
             return document if look(document.get("status") or {}) else None
