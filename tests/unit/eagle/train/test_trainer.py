@@ -228,7 +228,7 @@ def test_accumulated_batches_are_one_larger_batch(settings_of: Make) -> None:
         prepare(settings_of(name, **fields), report=listener).run()
         losses.append([news.loss for news in listener.steps])
     # Packed rows come in one order, so the same rows make a step either way.
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
 
 
 _TWO = """
@@ -293,7 +293,7 @@ def test_states_from_files_train_as_the_target_does(
         listener = Listener()
         prepare(settings, report=listener).run()
         losses.append([news.loss for news in listener.steps])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
 
 
 def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None:
