@@ -5,7 +5,7 @@ Figures are rounded by whoever writes them, so that a status changes when someth
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -29,8 +29,12 @@ Phase = Literal[
     "Promoting",
     "RollingBack",
     "Held",
+    "RolledBack",
     "Paused",
     "Failed",
+]
+CanaryPhase = Literal[
+    "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"
 ]
 
 
@@ -79,6 +83,8 @@ class Arm(Model):
 
     revision: Word
     """Hash of all that determines the pods: target, engine, drafter and speculation setting."""
+    target: Text | None = None
+    """The served model: its source in short, such as owner/name@ and the first characters of its commit."""
     drafter: Text | None = None
     """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
     setting: Setting | None = None
@@ -103,6 +109,8 @@ class CanaryArm(Arm):
 
     change: Text
     """What is new in it, in a word: the drafter, K=5, the image..."""
+    phase: CanaryPhase = "Starting"
+    """Where it is on its way. status.phase says the same, but for a rollout that is paused."""
     started_at: Time
     """When its rollout began."""
     ready_at: Time | None = None
@@ -146,10 +154,8 @@ class AnalysisStatus(Model):
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """The metrics that decide."""
-    state: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] = Field(
-        default_factory=dict
-    )
-    """Accumulators from which the analysis goes on after a restart of the operator. Private: their form may change."""
+    state: Annotated[str, Field(max_length=65536)] = ""
+    """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
 
 
 class SpeculationStatus(Model):
@@ -178,6 +184,15 @@ class Outcome(Model):
     """When it began."""
     ended_at: Time
     """When it ended."""
+    drafter: Text | None = None
+    """Its drafter, in short."""
+    against: Text | None = None
+    """The drafter of the revision that it was to replace."""
+    comparisons: Annotated[
+        list[Comparison],
+        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
+    ] = Field(default_factory=list)
+    """What was known of it in the end, if it was analyzed."""
 
 
 MOST_CHOICES = 8
@@ -207,7 +222,8 @@ class Status(Model):
     """Generation of the resource that the status speaks of."""
     phase: Phase | None = None
     """What is going on, in a word. Preflight and Starting lead to the first pods, WarmingUp to Promoting or RollingBack are a
-    rollout; AwaitingApproval and Held wait for a person; Ready, Paused and Failed are what the conditions explain."""
+    rollout; AwaitingApproval and Held wait for a person; RolledBack: the stable revision serves, and what the spec asks for was
+    rejected; Ready, Paused and Failed are what the conditions explain."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
@@ -235,6 +251,11 @@ class Status(Model):
         ),
     ] = Field(default_factory=list)
     """The drafters that Aerie took from its catalog where spec.drafter was missing, one for each target, the latest first."""
+    rejected: Word | None = None
+    """The revision that the spec asks for, while it is not tried again: it was rolled back, or its pods did not start. Cleared
+    when the spec changes, or when somebody annotates the resource with aerie.dev/retry."""
+    retry: Text | None = None
+    """The value of the annotation aerie.dev/retry that was last seen; another one means: try again."""
     history: Annotated[list[Outcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
         default_factory=list
     )

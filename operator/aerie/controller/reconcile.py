@@ -86,7 +86,7 @@ class Reconciler:
         if document is None or document["metadata"].get("deletionTimestamp"):
             self.scraper.forget(key)
             return None
-        observed = self._with_figures(key, recall(self.mirror, document))
+        observed = self._with_readings(key, recall(self.mirror, document))
         plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
         if not to_do(plan, document) and not self.dry_run:
             self.scraper.follow(key, observed, plan.status)
@@ -99,7 +99,7 @@ class Reconciler:
         self.mirror.put(document)
         if document["metadata"].get("deletionTimestamp"):
             return None
-        observed = self._with_figures(key, await observe(self.cluster, self.mirror, document))
+        observed = self._with_readings(key, await observe(self.cluster, self.mirror, document))
         now = self.clock.now()
         plan = decide(observed, self.preflight_image, now, self.catalog)
         if self.dry_run:
@@ -109,8 +109,11 @@ class Reconciler:
         plan = await act(self.cluster, self.mirror, document, observed, plan, now)
         return plan.again
 
-    def _with_figures(self, key: Key, observed: Observed) -> Observed:
-        return replace(observed, figures=self.scraper.figures(key))
+    def _with_readings(self, key: Key, observed: Observed) -> Observed:
+        scraper = self.scraper
+        return replace(
+            observed, figures=scraper.figures(key), blocks=scraper.blocks(key), unreadable=scraper.unreadable(key)
+        )
 
 
 def described(key: Key, plan: Plan) -> dict[str, object]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aerie.controller import edge
 from aerie.controller.client import Cluster
+from aerie.controller.clock import Clock
 from aerie.controller.lease import Elector
 from aerie.controller.mirror import Mirror
 from aerie.controller.queue import WorkQueue
@@ -97,10 +98,11 @@ async def _until(stop: asyncio.Event, elector: Elector):  # type: ignore[no-unty
 async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
-    scraper = Scraper(queue.add, telemetry.scraped)
+    clock = Clock()
+    scraper = Scraper(queue.add, telemetry.scraped, clock=clock)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
-        cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, catalog=options.catalog
+        cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, options.catalog, clock
     )
     telemetry.leading(True)
     watch_stop, watching = asyncio.Event(), asyncio.Event()

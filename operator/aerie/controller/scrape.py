@@ -26,11 +26,14 @@ from dataclasses import dataclass, field
 import httpx
 
 from aerie.api.status import Arm, Status
+from aerie.controller.clock import Clock
+from aerie.controller.compare import Comparison, subject
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.readings import Readings
 from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Counters
+from aerie.engine.samples import Counters, Sample
 from aerie.resources import names
+from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.figures import Figures, figures_of, settled, shown_by
 from aerie.rollout.observed import Object, Observed, labels, owned
 
@@ -47,6 +50,8 @@ SLOWER, SLOWEST = 4.0, 60.0
 """Calm pods are read this many times slower, up to so many seconds apart where the interval is not longer itself."""
 LONGEST_WAIT, LONGEST_URGENT_WAIT = 600.0, 60.0
 """Seconds between two readings of a pod that does not answer."""
+UNBELIEVABLE = 3
+"""Pages in a row that say what cannot be, after which it is no accident."""
 STALE = 5.0
 """Intervals after which a pod that does not answer counts for nothing."""
 
@@ -164,6 +169,12 @@ class _Pod:
     interval: float
     readings: Readings = field(default_factory=Readings)
     failures: int = 0
+    latest: Sample | None = None
+    read_at: float = 0.0
+    """Seconds since the epoch."""
+    unbelievable: int = 0
+    """Pages in a row that were read and say what cannot be."""
+    why: str = ""
 
     @property
     def stale_after(self) -> float:
@@ -183,12 +194,15 @@ class Scraper:
         tell: Callable[[Key], None],
         count: Callable[[str, float], None],
         transport: httpx.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._tell, self._count, self._transport = tell, count, transport
+        self._clock = clock or Clock()
         self._urgent, self._calm = _Lane(LONGEST_URGENT_WAIT), _Lane(LONGEST_WAIT)
         self._pods: dict[Key, _Pod] = {}
         self._of: dict[Key, frozenset[Key]] = {}
         self._shown: dict[Key, Mapping[str, Figures]] = {}
+        self._comparisons: dict[Key, Comparison] = {}
 
     def follow(self, key: Key, observed: Observed, status: Status) -> None:
         """Read the resource's pods from now on, as was observed, and tell when their figures leave those of its status."""
@@ -210,6 +224,11 @@ class Scraper:
             pod.target, pod.lane, pod.interval = target, lane, interval
             lane.queue.add_after(name, interval * _share(name))
         self._of[key] = frozenset(found)
+        compared = subject(key.name, status, resource.spec.metrics.interval.total_seconds())
+        if compared is None:
+            self._comparisons.pop(key, None)
+        elif key not in self._comparisons or self._comparisons[key].subject != compared:
+            self._comparisons[key] = Comparison(compared)
         self._shown[key] = {
             names.deployment(key.name, arm.revision, control=control): shown_by(arm) for arm, control in _arms(status)
         }
@@ -219,6 +238,17 @@ class Scraper:
         for name in self._of.pop(key, frozenset()):
             del self._pods[name]
         self._shown.pop(key, None)
+        self._comparisons.pop(key, None)
+
+    def blocks(self, key: Key) -> tuple[Block, ...]:
+        """The latest closed blocks of the resource's analysis."""
+        comparison = self._comparisons.get(key)
+        return () if comparison is None else tuple(comparison.blocks)
+
+    def unreadable(self, key: Key) -> Mapping[str, str]:
+        """Pods whose pages could not be believed for a while, by name, and why."""
+        pods = {name.name: self._pods[name] for name in self._of.get(key, frozenset())}
+        return {name: pod.why for name, pod in pods.items() if pod.unbelievable >= UNBELIEVABLE}
 
     def figures(self, key: Key) -> Mapping[str, Figures]:
         """What is known of the resource's arms, by the name of their Deployment."""
@@ -266,10 +296,13 @@ class Scraper:
         try:
             sample = parse(await fetch(through, target.url))
             pod.readings.add(target.run, sample, loop.time(), pod.stale_after)
+            pod.latest, pod.read_at = sample, self._clock.now().timestamp()
+            pod.unbelievable = 0
         except ScrapeError as error:
             outcome, told = error.reason, str(error)
         except PageError as error:
             outcome, told = "unreadable", str(error)
+            pod.unbelievable, pod.why = pod.unbelievable + 1, str(error)
         except Exception:  # noqa: BLE001 - one pod's page must not end the reading of the others
             outcome = "error"
             _log.exception("pod %s: its page ended the reading with an error of Aerie's own", name)
@@ -278,10 +311,21 @@ class Scraper:
             pod.failures += 1
             if pod.failures == 1:
                 _log.info("pod %s: %s", name, told)
+        else:
+            pod.failures = 0
+        if self._pods.get(name) is not pod:
             return
-        pod.failures = 0
-        if self._pods.get(name) is pod and self._has_moved(pod.owner):
+        closed = self._round(pod.owner)
+        if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner)):
             self._tell(pod.owner)
+
+    def _round(self, key: Key) -> bool:
+        """A round of the resource's comparison, if one is due; whether it has closed a block."""
+        comparison, now = self._comparisons.get(key), self._clock.now().timestamp()
+        if comparison is None or not comparison.wants(now):
+            return False
+        pods = ((name, self._pods[name]) for name in self._of.get(key, frozenset()))
+        return comparison.round(now, ((name.name, pod.target.group, pod.read_at, pod.latest) for name, pod in pods))
 
     def _has_moved(self, key: Key) -> bool:
         found = self.figures(key)

@@ -8,12 +8,14 @@ verdict.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names, pod
 
 REPORT = "/dev/termination-log"
+TEMPLATE = "template.json"
 _FOLDER = "/etc/aerie"
 
 
@@ -27,20 +29,25 @@ def labels(resource_name: str, revision: str) -> dict[str, str]:
     return {names.PREFLIGHT: resource_name, names.REVISION: revision, names.MANAGED_BY: names.FIELD_MANAGER}
 
 
-def config_map(resource: SpeculativeDeployment, revision: str) -> dict[str, Any]:
-    """The resource as the Job reads it: its spec as of the revision."""
+def record(resource: SpeculativeDeployment, revision: str, template: Mapping[str, Any]) -> dict[str, Any]:
+    """A ConfigMap with what the revision is: the resource as the Job reads it, and its pods, for when the spec is another one."""
+    spec = resource.spec.to_dict()
     document = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "metadata": {"name": resource.metadata.name, "namespace": resource.metadata.namespace},
-        "spec": resource.spec.to_dict(),
+        # What no pod depends on may change without a word here.
+        "spec": {key: spec[key] for key in ("model", "engine", "drafter", "speculation") if key in spec},
     }
     own = names.common(resource.metadata.name) | {names.REVISION: revision}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name(resource.metadata.name, revision), "labels": own},
-        "data": {"resource.json": json.dumps(document, sort_keys=True)},
+        "data": {
+            "resource.json": json.dumps(document, sort_keys=True),
+            TEMPLATE: json.dumps(template, sort_keys=True),
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
     Starting … AwaitingApproval   stable  canary  control     the canary's and the control's pods are equal in number
     Ramping, Promoting            stable▼ canary▲             the control's place goes to the canary
+    RollingBack                   stable▲ canary▼
 
 Two sources of places. `Surge`: canary and control come on top of the stable pods, and no more than that ever does; stable pods
 go only where the canary's have taken their place and serve. `Reuse`: no pod on top; the stable arm makes room first.
@@ -81,6 +82,14 @@ def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) 
     more_stable = max(0, min(kept - stable.asked, free))
     more_canary = max(0, min(goal - canary.asked, free - more_stable))
     return Arms(min(kept, stable.asked + more_stable), max(places.canary, min(goal, canary.asked + more_canary)))
+
+
+def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:
+    """On the way back to the stable arm alone, after stable pods have made room: a canary's pod goes when a stable one serves."""
+    free = places.total - stable.held - canary.held - control.held
+    more_stable = max(0, min(places.replicas - stable.asked, free))
+    kept = max(0, min(canary.asked, places.floor - stable.serving)) if canary.serving else 0
+    return Arms(min(places.replicas, stable.asked + more_stable), kept)
 
 
 def ramp_goal(places: Places, share: int, *, by_pods: bool) -> int:

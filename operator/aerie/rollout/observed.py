@@ -8,6 +8,8 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names
+from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.calibration import Scatter
 from aerie.rollout.figures import Figures
 
 Object = Mapping[str, Any]
@@ -29,6 +31,12 @@ class Observed:
     """Last lines that a crashed engine wrote, by name of the pod."""
     figures: Mapping[str, Figures] = field(default_factory=dict)
     """What engines achieve, by name of their Deployment, as far as their metrics have been read."""
+    blocks: tuple[Block, ...] = ()
+    """Closed blocks of the analysis under way; some may have been seen before."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Why the metrics page of a pod could not be believed the last few times, by name of the pod."""
+    scatters: Mapping[str, Scatter] = field(default_factory=dict)
+    """How blocks of equal pods of this resource scatter, by criterion."""
 
     def child(self, kind: str, name: str) -> Object | None:
         """The child of that kind and name."""
@@ -38,12 +46,21 @@ class Observed:
         """The children of that kind."""
         return (one for one in self.children if one["kind"] == kind)
 
+    def deployment(self, revision: str, *, control: bool = False) -> Object | None:
+        """The Deployment of one group of pods."""
+        return self.child("Deployment", names.deployment(self.resource.metadata.name, revision, control=control))
+
     def group(self, revision: str, *, control: bool = False) -> tuple[Object, ...]:
         """The pods of one Deployment that are not on their way out."""
         wanted = names.group(self.resource.metadata.name, revision, control=control)
         return tuple(
             pod for pod in self.pods if wanted.items() <= labels(pod).items() and not pod["metadata"].get("deletionTimestamp")
         )
+
+    def leaving(self, revision: str, *, control: bool = False) -> int:
+        """How many pods of one Deployment are on their way out."""
+        wanted = names.group(self.resource.metadata.name, revision, control=control)
+        return sum(wanted.items() <= labels(pod).items() and "deletionTimestamp" in pod["metadata"] for pod in self.pods)
 
     def figures_of(self, revision: str, *, control: bool = False) -> Figures | None:
         """What the pods of one Deployment achieve together."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 Object = Mapping[str, Any]
@@ -36,6 +37,19 @@ _WORST = ("Crash", "ImagePull", "Config", "Rejected", "Unschedulable", "NotReady
 def ready(pod: Object) -> bool:
     """Whether the pod serves."""
     return _condition(pod, "Ready").get("status") == "True" and not pod["metadata"].get("deletionTimestamp")
+
+
+def not_ready_since(pod: Object) -> datetime | None:
+    """When the pod ceased to serve, or was made; None when it serves, or when nothing tells."""
+    if ready(pod):
+        return None
+    told = _condition(pod, "Ready").get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
+    return datetime.fromisoformat(told) if told else None
+
+
+def restarts(pod: Object) -> int:
+    """How often the engine of the pod has been started anew."""
+    return max((one.get("restartCount") or 0 for one in _containers(pod.get("status") or {})), default=0)
 
 
 def worst(pods: Sequence[Object], last_lines: Mapping[str, str]) -> Trouble | None:

@@ -32,3 +32,9 @@ def ramped(share: int, stable: Pods, canary: Pods) -> dict[str, int]:
     elif not stable.serving:
         share = 100
     return {"stable": 100 - share, "canary": share, "control": 0}
+
+
+def shared(most: int, replicas: int, stable: Pods, canary: Pods) -> dict[str, int]:
+    """While the canary grows or goes: as much of the traffic as its serving pods are of the fleet, at most `most` percent."""
+    able = 100 * min(canary.serving, replicas) // max(1, replicas)
+    return ramped(min(most, able), stable, canary)

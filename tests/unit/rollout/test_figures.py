@@ -13,9 +13,10 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, Status
 from aerie.engine.page import parse
 from aerie.engine.samples import Reset, between
-from aerie.rollout.decide import decide, read_wanted
+from aerie.rollout.decide import decide
 from aerie.rollout.figures import Figures, figures_of, settled, with_figures
 from aerie.rollout.observed import Observed
+from aerie.rollout.wanted import read_wanted
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,0 +1,94 @@
+"""Blocks of the analyses under way, from what the scraper reads: once per interval, a round over the pods of both arms.
+
+    readings of pods ─► round, each spec.metrics.interval ─► blocks.observe ─► closed blocks ─► next pass
+
+Guarantees: a round shows a pod's reading once; one that did not come since the last round counts as failed. What is compared is told
+by the status alone, so a new leader goes on where the old one stood, but for the block that was open. Not guaranteed: that the
+readings of a round are of one moment; they are up to an interval apart, and for each pod always by the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from aerie.api.status import Status
+from aerie.engine.samples import Sample
+from aerie.resources import names
+from aerie.rollout.analysis.blocks import Arm, Block, Open, Rule, Seen, observe, start
+from aerie.rollout.analysis.readings import Kept, Reading, read
+from aerie.rollout.evidence import Evidence, rule_of
+
+HELD = 16
+"""Closed blocks that are kept for passes that have yet to see them."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is compared: it is another comparison when any of this is another."""
+
+    began: float
+    """When the evidence that is being gathered began."""
+    arms: Mapping[str, Arm]
+    """By name of the Deployment."""
+    kept: Kept
+    rule: Rule
+
+
+def subject(name: str, status: Status, interval: float) -> Subject | None:
+    """What the status of the resource `name` wants compared; None while nothing is."""
+    canary, stable, analysis = status.canary, status.stable, status.analysis
+    if canary is None or stable is None or analysis is None or canary.phase in ("Starting", "WarmingUp", "RollingBack"):
+        return None
+    evidence = Evidence.unpack(analysis.state)
+    if evidence is None:
+        return None
+    controlled = canary.control is not None and canary.phase not in ("Ramping", "Promoting")
+    arms: dict[str, Arm] = {
+        names.deployment(name, canary.revision, control=False): "canary",
+        names.deployment(name, stable.revision, control=controlled): "control",
+    }
+    gathered = evidence.watched or evidence.state
+    return Subject(gathered.began, arms, evidence.terms.kept, rule_of(evidence.terms, interval))
+
+
+@dataclass
+class Comparison:
+    """Of one resource. Times are seconds since the epoch."""
+
+    subject: Subject
+    blocks: deque[Block] = field(default_factory=lambda: deque(maxlen=HELD))
+    _open: Open | None = None
+    _due: float = 0.0
+    _last: float = 0.0
+
+    def wants(self, now: float) -> bool:
+        """Whether a round is due."""
+        return now >= self._due
+
+    def round(self, now: float, pods: Iterable[tuple[str, str, float, Sample | None]]) -> bool:
+        """One round over the pods (name, Deployment, when it was read, what was read); whether it has closed a block."""
+        seen: dict[str, Seen] = {}
+        for name, group, at, sample in pods:
+            arm = self.subject.arms.get(group)
+            if arm is not None:
+                seen[name] = Seen(arm, _reading(sample, self.subject.kept) if at > self._last else None)
+        self._due = max(self._due, now - self.subject.rule.interval / 2) + self.subject.rule.interval
+        self._last = now
+        if self._open is None:
+            self._open = start(now, seen, self.subject.rule)
+            return False
+        self._open, closed = observe(self._open, now, seen, self.subject.rule)
+        if closed is not None:
+            self.blocks.append(closed)
+        return closed is not None
+
+
+def _reading(sample: Sample | None, kept: Kept) -> Reading | None:
+    if sample is None:
+        return None
+    try:
+        return read(sample, kept)
+    except ValueError:  # a histogram without the edge: the pod cannot be counted
+        return None

@@ -1,0 +1,406 @@
+"""The canary under way, one look further: what it shows, which row of the machine's table that is, and what follows from it.
+
+    observed ─► pods of the arms ─┐
+    blocks ───► evidence ─────────┼─► Looks ─► machine.advance ─► pods and weights of each arm, status, outcome
+    a person's annotation ────────┘
+
+Guarantees: pure; all that must survive a crash is in the `CanaryArm` and the `AnalysisStatus` that come back. A canary that has
+ended stays, with phase RollingBack, until the stable arm has as many serving pods as it is owed. Where no stable pod serves there
+is nothing to compare with and nothing to protect: the new revision takes its place as soon as it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.rollout import Analysis
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Status
+from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
+from aerie.rollout import capacity, pods, traffic
+from aerie.rollout.analysis.judgement import Judgement
+from aerie.rollout.analysis.readings import nearest_edge
+from aerie.rollout.capacity import Arms, Places, Pods
+from aerie.rollout.conditions import PROGRESSING, Finding, shortened
+from aerie.rollout.evidence import Evidence, begun
+from aerie.rollout.faults import stops
+from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
+from aerie.rollout.observed import Object, Observed
+from aerie.rollout.wanted import Wanted
+
+PROMOTE, ROLL_BACK = "aerie.dev/promote", "aerie.dev/rollback"
+"""Annotations by which a person decides; the value is the canary's revision, so that a word is not taken for the next one."""
+REMEMBERED = timedelta(hours=24)
+"""For so long, analyses of a revision that ended without a promotion make the next one of it stricter."""
+_JUDGED = ("WarmingUp", "Analyzing", "AwaitingApproval", "Held")
+Result = Literal["Promoted", "RolledBack", "Superseded", "Failed"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where the canary is after this look."""
+
+    canary: CanaryArm | None
+    """None: it is promoted, or gone."""
+    arms: Arms
+    """Pods to ask for."""
+    weights: Mapping[str, int]
+    """Percent of the traffic by arm."""
+    progressing: Finding
+    analysis: AnalysisStatus | None
+    outcome: Outcome | None = None
+    again: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The pods of one arm."""
+
+    objects: tuple[Object, ...]
+    pods: Pods
+
+    @classmethod
+    def of(cls, observed: Observed, revision: str, *, control: bool = False) -> Group:
+        found = observed.group(revision, control=control)
+        deployment = observed.deployment(revision, control=control)
+        asked = (deployment or {}).get("spec", {}).get("replicas") or 0
+        serving = sum(map(pods.ready, found))
+        return cls(found, Pods(max(asked, len(found)), observed.leaving(revision, control=control), serving))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The arms as they are, and the places that there are for them."""
+
+    places: Places
+    stable: Group
+    canary: Group
+    control: Group
+
+    @classmethod
+    def of(cls, observed: Observed, stable: str, canary: str) -> Fleet:
+        spec = observed.resource.spec
+        return cls(
+            Places.of(spec.replicas, spec.rollout.canary),
+            Group.of(observed, stable),
+            Group.of(observed, canary),
+            Group.of(observed, stable, control=True),
+        )
+
+    def asked(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> Arms:
+        """Pods that each arm is to have in this phase."""
+        return (
+            capacity.judged(self.places)
+            if phase not in ("Ramping", "Promoting")
+            else capacity.grown(
+                self.places, self.goal(phase, ramp, step, by_pods=by_pods), self.stable.pods, self.canary.pods, self.control.pods
+            )
+        )
+
+    def goal(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> int:
+        """Serving pods that the canary needs in this phase."""
+        if phase == "Promoting":
+            return self.places.replicas
+        if phase == "Ramping":
+            return capacity.ramp_goal(self.places, ramp[min(step or 0, len(ramp) - 1)], by_pods=by_pods)
+        return self.places.canary
+
+    def ready(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> bool:
+        """Whether the pods that the phase asks for serve."""
+        enough = self.canary.pods.serving >= self.goal(phase, ramp, step, by_pods=by_pods)
+        controlled = phase in ("Ramping", "Promoting") or self.control.pods.serving >= self.places.control
+        return enough and controlled
+
+
+# ------------------------------------------------------------------------------------------------------------------- the way on
+def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way:
+    """A canary that begins now."""
+    spec, status = observed.resource.spec, observed.resource.status or Status()
+    alone = not any(map(pods.ready, observed.group(stable.revision)))
+    arm = CanaryArm(
+        **dict(wanted.arm),
+        change=wanted.change(status),
+        phase="Promoting" if alone else "Starting",
+        started_at=now,
+        step_started_at=now if alone else None,
+    )
+    fleet = Fleet.of(observed, stable.revision, arm.revision)
+    by_pods = spec.rollout.traffic.gateway is None
+    arms = fleet.asked(arm.phase, spec.rollout.canary.ramp, None, by_pods=by_pods)
+    finding = Finding(PROGRESSING, "True", arm.phase, _told(observed.resource, arm, fleet, arms, None, {}))
+    return Way(arm, arms, {"stable": 100, "canary": 0, "control": 0}, finding, None, again=spec.rollout.progress_deadline)
+
+
+def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now: datetime) -> Way:
+    """The canary, of the revision that is wanted, one look later."""
+    resource = observed.resource
+    spec, status = resource.spec, resource.status or Status()
+    fleet = Fleet.of(observed, stable.revision, known.revision)
+    ramp, by_pods = spec.rollout.canary.ramp, spec.rollout.traffic.gateway is None
+    stage = _stage(known)
+    evidence = Evidence.unpack(status.analysis.state) if status.analysis and status.analysis.state else None
+    if evidence is None and stage.phase == "Analyzing":
+        evidence = _begun(observed, wanted, stable, fleet, now)
+    faults = _stops(observed, stage.phase, fleet, now)
+    evidence, judgement = _judged(stage.phase, evidence, observed, faults, now)
+    looks = Looks(
+        ready=fleet.ready(stage.phase, ramp, stage.step, by_pods=by_pods),
+        waiting_since=_waiting_since(fleet),
+        stop=" ".join(faults),
+        verdict=judgement.verdict if judgement else "Continue",
+        reason=judgement.reason if judgement else "",
+        word=_word(resource, known.revision),
+    )
+    frozen = status.analysis.parameters if status.analysis and known.ready_at else spec.rollout.analysis
+    step = advance(stage, looks, Terms(spec.rollout.canary, frozen, spec.rollout.progress_deadline), now)
+    analysis = _analysis(status.analysis if known.ready_at else None, evidence, judgement, frozen)
+    if step.end == "Promoted":
+        outcome = outcome_of(known, "Promoted", _promoted(known, analysis, step), status, analysis, now)
+        done = Finding(PROGRESSING, "False", "Complete", f"revision {known.revision} is rolled out")
+        return Way(None, Arms(fleet.stable.pods.asked), {}, done, _closed(analysis), outcome, timedelta(0))
+    if step.end is not None:
+        why = step.why
+        trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
+        if step.end == "Failed" and trouble is not None:
+            why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
+        outcome = outcome_of(known, step.end, why, status, analysis, now)
+        return withdraw(observed, stable, known, _closed(analysis), outcome, now)
+    if step.stage.phase != stage.phase:
+        evidence = _entered(step.stage.phase, stage.phase, evidence, observed, wanted, stable, fleet, now)
+        if step.stage.phase == "Analyzing":
+            assert evidence is not None
+            evidence, judgement = evidence.judged(now, ())
+        analysis = _analysis(analysis, evidence, judgement, frozen)
+    canary = _with_stage(known, step.stage)
+    arms = fleet.asked(canary.phase, ramp, canary.step, by_pods=by_pods)
+    weights = _weights(resource, canary, fleet, arms)
+    trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
+    finding = _finding(resource, canary, fleet, arms, analysis, weights, trouble)
+    return Way(canary, arms, weights, finding, analysis, again=_sooner(step.again, _due(canary, evidence, now)))
+
+
+def withdraw(
+    observed: Observed, stable: Arm, known: CanaryArm, analysis: AnalysisStatus | None, outcome: Outcome | None, now: datetime
+) -> Way:
+    """The canary on its way out. With an outcome, it has ended just now: its traffic goes first, and its pods with the next look."""
+    resource = observed.resource
+    fleet = Fleet.of(observed, stable.revision, known.revision)
+    replicas, given_up = resource.spec.replicas, known.step_started_at is not None
+    arms = Arms(min(replicas, capacity.judged(fleet.places).stable), fleet.canary.pods.asked)
+    if given_up:  # stable pods have made room for it
+        arms = capacity.withdrawn(fleet.places, fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
+    elif outcome is None:
+        arms = replace(arms, canary=0)
+    owed = 100 - 100 * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
+    weights = traffic.shared(owed, replicas, fleet.stable.pods, fleet.canary.pods)
+    if outcome is None and arms.canary == 0:
+        done = Finding(PROGRESSING, "False", "RolledBack", f"revision {known.revision} is gone")
+        return Way(None, arms, weights, done, analysis, again=timedelta(0))
+    said = outcome or next((one for one in (resource.status or Status()).history if one.revision == known.revision), None)
+    told = f"{said.reason} " if said else ""
+    message = f"{told}{fleet.stable.pods.serving} of {replicas} pods of revision {stable.revision} serve."
+    finding = Finding(PROGRESSING, "True", "RollingBack", message)
+    arm = known.model_copy(update={"phase": "RollingBack"})
+    return Way(arm, arms, weights, finding, analysis, outcome, timedelta(0) if outcome else timedelta(seconds=5))
+
+
+def outcome_of(
+    canary: CanaryArm, result: Result, reason: str, status: Status, analysis: AnalysisStatus | None, now: datetime
+) -> Outcome:
+    """How it has ended, with what was known of it."""
+    return Outcome(
+        revision=canary.revision,
+        change=canary.change,
+        result=result,
+        reason=shortened(reason),
+        started_at=canary.started_at,
+        ended_at=now,
+        drafter=canary.drafter,
+        against=status.stable.drafter if status.stable else None,
+        comparisons=analysis.comparisons if analysis and canary.ready_at else [],
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------- its parts
+def _stage(canary: CanaryArm) -> Stage:
+    assert canary.phase != "RollingBack"
+    return Stage(canary.phase, canary.started_at, canary.ready_at, canary.step, canary.step_started_at)
+
+
+def _with_stage(canary: CanaryArm, stage: Stage) -> CanaryArm:
+    told = {"phase": stage.phase, "ready_at": stage.ready_at, "step": stage.step, "step_started_at": stage.step_started_at}
+    return canary.model_copy(update=told)
+
+
+def _judged(
+    phase: Phase, evidence: Evidence | None, observed: Observed, faults: Sequence[str], now: datetime
+) -> tuple[Evidence | None, Judgement | None]:
+    if evidence is None or phase in ("Starting", "WarmingUp"):
+        return evidence, None
+    evidence = evidence.counted(observed.blocks)
+    return evidence.judged(now, faults) if phase == "Analyzing" else evidence.watching(now, faults)
+
+
+def _entered(
+    phase: Phase, left: Phase, evidence: Evidence | None, observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: datetime
+) -> Evidence | None:
+    """The evidence when a phase begins."""
+    if phase == "Analyzing":
+        return _begun(observed, wanted, stable, fleet, now)
+    if evidence is None or left == "Ramping":
+        return evidence
+    return evidence.renewed(now)
+
+
+def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: datetime) -> Evidence:
+    spec, status = observed.resource.spec, observed.resource.status or Status()
+    objective = spec.speculation.tuning.slo
+    per_token = objective.time_per_output_token if objective else None
+    first = objective.time_to_first_token if objective else None
+    edges = (
+        nearest_edge(per_token.total_seconds(), Metric.TIME_PER_OUTPUT_TOKEN.value.buckets) if per_token else None,
+        nearest_edge(first.total_seconds(), TIME_TO_FIRST_TOKEN_BUCKETS) if first else None,
+    )
+    places = fleet.places
+    attempt = sum(
+        one.revision == wanted.revision and bool(one.comparisons) and one.result != "Promoted" and one.ended_at + REMEMBERED > now
+        for one in status.history
+    )
+    sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
+    return begun(spec.rollout.analysis, (wanted.arm, stable), sizes, edges, attempt, observed.scatters, now)
+
+
+def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:
+    others = fleet.stable.objects + fleet.control.objects
+    # Elsewhere the machine's own limit holds.
+    patience = observed.resource.spec.rollout.progress_deadline if phase in _JUDGED else None
+    return list(stops(fleet.canary.objects, others, observed.unreadable, patience, observed.last_lines, now))
+
+
+def _waiting_since(fleet: Fleet) -> datetime | None:
+    moments = (pods.not_ready_since(pod) for pod in fleet.canary.objects + fleet.control.objects)
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _word(resource: SpeculativeDeployment, revision: str) -> Literal["promote", "rollback"] | None:
+    said = resource.metadata.annotations
+    if said.get(ROLL_BACK) == revision:
+        return "rollback"
+    return "promote" if said.get(PROMOTE) == revision else None
+
+
+def _analysis(
+    before: AnalysisStatus | None, evidence: Evidence | None, judgement: Judgement | None, frozen: Analysis
+) -> AnalysisStatus | None:
+    """The analysis as the status shows it; its sentence changes with a block or a verdict, and not with the clock."""
+    if evidence is None:
+        return before
+    state = evidence.pack()
+    if before is None or judgement is None:
+        return AnalysisStatus(
+            parameters=frozen,
+            verdict=judgement.verdict if judgement else "Continue",
+            reason=judgement.reason if judgement else "",
+            started_at=datetime.fromtimestamp(evidence.state.began, tz=UTC),
+            comparisons=list(judgement.comparisons) if judgement else [],
+            state=state,
+        )
+    if before.state == state and before.verdict == judgement.verdict:
+        return before
+    if evidence.watched is not None and judgement.verdict != "Rollback":  # what it was accepted with stays to be read
+        return before.model_copy(update={"state": state})
+    shown = judgement.comparisons or before.comparisons
+    return before.model_copy(
+        update={"verdict": judgement.verdict, "reason": judgement.reason, "comparisons": list(shown), "state": state}
+    )
+
+
+def _closed(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
+    """The analysis when its canary has ended: nothing goes on from it."""
+    return analysis.model_copy(update={"state": ""}) if analysis is not None else None
+
+
+def _promoted(canary: CanaryArm, analysis: AnalysisStatus | None, step: Step) -> str:
+    """Why it is promoted: what it was accepted for."""
+    if analysis is not None and analysis.verdict == "Promote":
+        return analysis.reason
+    return "A person asked for the promotion." if canary.ready_at else f"Revision {canary.revision}: {step.why}"
+
+
+def _weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: Fleet, arms: Arms) -> dict[str, int]:
+    stable, mine, control = fleet.stable.pods, fleet.canary.pods, fleet.control.pods
+    ramp = resource.spec.rollout.canary.ramp
+    match canary.phase:
+        case "Starting":
+            return {"stable": 100, "canary": 0, "control": 0}
+        case "Ramping":
+            share = ramp[min(canary.step or 0, len(ramp) - 1)]
+            return traffic.shared(share, resource.spec.replicas, stable, mine)
+        case "Promoting":
+            return traffic.shared(100, resource.spec.replicas, stable, mine)
+        case _:
+            return traffic.in_proportion(arms, stable, mine, control)
+
+
+def _due(canary: CanaryArm, evidence: Evidence | None, now: datetime) -> timedelta | None:
+    """When an analysis would go on without a block."""
+    if canary.phase != "Analyzing" or evidence is None:
+        return None
+    passed = now.timestamp() - evidence.state.began
+    left = [limit - passed for limit in (evidence.terms.soak, evidence.terms.deadline) if limit > passed]
+    return timedelta(seconds=min(left)) if left else None
+
+
+def _sooner(one: timedelta | None, other: timedelta | None) -> timedelta | None:
+    return min((found for found in (one, other) if found is not None), default=None)
+
+
+# ------------------------------------------------------------------------------------------------------------------- in words
+def _finding(
+    resource: SpeculativeDeployment,
+    canary: CanaryArm,
+    fleet: Fleet,
+    arms: Arms,
+    analysis: AnalysisStatus | None,
+    weights: Mapping[str, int],
+    trouble: pods.Trouble | None,
+) -> Finding:
+    told = _told(resource, canary, fleet, arms, analysis, weights)
+    if canary.phase in ("Starting", "Ramping", "Promoting") and trouble is not None:
+        reason = canary.phase if trouble.waits else trouble.reason
+        return Finding(PROGRESSING, "True", reason, f"{told}: {trouble.message}")
+    return Finding(PROGRESSING, "False" if canary.phase == "Held" else "True", canary.phase, told)
+
+
+def _told(
+    resource: SpeculativeDeployment,
+    canary: CanaryArm,
+    fleet: Fleet,
+    arms: Arms,
+    analysis: AnalysisStatus | None,
+    weights: Mapping[str, int],
+) -> str:
+    rollout, serving = resource.spec.rollout, fleet.canary.pods.serving
+    match canary.phase:
+        case "Starting":
+            beside = f" and {fleet.control.pods.serving} of {arms.control} control" if arms.control else ""
+            return f"{serving} of {arms.canary} canary{beside} pods serve ({canary.change}, revision {canary.revision})"
+        case "WarmingUp":
+            assert canary.ready_at is not None
+            return f"canary and control are warming up; the analysis begins at {canary.ready_at + rollout.analysis.warmup:%H:%M:%S} UTC"
+        case "AwaitingApproval" | "Held":
+            words = " or ".join(
+                f"kubectl annotate specdep {resource.metadata.name} --namespace {resource.metadata.namespace} {word}={canary.revision}"
+                for word in (PROMOTE, ROLL_BACK)
+            )
+            return f"{analysis.reason if analysis else ''} A person decides: {words}"
+        case "Ramping":
+            share = rollout.canary.ramp[min(canary.step or 0, len(rollout.canary.ramp) - 1)]
+            return f"the canary is accepted and gets {share} % of the traffic; {serving} of its pods serve"
+        case "Promoting":
+            return f"{serving} of {resource.spec.replicas} pods of revision {canary.revision} serve"
+        case _:
+            return analysis.reason if analysis else "the analysis has begun"

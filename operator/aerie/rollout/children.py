@@ -1,0 +1,127 @@
+"""The objects that have to be there for a course, as they would be applied, and those that nothing asks for any more.
+
+Guarantees: what is deleted is named by neither the status that was read nor the one that is written, so that a crash between the
+two loses nothing. The pods of a revision that the spec no longer says are built from the record that was made when it did: the
+ConfigMap of its preflight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Status
+from aerie.resources import names, network, preflight, workload
+from aerie.resources.drift import stamped
+from aerie.rollout.course import Course
+from aerie.rollout.observed import Observed, labels, owned
+from aerie.rollout.plan import Reference
+from aerie.rollout.verdict import Verdict
+from aerie.rollout.wanted import Wanted
+
+
+def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, image: str) -> Iterator[dict[str, Any]]:
+    """All that has to be there, in the order in which it is applied."""
+    resource = observed.resource
+    made: list[dict[str, Any]] = [network.main_service(resource), workload.disruption_budget(resource)]
+    made += _traffic(resource, course)
+    needed = course.preflight or wanted.revision in (course.stable, course.rolling)
+    if needed and wanted.template is not None:
+        made.append(preflight.record(resource, wanted.revision, wanted.template))
+    if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
+        made.append(preflight.job(resource, wanted.revision, image))
+    made += _deployments(observed, wanted, course)
+    for item in made:
+        yield stamped(_owned_by(resource, item))
+
+
+def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:
+    """In mode Gateway the Services of the arms, and after them the route that sends to them."""
+    serving = course.stable or course.rolling
+    if resource.spec.rollout.traffic.gateway is None or serving is None:
+        return
+    yield network.arm_service(resource, "stable", serving)
+    weights = dict(course.weights)
+    if course.stable is not None and course.rolling is not None:
+        yield network.arm_service(resource, "canary", course.rolling)
+        if _with_control(course):
+            yield network.arm_service(resource, "control", course.stable)
+        else:
+            weights.pop("control", None)
+    else:
+        weights = {"stable": 100}
+    yield network.route(resource, weights)
+
+
+def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator[dict[str, Any]]:
+    resource, arms = observed.resource, course.arms
+    if course.stable is None:
+        if course.rolling is not None and wanted.template is not None:
+            yield workload.deployment(resource, wanted.template, course.rolling, "stable", arms.canary)
+        return
+    stable = template_of(observed, wanted, course.stable)
+    if stable is not None:
+        yield workload.deployment(resource, stable, course.stable, "stable", arms.stable)
+    if course.rolling is None:
+        return
+    mine = template_of(observed, wanted, course.rolling)
+    if mine is not None:
+        yield workload.deployment(resource, mine, course.rolling, "canary", arms.canary)
+    if stable is not None and _with_control(course):
+        yield workload.deployment(resource, stable, course.stable, "control", arms.control)
+
+
+def _with_control(course: Course) -> bool:
+    return course.arms.control > 0
+
+
+def template_of(observed: Observed, wanted: Wanted, revision: str) -> dict[str, Any] | None:
+    """The pods of a revision: as the spec says, or as was recorded when it did, or as they are; None when nothing tells."""
+    if revision == wanted.revision:
+        return wanted.template
+    record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
+    text = ((record or {}).get("data") or {}).get(preflight.TEMPLATE)
+    if text is not None:
+        found: dict[str, Any] = json.loads(text)
+        return found
+    live = observed.deployment(revision)
+    return None if live is None else dict(live["spec"]["template"])
+
+
+def superfluous(
+    observed: Observed, wanted: Wanted, made: list[dict[str, Any]], course: Course, *, over: bool
+) -> Iterator[Reference]:
+    """Our own objects that nothing asks for any more. `over`: the Job's error is so long ago that it is made anew."""
+    resource = observed.resource
+    status = resource.status or Status()
+    before = {arm.revision for arm in (status.stable, status.canary) if arm is not None}
+    named = before | {revision for revision in (course.stable, course.rolling) if revision is not None}
+    controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
+    there = {(item["kind"], item["metadata"]["name"]) for item in made}
+    for child in observed.children:
+        key = (child["kind"], child["metadata"]["name"])
+        if key in there or not owned(child, resource.metadata.uid) or child["metadata"].get("deletionTimestamp"):
+            continue
+        of, kind = labels(child).get(names.REVISION), child["kind"]
+        if kind == "Deployment" and of in named and (labels(child).get(names.CONTROL) != "true" or controlled):
+            continue  # a crash may have kept what comes after it out of the status
+        if kind == "ConfigMap" and (of in named or of == wanted.revision):
+            continue  # the record of its pods
+        if kind == "Job" and of == wanted.revision and not over:
+            continue  # the record of the verdict
+        yield Reference(*key, child["metadata"]["uid"])
+
+
+def _owned_by(resource: SpeculativeDeployment, item: dict[str, Any]) -> dict[str, Any]:
+    owner = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "name": resource.metadata.name,
+        "uid": resource.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {**item["metadata"], "namespace": resource.metadata.namespace, "ownerReferences": [owner]}
+    return {**item, "metadata": metadata}

@@ -1,0 +1,188 @@
+"""Where a resource's rollout goes from here: which revisions have pods, and what is said about it.
+
+    revision of the spec ─┬─ a canary of another revision is under way ─► that one is withdrawn first
+                          ├─ is the stable one ────────────────────────► keep it
+                          ├─ was rejected ─────────────────────────────► keep the stable one, say why, wait for a new word
+                          ├─ preflight: none yet, running, refused ────► no engine pod; say what is wrong
+                          └─ preflight passed ─┬─ nothing is stable ───► its pods start; when all serve, it is stable
+                                               └─ otherwise ───────────► the canary (canary.py)
+
+Guarantee: a function of its arguments; one transition at a time. Not guaranteed: that two changes in a row are both rolled out; the
+last one is, and the other is told as superseded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from aerie.api.status import AnalysisStatus, CanaryArm, Outcome, Phase, Status
+from aerie.rollout import canary, pods
+from aerie.rollout.canary import Way, outcome_of
+from aerie.rollout.capacity import Arms
+from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
+from aerie.rollout.observed import Observed
+from aerie.rollout.verdict import AGAIN_AFTER, Verdict
+from aerie.rollout.wanted import Wanted
+
+RETRY = "aerie.dev/retry"
+"""Annotation by which a person has a rejected revision tried again; each new value once."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where the rollout stands after this step."""
+
+    stable: str | None
+    phase: Phase
+    progressing: Finding
+    passed: Finding
+    arms: Arms
+    """Pods to ask for."""
+    canary: CanaryArm | None = None
+    """The revision whose pods are beside the stable ones, or start before there are any."""
+    weights: Mapping[str, int] = field(default_factory=lambda: {"stable": 100})
+    analysis: AnalysisStatus | None = None
+    outcome: Outcome | None = None
+    preflight: bool = False
+    """Whether the Job has to be there."""
+    again: timedelta | None = None
+    rejected: str | None = None
+    """The revision that is not tried again."""
+
+    @property
+    def rolling(self) -> str | None:
+        """The canary's revision."""
+        return self.canary.revision if self.canary is not None else None
+
+
+def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) -> Course:
+    """The course from what was observed."""
+    resource = observed.resource
+    status, replicas = resource.status or Status(), resource.spec.replicas
+    known, stable = status.canary, status.stable
+    serving = Course(
+        stable=stable.revision if stable else None,
+        phase="Ready",
+        progressing=Finding(PROGRESSING, "False", "Complete", f"revision {wanted.revision} is rolled out"),
+        passed=verdict.finding(wanted.revision),
+        arms=Arms(replicas),
+        analysis=status.analysis,
+        rejected=_rejected(observed, wanted),
+    )
+    if resource.spec.rollout.paused:
+        finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
+        return replace(serving, phase="Paused", progressing=finding, canary=known)
+    unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
+    if known is not None and stable is not None and (known.phase == "RollingBack" or unwanted):
+        ended = None if known.phase == "RollingBack" else _superseded(known, wanted, status, now)
+        way = canary.withdraw(observed, stable, known, status.analysis, ended, now)
+        return _on(serving, way, serving.rejected if ended is None else None)
+    if wanted.revision == serving.stable:
+        if verdict.state != "Absent":
+            return serving
+        return replace(serving, passed=Finding(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out"))
+    if known is not None and known.revision != wanted.revision:  # the first one, and nothing serves yet
+        serving = replace(serving, outcome=_superseded(known, wanted, status, now))
+        known = None
+    if wanted.problem:
+        finding = Finding(PROGRESSING, "False", "InvalidSpec", wanted.problem)
+        told = Finding(PREFLIGHT_PASSED, "False", "InvalidSpec", wanted.problem)
+        return replace(serving, phase="Failed", progressing=finding, passed=told)
+    if serving.rejected is not None:
+        return _waiting(serving, status)
+    if known is None and verdict.state != "Passed":  # of a canary under way, the record may be gone
+        refused, again = verdict.state == "Refused", AGAIN_AFTER if verdict.state == "Error" else None
+        told = serving.passed
+        finding = Finding(PROGRESSING, "False" if refused else "True", told.reason, told.message)
+        phase: Phase = "Failed" if refused else "Preflight"
+        return replace(serving, phase=phase, progressing=finding, preflight=True, again=again)
+    if stable is None:
+        return _first(observed, wanted, replace(serving, preflight=True), known, now)
+    if replicas == 0:
+        return _adopted(serving, wanted, known, status, "no pods are asked for", now)
+    way = canary.begin(observed, wanted, stable, now) if known is None else canary.go_on(observed, wanted, stable, known, now)
+    ended = way.outcome
+    if ended is not None and ended.result == "Promoted":
+        return replace(
+            _on(serving, way, None), stable=wanted.revision, phase="Ready", arms=Arms(replicas), weights={"stable": 100}
+        )
+    return replace(_on(serving, way, wanted.revision if ended is not None else None), preflight=True)
+
+
+def _on(serving: Course, way: Way, rejected: str | None) -> Course:
+    phase: Phase = way.canary.phase if way.canary is not None else "Ready"
+    return replace(
+        serving,
+        phase=phase,
+        progressing=way.progressing,
+        arms=way.arms,
+        canary=way.canary,
+        weights=way.weights,
+        analysis=way.analysis,
+        outcome=way.outcome,
+        again=way.again,
+        rejected=rejected,
+    )
+
+
+def _rejected(observed: Observed, wanted: Wanted) -> str | None:
+    """The wanted revision, where it was rejected and nobody has asked to try it again."""
+    status = observed.resource.status or Status()
+    retry = observed.resource.metadata.annotations.get(RETRY)
+    if status.rejected != wanted.revision or (retry is not None and retry != status.retry):
+        return None
+    return status.rejected
+
+
+def _waiting(serving: Course, status: Status) -> Course:
+    """The wanted revision was rejected; the stable one goes on serving."""
+    last = next((one for one in status.history if one.revision == serving.rejected), None)
+    how = f"It is not tried again until the spec changes, or the resource is annotated with a new value of {RETRY}."
+    why = f"{last.reason} {how}" if last else how
+    if last is not None and last.result == "Failed":
+        finding = Finding(PROGRESSING, "False", "ProgressDeadlineExceeded", why)
+        return replace(serving, phase="Failed", progressing=finding)
+    return replace(serving, phase="RolledBack", progressing=Finding(PROGRESSING, "False", "RolledBack", why))
+
+
+def _first(observed: Observed, wanted: Wanted, serving: Course, known: CanaryArm | None, now: datetime) -> Course:
+    """Pods of the first revision start; when all serve, it is stable."""
+    resource = observed.resource
+    spec, status = resource.spec, resource.status or Status()
+    group = observed.group(wanted.revision)
+    count = sum(pods.ready(one) for one in group)
+    if known is not None and count >= spec.replicas:
+        why = f"all {spec.replicas} pods serve" if spec.replicas else "no pods are asked for"
+        return _adopted(serving, wanted, known, status, why, now)
+    arm = known or CanaryArm(**dict(wanted.arm), change=wanted.change(status), started_at=now)
+    trouble = pods.worst(group, observed.last_lines)
+    told = f"{count} of {spec.replicas} pods of revision {wanted.revision} serve" + (f": {trouble.message}" if trouble else "")
+    arms = Arms(0, spec.replicas)
+    left = arm.started_at + spec.rollout.progress_deadline - now
+    if left > timedelta(0):
+        finding = Finding(PROGRESSING, "True", trouble.reason if trouble else "Starting", told)
+        return replace(serving, phase="Starting", progressing=finding, canary=arm, arms=arms, again=left)
+    # Its pods stay: nothing else serves, and they show what is wrong.
+    late = f"{told}, and spec.rollout.progressDeadline is over."
+    finding = Finding(PROGRESSING, "False", "ProgressDeadlineExceeded", late)
+    return replace(serving, phase="Failed", progressing=finding, canary=arm, arms=arms)
+
+
+def _adopted(
+    serving: Course, wanted: Wanted, known: CanaryArm | None, status: Status, why: str, now: datetime
+) -> Course:
+    """The revision is stable without a comparison."""
+    arm = known or CanaryArm(**dict(wanted.arm), change=wanted.change(status), started_at=now)
+    outcome = outcome_of(arm, "Promoted", f"Revision {wanted.revision}: {why}.", status, None, now)
+    return replace(serving, stable=wanted.revision, outcome=outcome)
+
+
+def _superseded(known: CanaryArm, wanted: Wanted, status: Status, now: datetime) -> Outcome:
+    """How the rollout under way ends when something else is wanted."""
+    if wanted.problem:
+        return outcome_of(known, "Failed", wanted.problem, status, status.analysis, now)
+    back = status.stable is not None and status.stable.revision == wanted.revision
+    why = "The spec is that of the stable revision again." if back else "The spec has changed."
+    return outcome_of(known, "Superseded", why, status, status.analysis, now)

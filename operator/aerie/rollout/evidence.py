@@ -1,0 +1,151 @@
+"""What an analysis knows, kept in the status between two passes, and what it makes of the next blocks.
+
+    Analyzing                                     blocks ─► state ─► judge ─► Promote, Rollback, Inconclusive
+    AwaitingApproval, Held, Ramping, Promoting    blocks ─► watched ─► watch ─► Rollback
+
+Guarantees: a block is counted once, however often it is shown: each begins where the one before it ended, and one that began
+before that is passed over. The terms are fixed when the analysis begins. Not guaranteed: the block that was open when an operator
+ended; it is lost, and not counted as dropped.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from aerie.api.rollout import Analysis
+from aerie.api.status import Arm
+from aerie.rollout.analysis.blocks import Block, Rule
+from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.criteria import Terms
+from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
+from aerie.rollout.analysis.readings import Kept
+
+FULL_BLOCK, DRAFTS, FINISHED = 120.0, 2000.0, 20.0
+"""Seconds of a full block, and drafts and finished requests that each arm needs in it. Shorter blocks need fewer in proportion,
+because how blocks scatter is measured and not taken from the counts; but never fewer than these:"""
+LEAST_DRAFTS, LEAST_FINISHED = 50.0, 3.0
+WATCHED = 1.0
+"""Hours over which the tests that watch an accepted canary spend their errors."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """See the module."""
+
+    terms: Terms
+    state: State
+    until: float
+    """When the last block ended that was counted, or when counting began."""
+    watched: State | None = None
+    """What has been counted since the verdict."""
+
+    def counted(self, blocks: Iterable[Block]) -> Evidence:
+        """With those blocks that are new."""
+        found = self
+        for block in sorted(blocks, key=lambda one: one.began):
+            if block.began < found.until:
+                continue
+            if found.watched is None:
+                found = replace(found, state=count(found.state, block, found.terms), until=block.ended)
+            else:
+                found = replace(found, watched=count(found.watched, block, found.terms), until=block.ended)
+        return found
+
+    def judged(self, now: datetime, stops: Sequence[str]) -> tuple[Evidence, Judgement]:
+        """The verdict now."""
+        state, judgement = judge(self.state, self.terms, now.timestamp(), stops)
+        return replace(self, state=state), judgement
+
+    def watching(self, now: datetime, stops: Sequence[str]) -> tuple[Evidence, Judgement]:
+        """Whether something speaks against a canary about which the analysis has ended."""
+        watched, judgement = watch(self.watched or State(now.timestamp()), self._watch_terms, now.timestamp(), stops)
+        return replace(self, watched=watched), judgement
+
+    def renewed(self, now: datetime) -> Evidence:
+        """Counting begins anew, because what is compared with what has changed."""
+        return replace(self, watched=State(now.timestamp()), until=now.timestamp())
+
+    @property
+    def _watch_terms(self) -> Terms:
+        return replace(self.terms, deadline=max(3600 * WATCHED, self.terms.min_blocks * self.terms.block))
+
+    def pack(self) -> str:
+        """As text for the status."""
+        found = {
+            "terms": self.terms.to_dict(),
+            "state": self.state.to_dict(),
+            "until": self.until,
+            "watched": None if self.watched is None else self.watched.to_dict(),
+        }
+        return base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 9)).decode()
+
+    @classmethod
+    def unpack(cls, text: str) -> Evidence | None:
+        """What `pack` made; None for what is none of this release's."""
+        try:
+            found = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            watched = found["watched"]
+            return cls(
+                Terms.from_dict(found["terms"]),
+                State.from_dict(found["state"]),
+                found["until"],
+                None if watched is None else State.from_dict(watched),
+            )
+        except (ValueError, KeyError, TypeError, zlib.error):
+            return None
+
+
+def begun(
+    analysis: Analysis,
+    arms: tuple[Arm, Arm],
+    pods: tuple[int, int],
+    edges: tuple[float | None, float | None],
+    attempt: int,
+    scatters: Mapping[str, Scatter],
+    now: datetime,
+) -> Evidence:
+    """An analysis that begins now, of the arms canary and control with so many pods.
+
+    `edges`: bucket edges for the objectives of time per output token and time to first token. `attempt`: how many analyses of
+    this revision have ended without a promotion.
+    """
+    canary, control = arms
+    tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
+    terms = Terms(
+        goal=analysis.goal,
+        margin=analysis.margin,
+        min_blocks=analysis.min_blocks,
+        soak=analysis.soak.total_seconds(),
+        deadline=(analysis.deadline - analysis.warmup).total_seconds(),
+        block=analysis.block.total_seconds(),
+        pods=pods,
+        kept=Kept(max(1, min(tokens)), *edges),
+        incomparable=incomparable(canary, control),
+        attempt=attempt,
+        scatters=scatters,
+    )
+    return Evidence(terms, State(now.timestamp()), now.timestamp())
+
+
+def incomparable(canary: Arm, control: Arm) -> str:
+    """Why the acceptance lengths of the arms may not be compared, as a sentence; empty where they may."""
+    if canary.target != control.target:
+        return f"the canary serves another target ({canary.target} instead of {control.target})."
+    for arm, named in ((canary, "the canary"), (control, "the stable revision")):
+        if arm.setting is None or arm.setting.mode == "Off":
+            return f"{named} serves without a drafter."
+        if arm.setting.mode != "Static":
+            return f"{named} drafts by the rule {arm.setting.mode}, and acceptance then follows the load."
+    return ""
+
+
+def rule_of(terms: Terms, interval: float) -> Rule:
+    """When a block of this analysis ends, read every `interval` seconds."""
+    part = terms.block / FULL_BLOCK
+    drafts = 0.0 if terms.incomparable else max(LEAST_DRAFTS, DRAFTS * min(1.0, part))
+    return Rule(terms.block, interval, drafts, max(LEAST_FINISHED, FINISHED * min(1.0, part)))

@@ -1,0 +1,137 @@
+"""The status after a step: what people and the next step read.
+
+Guarantee: pure; nothing in it follows the clock alone, so that it is written only when something has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from aerie.api.status import Arm, CanaryArm, SpeculationStatus, Status
+from aerie.resources import names
+from aerie.rollout import pods
+from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
+from aerie.rollout.course import RETRY, Course
+from aerie.rollout.figures import with_figures
+from aerie.rollout.observed import Observed
+from aerie.rollout.wanted import Wanted
+
+KEPT_OUTCOMES = 10
+_A = TypeVar("_A", bound=Arm)
+
+
+def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any], now: datetime) -> Status:
+    """The status. `taken`: objects of others that bear a name which Aerie needs."""
+    resource = observed.resource
+    before = resource.status or Status()
+    stable = _stable(observed, wanted, course, before)
+    canary = _canary(observed, course, before)
+    control = canary.control if canary is not None else None
+    arms = [arm for arm in (stable, canary, control) if arm is not None]
+    findings = [
+        _ready(observed, stable, canary, course),
+        course.progressing,
+        course.passed,
+        _degraded(observed, course, taken),
+    ]
+    return Status(
+        observed_generation=resource.metadata.generation,
+        phase=course.phase,
+        conditions=conditions(findings, resource.status, resource.metadata.generation, now),
+        replicas=sum(arm.replicas for arm in arms),
+        ready_replicas=sum(arm.ready_replicas for arm in arms),
+        selector=f"{names.NAME}={resource.metadata.name}",
+        stable=stable,
+        canary=canary,
+        analysis=course.analysis,
+        speculation=SpeculationStatus(current=stable.setting) if stable is not None and stable.setting is not None else None,
+        rejected=course.rejected,
+        retry=resource.metadata.annotations.get(RETRY),
+        history=([*([course.outcome] if course.outcome else []), *before.history])[:KEPT_OUTCOMES],
+    )
+
+
+def _stable(observed: Observed, wanted: Wanted, course: Course, before: Status) -> Arm | None:
+    if course.stable is None:
+        return None
+    if course.stable == wanted.revision:
+        arm = wanted.arm
+    else:  # a spec of before: what is known of it is in the status
+        assert before.stable is not None
+        arm = before.stable
+    arm = _counted(observed, arm, course.arms.stable)
+    arm = arm.model_copy(update={"weight": _weight(observed, course, "stable")})
+    return with_figures(arm, _last(before, arm.revision), observed.figures_of(arm.revision))
+
+
+def _last(before: Status, revision: str) -> Arm | None:
+    """What the status said of the revision, in whatever arm it was."""
+    return next((arm for arm in (before.stable, before.canary) if arm is not None and arm.revision == revision), None)
+
+
+def _canary(observed: Observed, course: Course, before: Status) -> CanaryArm | None:
+    if course.canary is None:
+        return None
+    arm = _counted(observed, course.canary, course.arms.canary)
+    known = before.canary if before.canary and before.canary.revision == arm.revision else None
+    control = None
+    if course.arms.control and course.stable is not None:
+        base = known.control if known and known.control else Arm(revision=course.stable)
+        control = _counted(observed, base, course.arms.control, control=True)
+        control = control.model_copy(update={"weight": _weight(observed, course, "control")})
+        last = known.control if known else None
+        control = with_figures(control, last, observed.figures_of(course.stable, control=True))
+    weight = _weight(observed, course, "canary") if course.stable is not None else None
+    arm = arm.model_copy(update={"control": control, "weight": weight})
+    return with_figures(arm, known, observed.figures_of(arm.revision))
+
+
+def _counted(observed: Observed, arm: _A, replicas: int, *, control: bool = False) -> _A:
+    serving = sum(pods.ready(one) for one in observed.group(arm.revision, control=control))
+    return arm.model_copy(update={"replicas": replicas, "ready_replicas": serving})
+
+
+def _weight(observed: Observed, course: Course, arm: str) -> int:
+    """Percent of the traffic: by the route in mode Gateway, by serving pods in mode Service."""
+    if observed.resource.spec.rollout.traffic.gateway is not None or course.canary is None or course.stable is None:
+        weights: Mapping[str, int] = course.weights
+        return weights.get(arm, 0)
+    serving = {
+        "stable": sum(map(pods.ready, observed.group(course.stable))),
+        "canary": sum(map(pods.ready, observed.group(course.canary.revision))),
+        "control": sum(map(pods.ready, observed.group(course.stable, control=True))),
+    }
+    return round(100 * serving[arm] / max(1, sum(serving.values())))
+
+
+def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, course: Course) -> Finding:
+    replicas = observed.resource.spec.replicas
+    if stable is None:
+        told = course.progressing.message  # with pods under way it counts them
+        return Finding(READY, "False", course.progressing.reason, told if canary else f"no pod has been started: {told}")
+    if replicas == 0:
+        return Finding(READY, "True", "ScaledToZero", "spec.replicas is 0: no pod is asked for")
+    arms = [arm for arm in (stable, canary, canary.control if canary else None) if arm is not None]
+    serving, owed = sum(arm.ready_replicas for arm in arms), stable.replicas if canary is None else min(replicas, stable.replicas)
+    counted = stable.ready_replicas if canary is None else serving
+    told = f"{min(counted, replicas) if canary else counted} of {replicas} pods serve"
+    if stable.ready_replicas >= owed and counted >= replicas:
+        return Finding(READY, "True", "Serving", told)
+    trouble = pods.worst(observed.group(stable.revision), observed.last_lines)
+    return Finding(READY, "False", trouble.reason if trouble else "Starting", f"{told}: {trouble.message}" if trouble else told)
+
+
+def _degraded(observed: Observed, course: Course, taken: list[Any]) -> Finding:
+    if taken:
+        first = taken[0]
+        references = first["metadata"].get("ownerReferences") or []
+        owner = next((f"{one['kind']} {one['name']}" for one in references if one.get("controller")), "somebody else")
+        kind, name = first["kind"], first["metadata"]["name"]
+        message = f"{kind} {name} belongs to {owner}, and Aerie needs the name: delete or rename it, or rename the resource"
+        return Finding(DEGRADED, "True", "NameTaken", message)
+    trouble = pods.worst(observed.group(course.stable), observed.last_lines) if course.stable else None
+    if trouble is not None and not trouble.waits:
+        return Finding(DEGRADED, "True", trouble.reason, trouble.message)
+    return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")

@@ -1,0 +1,190 @@
+"""All that may happen to a resource, in any order: users, people's words, figures, crashes of the operator, pods that come and go.
+
+Safety: what serves is not given up, no engine starts before its preflight has passed, nothing is promoted without evidence or a
+person's word, one transition at a time. Liveness: left alone, it ends with what the spec asks for or says why not, and then nothing
+is written any more.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+from hypothesis import Phase, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.unit.rollout.world import DRAFTERS, World, canarying
+
+NEIGHBOURS = {
+    None: {None, "Starting", "Promoting"},
+    "Starting": {"Starting", "WarmingUp", "RollingBack"},
+    "WarmingUp": {"WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
+    "Analyzing": {"Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
+    "AwaitingApproval": {"AwaitingApproval", "Ramping", "Promoting", "RollingBack"},
+    "Held": {"Held", "Ramping", "Promoting", "RollingBack"},
+    "Ramping": {"Ramping", "Promoting", "RollingBack"},
+    "Promoting": {"Promoting", "RollingBack", None},
+    "RollingBack": {"RollingBack", None},
+}
+
+
+class Rollouts(RuleBasedStateMachine):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.unserved: set[str] = set()
+        """Canaries that began while nothing served, or while no pod was asked for."""
+
+    @initialize(
+        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"]), replicas=st.integers(1, 4)
+    )
+    def somewhere_on_the_way(self, phase: str | None, replicas: int) -> None:
+        if phase is not None:
+            self.world, _ = canarying(phase, replicas=replicas)
+
+    @rule(times=st.integers(1, 6))
+    def all_goes_well(self, times: int) -> None:
+        for _ in range(times):
+            self.look()
+            self.world.check()
+            self.world.schedule()
+            self.world.ready()
+            self.world.now += timedelta(minutes=6)
+
+    @rule(parts=st.integers(0, 8))
+    def a_pass_that_may_crash(self, parts: int) -> None:
+        self.look(parts)
+
+    @rule(parts=st.integers(4, 9), blocks=st.integers(1, 6), better=st.sampled_from([-0.2, 0.0, 0.2]))
+    @precondition(lambda self: self.world.status.get("analysis"))
+    def blocks_close(self, parts: int, blocks: int, better: float) -> None:
+        for _ in range(blocks):
+            self.world.measure(1, better, step=False)
+            self.look(parts)
+
+    def look(self, parts: int = 1000) -> None:
+        world, before = self.world, self.world.status
+        served, canary = before.get("stable"), before.get("canary")
+        alive = world.serving((served or {}).get("revision", "")) if served else 0
+        said = dict(world.document["metadata"].get("annotations") or {})
+        plan = world.step(parts)
+        deleted = {reference.name for reference in plan.delete}
+        assert served is None or f"chat-{served['revision']}" not in deleted, "what serves by the status is never deleted"
+        after = world.status
+        event(f"phase {after.get('phase')}")
+        if served is None:
+            return
+        now = after["stable"]["revision"]
+        new = (after.get("canary") or {}).get("revision")
+        if new is not None and (canary or {}).get("revision") != new and (alive == 0 or world.document["spec"]["replicas"] == 0):
+            self.unserved.add(new)
+        if now != served["revision"]:
+            proven = (after.get("analysis") or {}).get("verdict") == "Promote"
+            asked = said.get("aerie.dev/promote") == now
+            empty = world.document["spec"]["replicas"] == 0
+            assert proven or asked or empty or now in self.unserved, "promoted without evidence"
+            return
+        if (canary or {}).get("revision") in (new, None) or new is None:
+            left, entered = (canary or {}).get("phase"), (after.get("canary") or {}).get("phase")
+            assert entered in NEIGHBOURS[left] or (left is None and entered == "Starting"), (left, entered)
+        else:
+            raise AssertionError("one canary has taken the place of another")
+
+    @rule(path=st.sampled_from(DRAFTERS))
+    def another_drafter(self, path: str) -> None:
+        self.world.drafter(path)
+
+    @rule(replicas=st.integers(0, 4))
+    def another_size(self, replicas: int) -> None:
+        self.world.edit(replicas=replicas)
+
+    @rule(paused=st.booleans(), reuse=st.booleans(), gateway=st.booleans())
+    def other_terms(self, paused: bool, reuse: bool, gateway: bool) -> None:
+        traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}} if gateway else {"mode": "Service"}
+        canary = {"capacity": "Reuse" if reuse and self.world.document["spec"]["replicas"] > 2 else "Surge"}
+        self.world.edit(rollout={"paused": paused, "canary": canary, "traffic": traffic})
+
+    @rule(word=st.sampled_from(["promote", "rollback", "retry"]))
+    @precondition(lambda self: self.world.status.get("stable"))
+    def a_person_says(self, word: str) -> None:
+        self.world.annotate(**{word: self.world.wanted})
+
+    @rule()
+    def jobs_end(self) -> None:
+        self.world.check()
+
+    @rule(places=st.sampled_from([4, 1000]))
+    def pods_come_and_go(self, places: int) -> None:
+        world = self.world
+        floor, before = world.document["spec"]["replicas"], world.serving()
+        surge = world.document["spec"].get("rollout", {}).get("canary", {}).get("capacity") != "Reuse"
+        world.schedule(places)
+        if surge and (world.status.get("canary") or {}).get("phase") in ("Ramping", "Promoting"):
+            assert world.serving() >= min(before, floor), "serving pods were given up"
+
+    @rule(value=st.sampled_from(["True", "False"]))
+    def pods_serve(self, value: str) -> None:
+        self.world.ready(value=value)
+
+    @rule(restarts=st.integers(1, 4))
+    @precondition(lambda self: self.world.status.get("canary"))
+    def the_canary_crashes(self, restarts: int) -> None:
+        self.world.crash(self.world.status["canary"]["revision"], restarts)
+
+    @rule(minutes=st.sampled_from([1, 6, 31]))
+    def time_passes(self, minutes: int) -> None:
+        self.world.now += timedelta(minutes=minutes)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.world.objects)
+    def somebody_deletes_a_child(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.world.objects)))
+        if key[0] != "Deployment":  # with it go its pods, which is another story
+            del self.world.objects[key]
+
+    @invariant()
+    def engines_have_passed_preflight(self) -> None:
+        for item in self.world.deployments().values():
+            arguments = json.dumps(item["spec"]["template"]["spec"])
+            assert '"subPath": "refused"' not in arguments
+
+    @invariant()
+    def at_most_one_revision_beside_the_stable_one(self) -> None:
+        status = self.world.status
+        known = {(status.get(arm) or {}).get("revision") for arm in ("stable", "canary")}
+        strange = [revision for revision in self.world.deployments() if revision not in known]
+        assert len(strange) <= 2, "one that a crash kept out of the status, one that is about to go"
+
+    def teardown(self) -> None:
+        """Left alone, with a person who says yes, it ends; and then nothing is written any more."""
+        world = self.world
+        world.edit(rollout={"paused": False})
+        for _ in range(60):
+            self.look()
+            world.check()
+            world.schedule()
+            world.ready()
+            if (world.status.get("canary") or {}).get("phase") in ("AwaitingApproval", "Held"):
+                world.annotate(promote=world.status["canary"]["revision"])
+            world.now += timedelta(minutes=20)
+        assert "canary" not in world.status, world.message("Progressing")
+        plan = world.plan()
+        assert (plan.apply, plan.delete, plan.events) == ((), (), ())
+        assert plan.status.to_dict() == world.status
+        if world.status["phase"] == "Ready":
+            assert world.replicas() == {f"chat-{world.wanted}": world.document["spec"]["replicas"]}
+            assert world.condition("Ready")[0] == "True"
+        elif world.document["spec"]["drafter"]["source"]["volumeClaim"]["path"] == "refused":
+            assert world.condition("PreflightPassed")[0] == "False"
+        else:
+            assert world.status["phase"] in ("RolledBack", "Failed")
+            assert world.status["rejected"] == world.wanted
+            stable = world.status["stable"]["revision"]
+            assert world.replicas() == {f"chat-{stable}": world.document["spec"]["replicas"]}
+
+
+Rollouts.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, phases=(Phase.generate,))
+TestRollouts = Rollouts.TestCase

@@ -1,0 +1,286 @@
+"""A world for the operator's decisions, that does what Kubernetes would: it keeps objects, its pods start, crash and go.
+
+The operator may crash after any part of a plan. Blocks of an analysis come from `measure`, as a scraper would have closed them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.engine.catalog import Catalog
+from aerie.resources import names
+from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.readings import Counts
+from aerie.rollout.choice import choose
+from aerie.rollout.decide import decide
+from aerie.rollout.observed import Observed
+from aerie.rollout.plan import Plan
+from aerie.rollout.wanted import read_wanted
+
+IMAGE = "aerie.dev/aerie:test"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DRAFTERS = ("eagle3", "eagle31", "refused")
+
+
+class World:
+    """One resource, its children and pods, and a clock."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.now = START
+        self.counter = itertools.count(1)
+        whole = {
+            "replicas": 2,
+            "model": {"source": {"volumeClaim": {"claimName": "models", "path": "target"}}},
+            "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+            "drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}},
+            **spec,
+        }
+        self.document: dict[str, Any] = {
+            "apiVersion": "aerie.dev/v1alpha1",
+            "kind": "SpeculativeDeployment",
+            "metadata": {"name": "chat", "namespace": "default", "uid": "u1", "generation": 1},
+            "spec": whole,
+        }
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.pods: list[dict[str, Any]] = []
+        self.checks: list[dict[str, Any]] = []
+        self.foreign: list[dict[str, Any]] = []
+        self.catalog = Catalog(())
+        self.blocks: list[Block] = []
+        self.chance = random.Random(1)  # noqa: S311 - no secrets
+
+    # -- the user
+    def edit(self, **spec: Any) -> None:
+        self.document["spec"] |= spec
+        self.document["metadata"]["generation"] += 1
+
+    def drafter(self, path: str) -> None:
+        self.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": path}}})
+
+    def annotate(self, **said: str) -> None:
+        annotations = self.document["metadata"].setdefault("annotations", {})
+        annotations |= {f"aerie.dev/{word}": value for word, value in said.items()}
+
+    # -- the operator
+    def observed(self) -> Observed:
+        return Observed(
+            resource=SpeculativeDeployment.from_dict(copy.deepcopy(self.document)),
+            children=tuple(copy.deepcopy(list(self.objects.values()))),
+            namesakes=tuple(self.foreign),
+            pods=tuple(copy.deepcopy(self.pods)),
+            preflight_pods=tuple(copy.deepcopy(self.checks)),
+            blocks=tuple(self.blocks),
+        )
+
+    def plan(self) -> Plan:
+        return decide(self.observed(), IMAGE, self.now, self.catalog)
+
+    def step(self, parts: int = 1000) -> Plan:
+        """One pass, which crashes after `parts` of its writes."""
+        plan = self.plan()
+        writes: list[Any] = [("apply", item) for item in plan.apply]
+        writes += [("delete", reference) for reference in plan.delete]
+        writes += [("status", plan.status)]
+        for what, item in writes[:parts]:
+            if what == "apply":
+                self.apply(item)
+            elif what == "delete":
+                found = self.objects.get((item.kind, item.name))
+                assert found is not None
+                assert found["metadata"]["uid"] == item.uid
+                del self.objects[item.kind, item.name]
+            else:
+                self.document["status"] = item.to_dict()
+        return plan
+
+    def apply(self, item: dict[str, Any]) -> None:
+        key = (item["kind"], item["metadata"]["name"])
+        uid = self.objects[key]["metadata"]["uid"] if key in self.objects else f"c{next(self.counter)}"
+        kept = self.objects.get(key, {}).get("status")
+        self.objects[key] = copy.deepcopy(item)
+        self.objects[key]["metadata"]["uid"] = uid
+        if kept:
+            self.objects[key]["status"] = kept
+
+    # -- the cluster
+    def deployments(self, *, control: bool = False) -> dict[str, dict[str, Any]]:
+        """By revision, those of stable and canary, or those of control pods."""
+        found = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
+        wanted = "true" if control else "false"
+        labels = [(item["metadata"]["labels"], item) for item in found]
+        return {label[names.REVISION]: item for label, item in labels if label[names.CONTROL] == wanted}
+
+    def replicas(self) -> dict[str, int]:
+        """What each Deployment asks for, by name."""
+        return {name: item["spec"]["replicas"] for (kind, name), item in self.objects.items() if kind == "Deployment"}
+
+    def schedule(self, places: int = 1000) -> None:
+        """Make the pods that there should be, as far as there are places, and remove those that there should not."""
+        groups = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
+        kept = []
+        for item in groups:
+            mine = [pod for pod in self.pods if of(pod, item)]
+            kept += sorted(mine, key=lambda pod: pod["status"].get("phase") != "Running")[: item["spec"]["replicas"]]
+        for item in groups:
+            mine = [pod for pod in kept if of(pod, item)]
+            for _ in range(min(item["spec"]["replicas"] - len(mine), places - len(kept))):
+                name = f"{item['metadata']['name']}-{next(self.counter)}"
+                labels = item["spec"]["template"]["metadata"]["labels"]
+                metadata = {"name": name, "labels": labels, "creationTimestamp": self.now.isoformat()}
+                kept.append({"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}})
+        self.pods = kept
+
+    def ready(self, revision: str | None = None, value: str = "True") -> None:
+        for pod in self.pods:
+            if revision in (None, pod["metadata"]["labels"][names.REVISION]):
+                condition = {"type": "Ready", "status": value, "lastTransitionTime": self.now.isoformat()}
+                known = (pod["status"].get("conditions") or [{}])[0]
+                if known.get("status") != value:
+                    pod["status"] = {"phase": "Running", "conditions": [condition]}
+
+    def crash(self, revision: str, restarts: int) -> None:
+        for pod in self.pods:
+            if pod["metadata"]["labels"][names.REVISION] == revision:
+                state = {"terminated": {"exitCode": 1, "reason": "Error"}}
+                engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
+                pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
+
+    def serving(self, revision: str | None = None) -> int:
+        found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][names.REVISION])]
+        return sum(bool((pod["status"].get("conditions") or [{}])[0].get("status") == "True") for pod in found)
+
+    def measure(self, blocks: int, better: float, *, scatter: float = 0.01, seconds: float = 120, step: bool = True) -> None:
+        """So many blocks in which the canary's acceptance length is the control's times (1 + better), each looked at."""
+        for _ in range(blocks):
+            began = self.now.timestamp()
+            self.now += timedelta(seconds=seconds)
+            length = 2.5 * (1 + self.chance.gauss(0, scatter))
+            mine = side(length * (1 + better) * (1 + self.chance.gauss(0, scatter)))
+            self.blocks = [*self.blocks[-3:], Block(began, self.now.timestamp(), mine, side(length))]
+            if step:
+                self.step()
+
+    def check(self) -> None:
+        """Every preflight Job that runs comes to its verdict: the drafter named `refused` is refused."""
+        for (kind, name), item in self.objects.items():
+            if kind != "Job" or item.get("status") or ("ConfigMap", name) not in self.objects:
+                continue  # over, or its pod waits for the volume
+            data = json.loads(self.objects["ConfigMap", name]["data"]["resource.json"])
+            drafter = data["spec"].get("drafter") or {}
+            bad = drafter.get("source", {}).get("volumeClaim", {}).get("path") == "refused"
+            self.conclude(name, {"ok": not bad, "summary": "checked.", "refused": ["✗ C9 weights: torn."] if bad else []})
+
+    def conclude(self, name: str, told: dict[str, Any]) -> None:
+        job = self.objects["Job", name]
+        kind = "Complete" if told["ok"] else "Failed"
+        job["status"] = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat()}]}
+        state = {"terminated": {"exitCode": 0 if told["ok"] else 1, "message": json.dumps(told)}}
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        metadata = {"name": f"{name}-x", "labels": labels, "creationTimestamp": self.now.isoformat()}
+        self.checks.append(
+            {"kind": "Pod", "metadata": metadata, "status": {"containerStatuses": [{"name": "preflight", "state": state}]}}
+        )
+
+    def settle(self) -> None:
+        """Passes, pods and Jobs, until nothing changes any more."""
+        for _ in range(20):
+            before = copy.deepcopy((self.document, self.objects, self.pods))
+            self.step()
+            self.check()
+            self.schedule()
+            self.ready()
+            if before == (self.document, self.objects, self.pods):
+                return
+        raise AssertionError("it never settles")
+
+    def settle_until(self, phase: str) -> None:
+        """Passes and Jobs, without pods, until the resource is in the phase."""
+        for _ in range(20):
+            self.step()
+            if self.status["phase"] == phase:
+                return
+            self.check()
+        raise AssertionError(f"{self.status['phase']} instead of {phase}: {self.message('Progressing')}")
+
+    # -- what is asserted
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.document.get("status") or {})
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(condition for condition in self.status["conditions"] if condition["type"] == kind)
+        return found["status"], found["reason"]
+
+    def message(self, kind: str) -> str:
+        return str(next(condition for condition in self.status["conditions"] if condition["type"] == kind)["message"])
+
+    @property
+    def wanted(self) -> str:
+        return read_wanted(choose(self.observed().resource, self.catalog).resource).revision
+
+
+def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
+    wanted: dict[str, str] = deployment["spec"]["selector"]["matchLabels"]
+    return wanted.items() <= pod["metadata"]["labels"].items()
+
+
+def side(length: float, drafts: float = 2000) -> Side:
+    """One pod in a block with this acceptance length, and nothing else worth a remark."""
+    counts = Counts(
+        drafts=drafts,
+        accepted=drafts * (length - 1),
+        draft_tokens=3 * drafts,
+        decode_tokens=5000,
+        decode_seconds=50,
+        output_tokens=5100,
+        finished=100,
+        first_tokens=100,
+        first_seconds=10,
+        timed=100,
+    )
+    return Side(1, counts, 4.0, {"pod": counts})
+
+
+def serving(**spec: Any) -> World:
+    world = World(**spec)
+    world.settle()
+    return world
+
+
+def canarying(phase: str, **spec: Any) -> tuple[World, str]:
+    """A world with two stable pods whose canary has come to this phase, and the stable revision."""
+    world = serving(**spec)
+    old = world.wanted
+    world.drafter("eagle31")
+    for _ in range(3):
+        world.step()
+        world.check()
+    if phase == "Starting":
+        return world, old
+    world.schedule()
+    world.ready()
+    world.step()
+    if phase == "WarmingUp":
+        return world, old
+    world.now += timedelta(minutes=5)
+    world.step()
+    assert world.status["phase"] == "Analyzing"
+    for _ in range(30 if phase in ("Ramping", "Promoting") else 0):
+        if world.status["phase"] == "Ramping":
+            break
+        world.measure(1, +0.2)
+    for _ in range(20 if phase == "Promoting" else 0):
+        if world.status["phase"] == phase:
+            break
+        world.schedule()
+        world.ready()
+        world.now += timedelta(minutes=5)
+        world.step()
+    assert world.status["phase"] == phase
+    return world, old
