@@ -33,9 +33,7 @@ Phase = Literal[
     "Paused",
     "Failed",
 ]
-CanaryPhase = Literal[
-    "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"
-]
+CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
 
 
 class Condition(Model):

@@ -2,9 +2,9 @@
 
     readings of pods ─► round, each spec.metrics.interval ─► blocks.observe ─► closed blocks ─► next pass
 
-Guarantees: a round shows a pod's reading once; one that did not come since the last round counts as failed. What is compared is told
-by the status alone, so a new leader goes on where the old one stood, but for the block that was open. Not guaranteed: that the
-readings of a round are of one moment; they are up to an interval apart, and for each pod always by the same.
+Guarantees: a round shows a pod's reading once; one that did not come since the last round counts as failed. What is compared is
+told by the status alone, so a new leader goes on where the old one stood, but for the block that was open. Not guaranteed: that
+the readings of a round are of one moment; they are up to an interval apart, and for each pod always by the same.
 """
 
 from __future__ import annotations

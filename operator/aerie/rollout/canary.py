@@ -23,16 +23,16 @@ from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
 from aerie.rollout import capacity, pods, traffic
 from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.analysis.readings import nearest_edge
-from aerie.rollout.capacity import Arms, Places, Pods
+from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding, shortened
 from aerie.rollout.evidence import Evidence, begun
 from aerie.rollout.faults import stops
+from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
-from aerie.rollout.observed import Object, Observed
+from aerie.rollout.observed import Observed
+from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, told
 from aerie.rollout.wanted import Wanted
 
-PROMOTE, ROLL_BACK = "aerie.dev/promote", "aerie.dev/rollback"
-"""Annotations by which a person decides; the value is the canary's revision, so that a word is not taken for the next one."""
 REMEMBERED = timedelta(hours=24)
 """For so long, analyses of a revision that ended without a promotion make the next one of it stricter."""
 _JUDGED = ("WarmingUp", "Analyzing", "AwaitingApproval", "Held")
@@ -55,66 +55,6 @@ class Way:
     again: timedelta | None = None
 
 
-@dataclass(frozen=True)
-class Group:
-    """The pods of one arm."""
-
-    objects: tuple[Object, ...]
-    pods: Pods
-
-    @classmethod
-    def of(cls, observed: Observed, revision: str, *, control: bool = False) -> Group:
-        found = observed.group(revision, control=control)
-        deployment = observed.deployment(revision, control=control)
-        asked = (deployment or {}).get("spec", {}).get("replicas") or 0
-        serving = sum(map(pods.ready, found))
-        return cls(found, Pods(max(asked, len(found)), observed.leaving(revision, control=control), serving))
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """The arms as they are, and the places that there are for them."""
-
-    places: Places
-    stable: Group
-    canary: Group
-    control: Group
-
-    @classmethod
-    def of(cls, observed: Observed, stable: str, canary: str) -> Fleet:
-        spec = observed.resource.spec
-        return cls(
-            Places.of(spec.replicas, spec.rollout.canary),
-            Group.of(observed, stable),
-            Group.of(observed, canary),
-            Group.of(observed, stable, control=True),
-        )
-
-    def asked(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> Arms:
-        """Pods that each arm is to have in this phase."""
-        return (
-            capacity.judged(self.places)
-            if phase not in ("Ramping", "Promoting")
-            else capacity.grown(
-                self.places, self.goal(phase, ramp, step, by_pods=by_pods), self.stable.pods, self.canary.pods, self.control.pods
-            )
-        )
-
-    def goal(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> int:
-        """Serving pods that the canary needs in this phase."""
-        if phase == "Promoting":
-            return self.places.replicas
-        if phase == "Ramping":
-            return capacity.ramp_goal(self.places, ramp[min(step or 0, len(ramp) - 1)], by_pods=by_pods)
-        return self.places.canary
-
-    def ready(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> bool:
-        """Whether the pods that the phase asks for serve."""
-        enough = self.canary.pods.serving >= self.goal(phase, ramp, step, by_pods=by_pods)
-        controlled = phase in ("Ramping", "Promoting") or self.control.pods.serving >= self.places.control
-        return enough and controlled
-
-
 # ------------------------------------------------------------------------------------------------------------------- the way on
 def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way:
     """A canary that begins now."""
@@ -130,7 +70,7 @@ def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way
     fleet = Fleet.of(observed, stable.revision, arm.revision)
     by_pods = spec.rollout.traffic.gateway is None
     arms = fleet.asked(arm.phase, spec.rollout.canary.ramp, None, by_pods=by_pods)
-    finding = Finding(PROGRESSING, "True", arm.phase, _told(observed.resource, arm, fleet, arms, None, {}))
+    finding = Finding(PROGRESSING, "True", arm.phase, told(observed.resource, arm, fleet, arms, None))
     return Way(arm, arms, {"stable": 100, "canary": 0, "control": 0}, finding, None, again=spec.rollout.progress_deadline)
 
 
@@ -167,7 +107,7 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
         if step.end == "Failed" and trouble is not None:
             why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
         outcome = outcome_of(known, step.end, why, status, analysis, now)
-        return withdraw(observed, stable, known, _closed(analysis), outcome, now)
+        return withdraw(observed, stable, known, _closed(analysis), outcome)
     if step.stage.phase != stage.phase:
         evidence = _entered(step.stage.phase, stage.phase, evidence, observed, wanted, stable, fleet, now)
         if step.stage.phase == "Analyzing":
@@ -178,14 +118,12 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     arms = fleet.asked(canary.phase, ramp, canary.step, by_pods=by_pods)
     weights = _weights(resource, canary, fleet, arms)
     trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
-    finding = _finding(resource, canary, fleet, arms, analysis, weights, trouble)
+    finding = finding_of(resource, canary, fleet, arms, analysis, trouble)
     return Way(canary, arms, weights, finding, analysis, again=_sooner(step.again, _due(canary, evidence, now)))
 
 
-def withdraw(
-    observed: Observed, stable: Arm, known: CanaryArm, analysis: AnalysisStatus | None, outcome: Outcome | None, now: datetime
-) -> Way:
-    """The canary on its way out. With an outcome, it has ended just now: its traffic goes first, and its pods with the next look."""
+def withdraw(observed: Observed, stable: Arm, known: CanaryArm, analysis: AnalysisStatus | None, outcome: Outcome | None) -> Way:
+    """The canary on its way out. With an outcome it has ended just now: its traffic goes first, its pods with the next look."""
     resource = observed.resource
     fleet = Fleet.of(observed, stable.revision, known.revision)
     replicas, given_up = resource.spec.replicas, known.step_started_at is not None
@@ -200,8 +138,8 @@ def withdraw(
         done = Finding(PROGRESSING, "False", "RolledBack", f"revision {known.revision} is gone")
         return Way(None, arms, weights, done, analysis, again=timedelta(0))
     said = outcome or next((one for one in (resource.status or Status()).history if one.revision == known.revision), None)
-    told = f"{said.reason} " if said else ""
-    message = f"{told}{fleet.stable.pods.serving} of {replicas} pods of revision {stable.revision} serve."
+    why = f"{said.reason} " if said else ""
+    message = f"{why}{fleet.stable.pods.serving} of {replicas} pods of revision {stable.revision} serve."
     finding = Finding(PROGRESSING, "True", "RollingBack", message)
     arm = known.model_copy(update={"phase": "RollingBack"})
     return Way(arm, arms, weights, finding, analysis, outcome, timedelta(0) if outcome else timedelta(seconds=5))
@@ -231,8 +169,8 @@ def _stage(canary: CanaryArm) -> Stage:
 
 
 def _with_stage(canary: CanaryArm, stage: Stage) -> CanaryArm:
-    told = {"phase": stage.phase, "ready_at": stage.ready_at, "step": stage.step, "step_started_at": stage.step_started_at}
-    return canary.model_copy(update=told)
+    update = {"phase": stage.phase, "ready_at": stage.ready_at, "step": stage.step, "step_started_at": stage.step_started_at}
+    return canary.model_copy(update=update)
 
 
 def _judged(
@@ -245,7 +183,14 @@ def _judged(
 
 
 def _entered(
-    phase: Phase, left: Phase, evidence: Evidence | None, observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: datetime
+    phase: Phase,
+    left: Phase,
+    evidence: Evidence | None,
+    observed: Observed,
+    wanted: Wanted,
+    stable: Arm,
+    fleet: Fleet,
+    now: datetime,
 ) -> Evidence | None:
     """The evidence when a phase begins."""
     if phase == "Analyzing":
@@ -356,51 +301,3 @@ def _due(canary: CanaryArm, evidence: Evidence | None, now: datetime) -> timedel
 
 def _sooner(one: timedelta | None, other: timedelta | None) -> timedelta | None:
     return min((found for found in (one, other) if found is not None), default=None)
-
-
-# ------------------------------------------------------------------------------------------------------------------- in words
-def _finding(
-    resource: SpeculativeDeployment,
-    canary: CanaryArm,
-    fleet: Fleet,
-    arms: Arms,
-    analysis: AnalysisStatus | None,
-    weights: Mapping[str, int],
-    trouble: pods.Trouble | None,
-) -> Finding:
-    told = _told(resource, canary, fleet, arms, analysis, weights)
-    if canary.phase in ("Starting", "Ramping", "Promoting") and trouble is not None:
-        reason = canary.phase if trouble.waits else trouble.reason
-        return Finding(PROGRESSING, "True", reason, f"{told}: {trouble.message}")
-    return Finding(PROGRESSING, "False" if canary.phase == "Held" else "True", canary.phase, told)
-
-
-def _told(
-    resource: SpeculativeDeployment,
-    canary: CanaryArm,
-    fleet: Fleet,
-    arms: Arms,
-    analysis: AnalysisStatus | None,
-    weights: Mapping[str, int],
-) -> str:
-    rollout, serving = resource.spec.rollout, fleet.canary.pods.serving
-    match canary.phase:
-        case "Starting":
-            beside = f" and {fleet.control.pods.serving} of {arms.control} control" if arms.control else ""
-            return f"{serving} of {arms.canary} canary{beside} pods serve ({canary.change}, revision {canary.revision})"
-        case "WarmingUp":
-            assert canary.ready_at is not None
-            return f"canary and control are warming up; the analysis begins at {canary.ready_at + rollout.analysis.warmup:%H:%M:%S} UTC"
-        case "AwaitingApproval" | "Held":
-            words = " or ".join(
-                f"kubectl annotate specdep {resource.metadata.name} --namespace {resource.metadata.namespace} {word}={canary.revision}"
-                for word in (PROMOTE, ROLL_BACK)
-            )
-            return f"{analysis.reason if analysis else ''} A person decides: {words}"
-        case "Ramping":
-            share = rollout.canary.ramp[min(canary.step or 0, len(rollout.canary.ramp) - 1)]
-            return f"the canary is accepted and gets {share} % of the traffic; {serving} of its pods serve"
-        case "Promoting":
-            return f"{serving} of {resource.spec.replicas} pods of revision {canary.revision} serve"
-        case _:
-            return analysis.reason if analysis else "the analysis has begun"

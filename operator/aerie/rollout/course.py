@@ -7,8 +7,8 @@
                           └─ preflight passed ─┬─ nothing is stable ───► its pods start; when all serve, it is stable
                                                └─ otherwise ───────────► the canary (canary.py)
 
-Guarantee: a function of its arguments; one transition at a time. Not guaranteed: that two changes in a row are both rolled out; the
-last one is, and the other is told as superseded.
+Guarantee: a function of its arguments; one transition at a time. Not guaranteed: that two changes in a row are both rolled out;
+the last one is, and the other is told as superseded.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
     unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
     if known is not None and stable is not None and (known.phase == "RollingBack" or unwanted):
         ended = None if known.phase == "RollingBack" else _superseded(known, wanted, status, now)
-        way = canary.withdraw(observed, stable, known, status.analysis, ended, now)
+        way = canary.withdraw(observed, stable, known, status.analysis, ended)
         return _on(serving, way, serving.rejected if ended is None else None)
     if wanted.revision == serving.stable:
         if verdict.state != "Absent":
@@ -170,9 +170,7 @@ def _first(observed: Observed, wanted: Wanted, serving: Course, known: CanaryArm
     return replace(serving, phase="Failed", progressing=finding, canary=arm, arms=arms)
 
 
-def _adopted(
-    serving: Course, wanted: Wanted, known: CanaryArm | None, status: Status, why: str, now: datetime
-) -> Course:
+def _adopted(serving: Course, wanted: Wanted, known: CanaryArm | None, status: Status, why: str, now: datetime) -> Course:
     """The revision is stable without a comparison."""
     arm = known or CanaryArm(**dict(wanted.arm), change=wanted.change(status), started_at=now)
     outcome = outcome_of(arm, "Promoted", f"Revision {wanted.revision}: {why}.", status, None, now)

@@ -16,6 +16,7 @@ from aerie.resources import preflight
 from aerie.rollout.decide import refused
 from tests.unit.rollout.world import START, World, serving
 
+
 def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
     world = World()
     world.step()

@@ -1,8 +1,9 @@
-"""All that may happen to a resource, in any order: users, people's words, figures, crashes of the operator, pods that come and go.
+"""All that may happen to a resource, in any order: users, people's words, figures, crashes of the operator, pods that come and
+go.
 
-Safety: what serves is not given up, no engine starts before its preflight has passed, nothing is promoted without evidence or a
-person's word, one transition at a time. Liveness: left alone, it ends with what the spec asks for or says why not, and then nothing
-is written any more.
+Safety: what serves is not given up, no engine starts before its preflight has passed, nothing is promoted without evidence or
+a person's word, one transition at a time. Liveness: left alone, it ends with what the spec asks for or says why not, and then
+nothing is written any more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.rollout.world import DRAFTERS, World, canarying
 
-NEIGHBOURS = {
+NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
     "Starting": {"Starting", "WarmingUp", "RollingBack"},
     "WarmingUp": {"WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
@@ -186,5 +187,7 @@ class Rollouts(RuleBasedStateMachine):
             assert world.replicas() == {f"chat-{stable}": world.document["spec"]["replicas"]}
 
 
-Rollouts.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, phases=(Phase.generate,))
+# Without shrinking, which takes minutes here.
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+Rollouts.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, phases=_PHASES)
 TestRollouts = Rollouts.TestCase

@@ -15,6 +15,7 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.engine.catalog import Catalog
 from aerie.resources import names
+from aerie.rollout import pods
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
@@ -153,7 +154,7 @@ class World:
 
     def serving(self, revision: str | None = None) -> int:
         found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][names.REVISION])]
-        return sum(bool((pod["status"].get("conditions") or [{}])[0].get("status") == "True") for pod in found)
+        return sum(bool(pods.ready(pod)) for pod in found)
 
     def measure(self, blocks: int, better: float, *, scatter: float = 0.01, seconds: float = 120, step: bool = True) -> None:
         """So many blocks in which the canary's acceptance length is the control's times (1 + better), each looked at."""
@@ -227,7 +228,8 @@ class World:
 
 def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
     wanted: dict[str, str] = deployment["spec"]["selector"]["matchLabels"]
-    return wanted.items() <= pod["metadata"]["labels"].items()
+    labels: dict[str, str] = pod["metadata"]["labels"]
+    return wanted.items() <= labels.items()
 
 
 def side(length: float, drafts: float = 2000) -> Side:
