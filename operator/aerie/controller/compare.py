@@ -74,7 +74,8 @@ class Comparison:
             arm = self.subject.arms.get(group)
             if arm is not None:
                 seen[name] = Seen(arm, _reading(sample, self.subject.kept) if at > self._last else None)
-        self._due = max(self._due, now - self.subject.rule.interval / 2) + self.subject.rule.interval
+        interval = self.subject.rule.interval
+        self._due = now + interval if self._open is None else max(self._due + interval, now + interval / 2)
         self._last = now
         if self._open is None:
             self._open = start(now, seen, self.subject.rule)
