@@ -14,7 +14,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -38,6 +38,8 @@ class Target:
     stream: bool = True
     temperature: float = 0.0
     timeout: float = 300.0
+    chats: Sequence[Sequence[Mapping[str, str]]] = ()
+    """Messages that are asked in turn, as chat completions, where what is said matters; else filler of the turn's length."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,10 @@ async def _record(report: Report, session: aiohttp.ClientSession, target: Target
 
 async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Outcome:
     """Send one request and check its answer."""
+    path, asked = _question(target, turn)
     body = {
         "model": target.model,
-        "prompt": prompt(turn, target.bytes_per_token),
+        **asked,
         "max_tokens": turn.answer_tokens,
         "ignore_eos": True,
         "temperature": target.temperature,
@@ -156,7 +159,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Out
     first: float | None = None
     tokens, done = 0, not target.stream
     try:
-        async with session.post(f"{target.url}/v1/completions", json=body, headers=headers) as answer:
+        async with session.post(f"{target.url}/v1/{path}", json=body, headers=headers) as answer:
             if answer.status != 200:
                 return Outcome(turn.kind.name, f"status {answer.status}", total=time.monotonic() - began)
             if not target.stream:
@@ -182,6 +185,13 @@ async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Out
     if wrong is None and tokens != turn.answer_tokens:
         wrong = "wrong number of tokens"
     return Outcome(turn.kind.name, wrong, tokens, first, total)
+
+
+def _question(target: Target, turn: Turn) -> tuple[str, dict[str, object]]:
+    """The end of the path that is asked, and what is asked there."""
+    if target.chats:
+        return "chat/completions", {"messages": target.chats[turn.number % len(target.chats)]}
+    return "completions", {"prompt": prompt(turn, target.bytes_per_token)}
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:

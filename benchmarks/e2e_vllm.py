@@ -1,0 +1,250 @@
+"""A whole life with real vLLM on CPU, the bundle's models, and traffic through the gateway all the time.
+
+    EAGLE 3 serves ─► EAGLE 3.1: promoted ─► a weak drafter: rolled back ─► EAGLE 3.1 under another name: not rolled back
+
+| key                          | what is measured                                                                              |
+|------------------------------|-----------------------------------------------------------------------------------------------|
+| requests, failed, truncated  | streamed chat completions over all of it; failed: any but a whole answer; truncated: those of |
+|                              | them that began and did not end                                                               |
+| promote_min, rollback_min    | from `kubectl apply` to the outcome in the status; the start of vLLM and the ramp are in it   |
+| al_stable, al_canary         | acceptance length of EAGLE 3 and EAGLE 3.1 that the status showed when the second was accepted|
+| al_gain_pct and its bounds   | the estimate, and what it is certainly between, in the outcome's evidence                     |
+| al_weak_pct                  | the estimate for the weak drafter when it was rolled back                                     |
+| again_blocks                 | blocks in which the same drafter was compared with itself without being rolled back           |
+| pods_reloaded_by_promotion   | pods of the canary that are gone or have restarted when it is stable                          |
+
+Blocks are short, because nobody waits four hours for a benchmark, and three engines share two cores: the figures say that the
+machinery is right with a real engine, and nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from aerie_lab.cluster import Lab, Settings
+from aerie_lab.engine.acceptance import CLASSES
+from aerie_lab.engine.traffic import Outcome, Report, Target, open_loop
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, Turn, turns
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLE = ROOT / "drafter" / "bundle"
+REGISTRY = json.loads((BUNDLE / "registry.json").read_text())
+HOST = "docs.example.com"
+RATE = 2.0
+"""Requests a second, of some 48 tokens: what three engines on two cores bear without a queue."""
+START, DECISION, AGAIN = 1200.0, 2400.0, 420.0
+"""Seconds: for the first start; for a change until its outcome; for which the same drafter is watched."""
+LONGEST = START + 2 * DECISION + 2 * AGAIN
+
+RESOURCE = """
+apiVersion: aerie.dev/v1alpha1
+kind: SpeculativeDeployment
+metadata: {{name: docs}}
+spec:
+  replicas: 1
+  model:
+    source: {{huggingFace: {{repo: aerie/bundle-target, revision: {target}}}}}
+  drafter:
+    source: {{huggingFace: {{repo: {repo}, revision: {commit}}}}}
+  engine:
+    image: vllm/vllm-openai:v0.32.0
+    # What a CPU needs is after the first two (docs/vllm-on-cpu.md).
+    args: [--max-model-len=2048, --max-num-seqs=8, --dtype=float32, --enforce-eager, --kv-cache-memory-bytes=67108864]
+    podTemplate: {{spec: {{terminationGracePeriodSeconds: 60}}}}
+  speculation: {{tokens: 3, tuning: {{mode: "Off"}}}}
+  metrics: {{interval: 2s}}
+  rollout:
+    canary: {{replicas: 1, ramp: [50], rampHold: 20s}}
+    analysis: {{block: 15s, warmup: 20s, soak: 1m, deadline: 35m}}
+    traffic:
+      mode: Gateway
+      gateway: {{parentRefs: [{{name: lab, namespace: projectcontour}}], hostnames: [docs.example.com]}}
+"""
+
+AGAIN_TABLE = """
+[[checkpoint]]
+repository = "aerie/bundle-eagle31-again"
+commit = "{commit}"
+folder = "{folder}"
+"""
+
+
+def commit_of(name: str) -> str:
+    digest: str = (REGISTRY["target"] if name == "target" else REGISTRY["drafters"][name])["digest"]
+    return digest.removeprefix("sha256:")[:40]
+
+
+def resource(drafter: str) -> str:
+    name = drafter.removesuffix("-again")
+    return RESOURCE.format(target=commit_of("target"), repo=f"aerie/bundle-{drafter}", commit=commit_of(name))
+
+
+def measure() -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
+        table = Path(folder) / "again.toml"
+        table.write_text(AGAIN_TABLE.format(commit=commit_of("eagle31"), folder=BUNDLE / "eagle31"))
+        with Lab.up(Settings(name="e2e", images=[str(table)])) as lab:
+            return Life(lab).measure()
+
+
+class Life:
+    """One run."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.began = lab, time.monotonic()
+        self.told = ""
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    def measure(self) -> dict[str, float]:
+        where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
+        self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
+        self.apply("eagle3")
+        self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3 serves", START)
+        with Traffic(Target(self.lab.gateway_url or "", "docs", HOST, chats=chats())) as traffic:
+            self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
+            promoted = self.promotion()
+            rolled_back = self.rollback()
+            again = self.again()
+        report = traffic.report
+        broken = [one for one in report.outcomes if one.error is not None]
+        for one in broken:
+            self.say(f"a request failed: {one}")
+        return {
+            "requests": len(report.outcomes),
+            "failed": len(broken),
+            "truncated": sum(map(truncated, broken)),
+            **promoted,
+            **rolled_back,
+            **again,
+        }
+
+    # -- the parts
+    def promotion(self) -> dict[str, float]:
+        began = self.apply("eagle31")
+        ramping = self.until(
+            lambda status: status.get("phase") in ("Ramping", "RolledBack", "Held", "Failed"), "a verdict", DECISION
+        )
+        if ramping["phase"] != "Ramping":
+            raise AssertionError(f"EAGLE 3.1 was not accepted: {self.told}")
+        revision = ramping["canary"]["revision"]
+        before = self.pods(revision)
+        status = self.until(lambda found: found["stable"]["revision"] == revision, "it is promoted", DECISION)
+        minutes = (time.monotonic() - began) / 60
+        self.until(lambda found: found.get("phase") == "Ready", "all is calm", 300)
+        after = self.pods(revision)
+        length = comparison(status["history"][0])
+        return {
+            "promote_min": round(minutes, 1),
+            "al_stable": ramping["stable"]["acceptanceLength"],
+            "al_canary": ramping["canary"]["acceptanceLength"],
+            "al_gain_pct": round(100 * length["estimate"], 1),
+            "al_gain_lower_pct": round(100 * length["lower"], 1),
+            "al_gain_upper_pct": round(100 * length["upper"], 1),
+            "pods_reloaded_by_promotion": sum(after.get(uid) != 0 for uid in before),
+        }
+
+    def rollback(self) -> dict[str, float]:
+        began = self.apply("weak")
+        status = self.until(lambda found: found.get("phase") == "RolledBack", "the weak drafter is rolled back", DECISION)
+        return {
+            "rollback_min": round((time.monotonic() - began) / 60, 1),
+            "al_weak_pct": round(100 * comparison(status["history"][0])["estimate"], 1),
+        }
+
+    def again(self) -> dict[str, float]:
+        self.apply("eagle31-again")
+        self.until(lambda found: found.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
+        limit = time.monotonic() + AGAIN
+        found: dict[str, Any] = {}
+        while time.monotonic() < limit:
+            found = self.status()
+            if found["phase"] in ("RollingBack", "RolledBack", "Failed"):
+                raise AssertionError(f"the same drafter was rolled back: {found['history'][0]['reason']}")
+            self.tell(found)
+            time.sleep(2)
+        return {"again_blocks": comparison(found["analysis"])["blocks"]}
+
+    # -- the cluster
+    def apply(self, drafter: str) -> float:
+        self.say(f"kubectl apply: {drafter}")
+        self.lab.kubectl("apply", "-f", "-", stdin=resource(drafter))
+        return time.monotonic()
+
+    def status(self) -> dict[str, Any]:
+        found = json.loads(self.lab.kubectl("get", "specdep", "docs", "-o", "json"))
+        status: dict[str, Any] = found.get("status") or {}
+        return (
+            status
+            if status.get("observedGeneration") == found["metadata"]["generation"]
+            else {"phase": "", **status, "old": True}
+        )
+
+    def tell(self, status: dict[str, Any]) -> None:
+        message = next((one["message"] for one in status.get("conditions") or [] if one["type"] == "Progressing"), "")
+        if (told := f"{status.get('phase')}: {message}") != self.told:
+            self.told = told
+            self.say(told)
+
+    def until(self, look: Callable[[dict[str, Any]], object], what: str, within: float) -> dict[str, Any]:
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            status = self.status()
+            self.tell(status)
+            if "old" not in status and look(status):
+                return status
+            time.sleep(1)
+        raise AssertionError(f"{what}: not within {within:g} s\n{self.lab.kubectl('describe', 'specdep', 'docs')}")
+
+    def pods(self, revision: str) -> dict[str, int]:
+        """Restarts by uid."""
+        items = json.loads(self.lab.kubectl("get", "pods", "-l", f"aerie.dev/revision={revision}", "-o", "json"))["items"]
+        return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in items}
+
+
+def comparison(of: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in of["comparisons"] if one["metric"] == "AcceptanceLength")
+    return found
+
+
+def truncated(outcome: Outcome) -> bool:
+    return outcome.first_token is not None
+
+
+def chats() -> list[list[dict[str, str]]]:
+    return [json.loads(line)["messages"] for line in (BUNDLE / "prompts.jsonl").read_text().splitlines()]
+
+
+class Traffic:
+    """Requests at a mean rate from entering to leaving."""
+
+    def __init__(self, target: Target) -> None:
+        self.report = Report()
+        self._target, self._done = target, threading.Event()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(120)
+
+    def _send(self) -> None:
+        asyncio.run(open_loop(self._target, self._turns(), report=self.report))
+
+    def _turns(self) -> Iterator[Turn]:
+        kind = TrafficClass("docs", CLASSES["chat"], Lengths(40, 0.1), Lengths(48, 0.3, 16, 128))
+        for turn in turns([kind], Poisson(RATE), 0.0, LONGEST, seed=0):
+            if self._done.is_set():
+                return
+            yield turn
