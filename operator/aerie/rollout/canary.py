@@ -5,8 +5,8 @@
     a person's annotation ────────┘
 
 Guarantees: pure; all that must survive a crash is in the `CanaryArm` and the `AnalysisStatus` that come back. A canary that has
-ended stays, with phase RollingBack, until the stable arm has as many serving pods as it is owed. Where no stable pod serves there
-is nothing to compare with and nothing to protect: the new revision takes its place as soon as it serves.
+ended stays, with phase RollingBack, until the stable arm has as many serving pods as it is owed. Where no stable pod serves, nor
+will by itself, there is nothing to compare with and nothing to protect: the new revision takes its place as soon as it serves.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Way:
 def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way:
     """A canary that begins now."""
     spec, status = observed.resource.spec, observed.resource.status or Status()
-    alone = not any(map(pods.ready, observed.group(stable.revision)))
+    alone = _is_broken(observed, stable)
     arm = CanaryArm(
         **dict(wanted.arm),
         change=wanted.change(status),
@@ -198,6 +198,13 @@ def _entered(
     if evidence is None or left == "Ramping":
         return evidence
     return evidence.renewed(now)
+
+
+def _is_broken(observed: Observed, stable: Arm) -> bool:
+    """Whether no stable pod serves, for a reason that does not pass by itself."""
+    group = observed.group(stable.revision)
+    trouble = pods.worst(group, observed.last_lines)
+    return trouble is not None and not trouble.waits and not any(map(pods.ready, group))
 
 
 def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: datetime) -> Evidence:

@@ -100,7 +100,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         return replace(serving, phase=phase, progressing=finding, preflight=True, again=again)
     if stable is None:
         return _first(observed, wanted, replace(serving, preflight=True), known, now)
-    if replicas == 0:
+    if replicas == 0 and known is None:
         return _adopted(serving, wanted, known, status, "no pods are asked for", now)
     way = canary.begin(observed, wanted, stable, now) if known is None else canary.go_on(observed, wanted, stable, known, now)
     ended = way.outcome

@@ -255,19 +255,36 @@ def test_paused_it_stands_still() -> None:
     assert world.status["canary"]["phase"] == before["phase"] == "Analyzing"
 
 
-def test_where_nothing_serves_the_new_revision_takes_its_place() -> None:
+def test_where_nothing_serves_nor_will_the_new_revision_takes_its_place() -> None:
     world = serving()
     old = world.wanted
-    world.ready(value="False")
+    world.crash(old, 5)
     world.drafter("eagle31")
     world.settle_until("Promoting")
-    world.ready(old, value="False")
     for _ in range(10):
         world.step()
         world.schedule()
         world.ready(world.wanted)
     assert world.status["phase"] == "Ready"
     assert world.status["stable"]["revision"] == world.wanted != old
+
+
+def test_where_nothing_serves_for_a_moment_it_is_a_canary_all_the_same() -> None:
+    world = serving()
+    world.ready(value="False")
+    world.drafter("eagle31")
+    world.settle_until("Starting")
+
+
+def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
+    world, old = canarying("Analyzing")
+    world.edit(replicas=0)
+    for _ in range(3):
+        world.step()
+        world.schedule()
+        world.ready()
+    assert world.status["phase"] == "Analyzing"
+    assert world.status["stable"]["revision"] == old
 
 
 def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
