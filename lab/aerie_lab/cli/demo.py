@@ -1,23 +1,21 @@
-"""`aerie-lab demo`: the operator at work: installed by its chart, a deployment applied, its drafter changed under traffic.
+"""`aerie-lab demo`: the operator at work: a better drafter promoted by a canary, and a bad one rolled back, under traffic.
 
 It brings up a lab of its own with simulated engines, shows each command that it runs and what comes of it, sends a bounded
-number of requests over loopback, counts those that fail, and ends the lab. Every wait has a limit.
+number of requests over loopback, counts those that fail, and ends the lab. Every wait has a limit; a canary that ends otherwise
+than it should is an error, as is a failed request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shlex
 import subprocess
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -27,35 +25,39 @@ from rich.table import Table
 from aerie_lab.binaries import binary, ensure
 from aerie_lab.cli.console import err, out, say
 from aerie_lab.cluster import Lab, Settings
-from aerie_lab.engine.traffic import Report, Target, open_loop
-from aerie_lab.engine.workload import DEFAULT_CLASSES, Lengths, Poisson, Turn, turns
+from aerie_lab.engine.background import Background
+from aerie_lab.engine.traffic import Target
 from aerie_lab.errors import LabError, StartError, StateError
 from aerie_lab.images.table import SIMULATED
+
+Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "aerie"
 MANIFEST = Path(__file__).with_name("demo.yaml").resolve()
-EAGLE_31 = {"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1", "revision": "3100000000000000000000000000000000000031"}
+BETTER = {"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1", "revision": "3100000000000000000000000000000000000031"}
+WORSE = {"repo": "aerie/Llama-3.1-8B-Instruct-EAGLE3.1-undertrained", "revision": "1300000000000000000000000000000000000013"}
 _HOST = "chat.example.com"
-_RATE = 4.0
-_MEASURED = (15.0, 60.0)
-"""Seconds of traffic on each drafter alone, least and most: until the operator shows an acceptance length."""
-_LIMIT = 180.0
-"""Seconds for a rollout; a quarter of a minute is usual."""
+_RATE = 32.0
+_LIMIT = 300.0
+"""Seconds for a rollout; two minutes are usual."""
 
 
 _MEANING = """\
-The new pods started beside the old ones, took over when all of them served, and the old ones drained: so a change is rolled out
-today, on spare GPUs. The canary that compares acceptance lengths before it does is what comes next.
-Cluster, gateway and operator are real. The engines are simulated, and so are their figures (docs/simulator.md).
-Where to look: README.md for the same by hand, examples/, docs/operator.md."""
+A change of the drafter was a canary each time: one pod with the new drafter and one fresh pod with the old one got the same share
+of the traffic, and their acceptance lengths were compared block by block, with bounds that may be looked at after every block.
+The better drafter's pods were kept when it was promoted: the pod that was judged is one of those that serve now.
+Cluster, gateway and operator are real. The engines are simulated, and so are their figures (docs/simulator.md); blocks, warm-up
+and soak are short, for you to watch (lab/aerie_lab/cli/demo.yaml says what they are otherwise).
+Where to look: `.venv/bin/aerie-lab demo --keep` leaves the lab up, for `kubectl describe specdep chat`, whose status has analysis
+and history. README.md has the same by hand; examples/, docs/operator.md."""
 
 
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.")] = False,
     name: Annotated[str, typer.Option("--name", help="The demo's lab.")] = "demo",
 ) -> None:
-    """Install the operator in a lab, deploy an EAGLE 3 drafter, roll out an EAGLE 3.1 drafter under traffic, and clean up."""
+    """Install the operator in a lab, deploy a drafter, have a better one promoted and a bad one rolled back, and clean up."""
     if not CHART.is_dir():
         raise StateError(f"the demo installs {CHART}, which is not there: run it from a checkout of the repository.")
     ensure("helm", say)
@@ -80,24 +82,22 @@ def _show(lab: Lab) -> None:
     _heading("A deployment of Llama 3.1 8B with an EAGLE 3 drafter")
     _run(lab, "kubectl", "create", "secret", "generic", "hugging-face", "--from-literal=token=any")
     _run(lab, "kubectl", "apply", "-f", str(MANIFEST))
-    old = _watch(lab, lambda _: True)["stable"]["revision"]
+    _follow(lab, _Rows("PHASE", "SERVING"), lambda status: status["phase"] == "Ready")
     out.print("[dim]# what preflight said, from configs and weight headers alone, before a GPU was asked for[/]")
     verdict = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
     _run(lab, "kubectl", "get", "specdep", "chat", "-o", f"jsonpath={verdict}")
     _say_hello(lab)
-
-    _heading(f"The same under {_RATE:g} requests a second, and an EAGLE 3.1 drafter in the place of the other")
-    with _Traffic(Target(lab.gateway_url or "", "chat", _HOST)) as traffic:
-        lengths = [_measured(lab)]
-        traffic.mark("EAGLE 3")
-        change = {"spec": {"drafter": {"source": {"huggingFace": EAGLE_31}}}}
-        _run(lab, "kubectl", "patch", "specdep", "chat", "--type=merge", "--patch", json.dumps(change))
-        _watch(lab, lambda stable: stable["revision"] != old)
-        traffic.mark("EAGLE 3 to EAGLE 3.1")
-        lengths += [None, _measured(lab)]
-        traffic.mark("EAGLE 3.1")
-    _run(lab, "kubectl", "get", "deployments,httproutes")
-    _sum_up(traffic, lengths)
+    out.print(f"[dim]# from here on {_RATE:g} requests a second come through the gateway[/]")
+    with Background(Target(lab.gateway_url or "", "chat", _HOST, timeout=60), _RATE) as traffic:
+        _heading("A better drafter, EAGLE 3.1, in the place of the other")
+        _change(lab, BETTER, "Promoted")
+        traffic.mark("EAGLE 3.1 promoted")
+        _run(lab, "kubectl", "get", "pods,httproutes")
+        _heading("A drafter that went wrong in training")
+        _change(lab, WORSE, "RolledBack")
+        traffic.mark("undertrained, rolled back")
+    _run(lab, "kubectl", "get", "specdep", "chat")
+    _sum_up(traffic, _status(lab))
 
 
 def _heading(text: str) -> None:
@@ -113,57 +113,123 @@ def _run(lab: Lab, tool: str, *words: str, quiet: bool = False) -> None:
         out.print(escape(said), end="")
 
 
-def _watch(lab: Lab, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What `kubectl get --watch` prints until the stable revision is the wanted one and Ready; the status then."""
-    words = ["get", "specdep", "chat", "--watch"]
-    out.print(f"[cyan]$ kubectl {' '.join(words)}[/]")
+def _status(lab: Lab) -> Json:
+    found: Json = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
+    return found
+
+
+def _change(lab: Lab, drafter: Json, result: str) -> None:
+    """Have another drafter tried; its canary has to end with the result."""
+    change = {"spec": {"drafter": {"source": {"huggingFace": drafter}}}}
+    _run(lab, "kubectl", "patch", "specdep", "chat", "--type=merge", "--patch", json.dumps(change))
+    drafted = f"{drafter['repo']}@"
+
+    def over(status: Json) -> bool:
+        return status["history"][0]["drafter"].startswith(drafted) and status["phase"] in ("Ready", "RolledBack", "Failed")
+
+    _follow(lab, _Rows("PHASE", "TRAFFIC IN %", "BLOCKS", "AL-CONTROL", "AL-CANARY", "CANARY/CONTROL"), over)
+    last = _status(lab)["history"][0]
+    out.print(f"[bold]{last['result']}[/]: {escape(last['reason'])}")
+    if last["result"] != result:
+        raise LabError(f"the canary of {drafter['repo']} ended as {last['result']} instead of {result}: {last['reason']}")
+
+
+def _follow(lab: Lab, rows: _Rows, over: Callable[[Json], bool]) -> None:
+    """Show rows as the resource's status changes, until it is as `over` wants it."""
+    words = ["get", "specdep", "chat", "--watch", "--output=json"]
+    out.print(f"[dim]# kubectl {' '.join(words)}, in short:[/]")
     command = [str(binary("kubectl")), f"--kubeconfig={lab.kubeconfig}", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watching:
-        printing = threading.Thread(target=_print_changes, args=(watching,), daemon=True)
-        printing.start()
+        limit = threading.Timer(_LIMIT, watching.terminate)
+        limit.start()
         try:
-            return _until_ready(lab, wanted)
+            for document in _documents(watching):
+                status = document.get("status") or {}
+                if status.get("observedGeneration") != document["metadata"]["generation"]:
+                    continue
+                rows.show(status)
+                if over(status):
+                    return
         finally:
-            time.sleep(0.5)  # the last row is on its way
+            limit.cancel()
             watching.terminate()
-            printing.join(5)
+    raise StartError(f"nothing came of it within {_LIMIT:g} s:\n{lab.kubectl('describe', 'specdep', 'chat')}")
 
 
-def _print_changes(watching: subprocess.Popen[str]) -> None:
-    """Rows as they come, without those that repeat the one before."""
+def _documents(watching: subprocess.Popen[str]) -> Iterator[Json]:
+    """Objects as kubectl prints them: each ends with a brace at the beginning of a line."""
     assert watching.stdout is not None
-    last = ""
+    lines: list[str] = []
     for line in watching.stdout:
-        row = " ".join(line.split()[:-1])  # all but the age
-        if row != last:
-            out.print(escape(line.rstrip()))
-        last = row
+        lines.append(line)
+        if line.startswith("}"):
+            yield json.loads("".join(lines))
+            lines.clear()
 
 
-def _until_ready(lab: Lab, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline = time.monotonic() + _LIMIT
-    while time.monotonic() < deadline:
-        found = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))
-        status: dict[str, Any] = found.get("status") or {}
-        conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-        new = status.get("observedGeneration") == found["metadata"]["generation"]
-        if new and status["phase"] == "Ready" and conditions.get("Ready") == "True" and wanted(status["stable"]):
-            return status
-        time.sleep(0.3)
-    raise StartError(f"the deployment was not Ready within {_LIMIT:g} s:\n{lab.kubectl('describe', 'specdep', 'chat')}")
+class _Rows:
+    """A table of a status as it changes; a row that repeats the one before is left out."""
+
+    WIDTHS = {"TIME": 6, "PHASE": 13, "SERVING": 8, "TRAFFIC IN %": 36, "BLOCKS": 8, "AL-CONTROL": 12, "AL-CANARY": 11}  # noqa: RUF012
+
+    def __init__(self, *columns: str) -> None:
+        self._columns, self._last = columns, [""]
+        self._began = time.monotonic()
+        out.print(self._line("TIME", list(columns)))
+
+    def show(self, status: Json) -> None:
+        """A row, where the status has moved in what the columns show."""
+        cells = [_CELLS[name](status) for name in self._columns]
+        if cells != self._last:
+            out.print(escape(self._line(f"{time.monotonic() - self._began:.0f} s", cells)))
+        self._last = cells
+
+    def _line(self, time: str, cells: list[str]) -> str:
+        widths = [self.WIDTHS.get(name, 0) for name in self._columns]
+        return "".join(cell.ljust(width) for cell, width in zip([time, *cells], [6, *widths], strict=True)).rstrip()
 
 
-def _measured(lab: Lab) -> float | None:
-    """The acceptance length that the status shows after some traffic; None when it shows none in time."""
-    least, most = _MEASURED
-    deadline, length = time.monotonic() + most, None
-    time.sleep(least)
-    while length is None and time.monotonic() < deadline:
-        status = json.loads(lab.kubectl("get", "specdep", "chat", "-o", "json"))["status"]
-        length = status["stable"].get("acceptanceLength")
-        time.sleep(0.5)
-    _run(lab, "kubectl", "get", "specdep", "chat")
-    return length
+def _arms(status: Json) -> dict[str, Json]:
+    """The arms that there are, by name."""
+    canary = status.get("canary") or {}
+    found = {"stable": status.get("stable"), "canary": canary or None, "control": canary.get("control")}
+    return {name: arm for name, arm in found.items() if arm}
+
+
+def _traffic(status: Json) -> str:
+    return ", ".join(f"{name} {arm['weight']}" for name, arm in _arms(status).items() if arm.get("weight"))
+
+
+def _length(name: str) -> Callable[[Json], str]:
+    def shown(status: Json) -> str:
+        length = _arms(status).get(name, {}).get("acceptanceLength")
+        return "" if length is None else f"{length:.2f}"
+
+    return shown
+
+
+def _compared(status: Json) -> Json:
+    """The comparison of acceptance lengths, while there is a canary that is compared."""
+    running = status.get("analysis") or {} if (status.get("canary") or {}).get("readyAt") else {}
+    return next((one for one in running.get("comparisons") or [] if one["metric"] == "AcceptanceLength"), {})
+
+
+def _bounds(status: Json) -> str:
+    one = _compared(status)
+    if "lower" not in one or "upper" not in one:
+        return ""
+    return f"{one['estimate']:+.1%}, certainly {one['lower']:+.1%} to {one['upper']:+.1%}".replace("%", " %")
+
+
+_CELLS: dict[str, Callable[[Json], str]] = {
+    "PHASE": lambda status: str(status["phase"]),
+    "SERVING": lambda status: f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)}",
+    "TRAFFIC IN %": _traffic,
+    "BLOCKS": lambda status: str(_compared(status).get("blocks", "")),
+    "AL-CONTROL": _length("control"),
+    "AL-CANARY": _length("canary"),
+    "CANARY/CONTROL": _bounds,
+}
 
 
 def _say_hello(lab: Lab) -> None:
@@ -183,57 +249,19 @@ def _say_hello(lab: Lab) -> None:
     raise StartError("the gateway did not answer within 30 s: see `aerie-lab kubectl describe httproute chat`.")
 
 
-class _Traffic:
-    """Requests at a mean rate from entering to leaving, cut into named stretches."""
-
-    def __init__(self, target: Target) -> None:
-        self.stretches: list[tuple[str, Report]] = []
-        self._report = Report()
-        self._target = target
-        self._done = threading.Event()
-        self._began = 0.0
-        self._thread = threading.Thread(target=self._send, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._began = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(60)
-        name, last = self.stretches.pop() if self.stretches else ("", Report())
-        told = sum(len(report.outcomes) for _, report in self.stretches)
-        self.stretches.append((name, Report(last.seconds, self._report.outcomes[told:])))  # with what was still under way
-
-    def mark(self, name: str) -> None:
-        """Call by a name what was answered since the last mark."""
-        told = sum(len(report.outcomes) for _, report in self.stretches)
-        seconds = time.monotonic() - self._began - sum(report.seconds for _, report in self.stretches)
-        self.stretches.append((name, Report(seconds, self._report.outcomes[told:])))
-
-    def _send(self) -> None:
-        asyncio.run(open_loop(self._target, self._turns(), report=self._report))
-
-    def _turns(self) -> Iterator[Turn]:
-        kinds = [replace(kind, prompt=Lengths(200, 0.5), answer=Lengths(60, 0.5), turns=1.0) for kind in DEFAULT_CLASSES]
-        for turn in turns(kinds, Poisson(_RATE), 0.0, 4 * _LIMIT, seed=0):
-            if self._done.is_set():
-                return
-            yield turn
-
-
-def _sum_up(traffic: _Traffic, lengths: Sequence[float | None]) -> None:
+def _sum_up(traffic: Background, status: Json) -> None:
     table = Table(title="\nRequests through the gateway", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("DRAFTER", "REQUESTS", "FAILED", "ACCEPTANCE LENGTH"):
-        table.add_column(heading, justify="left" if heading == "DRAFTER" else "right")
+    for heading in ("MEANWHILE", "SECONDS", "REQUESTS", "FAILED"):
+        table.add_column(heading, justify="left" if heading == "MEANWHILE" else "right")
     failed = total = 0
-    for (name, report), length in zip(traffic.stretches, lengths, strict=True):
+    for name, report in traffic.stretches:
         row = report.summary()["all"]
         failed, total = failed + int(row["errors"]), total + int(row["requests"])
-        table.add_row(name, f"{row['requests']:.0f}", f"{row['errors']:.0f}", "" if length is None else f"{length:.2f}")
+        table.add_row(name, f"{report.seconds:.0f}", f"{row['requests']:.0f}", f"{row['errors']:.0f}")
     out.print(table)
-    out.print(f"\n{total} requests, {failed} failed.\n{_MEANING}")
+    out.print(f"\n{total} requests, {failed} failed.")
+    for one in reversed(status["history"][:2]):
+        out.print(escape(f"{one['change']}: {one['result']}. {one['reason']}"))
+    out.print(escape(_MEANING))
     if failed:
-        reasons = sum((report.errors for _, report in traffic.stretches), Counter[str | None]())
-        raise LabError(f"{failed} of {total} requests failed: {dict(reasons)}.")
+        raise LabError(f"{failed} of {total} requests failed: {dict(traffic.report.errors)}.")

@@ -78,7 +78,7 @@ class Analysis(Model):
         )
     )
 
-    block: Annotated[timedelta, Between("5s", "1h")] = timedelta(minutes=2)
+    block: Annotated[timedelta, Between("2s", "1h")] = timedelta(minutes=2)
     """Length of one block: counters of both arms are differenced over the same block and compared. Well above the length of a
     common request, because requests that span blocks make neighbouring blocks alike."""
     warmup: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)

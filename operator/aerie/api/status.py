@@ -5,7 +5,7 @@ Figures are rounded by whoever writes them, so that a status changes when someth
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -260,5 +260,13 @@ class Status(Model):
     """The last ten rollouts, the newest first."""
 
     def to_dict(self) -> Json:
-        """As the API server takes it; empty lists are left out, because `kubectl describe` shows a line for each."""
-        return {name: value for name, value in super().to_dict().items() if value != []}
+        """As the API server takes it; what is empty and may be left out is, because `kubectl describe` shows a line for each."""
+        found: Json = _without_empty(super().to_dict())
+        return found
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        told = {name: _without_empty(below) for name, below in value.items()}
+        return {name: below for name, below in told.items() if below != [] and (below != "" or name not in ("state", "why"))}
+    return [_without_empty(below) for below in value] if isinstance(value, list) else value

@@ -78,6 +78,8 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
     if known is not None and stable is not None and (known.phase == "RollingBack" or unwanted):
         ended = None if known.phase == "RollingBack" else _superseded(known, wanted, status, now)
         way = canary.withdraw(observed, stable, known, status.analysis, ended)
+        if way.canary is None and serving.rejected is not None:  # said at once, without a moment of Ready in between
+            return replace(_waiting(serving, status), arms=way.arms, weights=way.weights, again=way.again)
         return _on(serving, way, serving.rejected if ended is None else None)
     if wanted.revision == serving.stable:
         if verdict.state != "Absent":

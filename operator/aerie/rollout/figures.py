@@ -57,9 +57,13 @@ def figures_of(window: Counters) -> Figures:
 def settled(shown: Figures, found: Figures) -> Figures:
     """What to show after `shown` when `found` is measured: `shown` itself until one figure has moved beyond its tolerance."""
     pairs = [(field.name, getattr(shown, field.name), getattr(found, field.name)) for field in fields(Figures)]
-    if not any(_moved(before, after, _TOLERANCES[name]) for name, before, after in pairs):
-        return shown
-    return Figures(*(before if after is None else after for _, before, after in pairs))
+    return latest(shown, found) if any(_moved(before, after, _TOLERANCES[name]) for name, before, after in pairs) else shown
+
+
+def latest(shown: Figures, found: Figures) -> Figures:
+    """What was found, and what was shown where nothing was."""
+    pairs = [(getattr(shown, field.name), getattr(found, field.name)) for field in fields(Figures)]
+    return Figures(*(before if after is None else after for before, after in pairs))
 
 
 def shown_by(arm: Arm) -> Figures:
@@ -67,10 +71,14 @@ def shown_by(arm: Arm) -> Figures:
     return Figures(arm.acceptance_length, arm.time_per_output_token, arm.time_to_first_token)
 
 
-def with_figures(arm: _A, before: Arm | None, found: Figures | None) -> _A:
-    """The arm with its figures; `before` is what the status said of the same place, of whatever revision."""
+def with_figures(arm: _A, before: Arm | None, found: Figures | None, *, written: bool = False) -> _A:
+    """The arm with its figures; `before` is what the status said of the same place, of whatever revision.
+
+    `written`: the status is written in any case. Figures of arms that are compared should not contradict the comparison, which
+    two that are each within their tolerance can.
+    """
     known = shown_by(before) if before is not None and before.revision == arm.revision else Figures()
-    shown = known if found is None else settled(known, found)
+    shown = known if found is None else (latest if written else settled)(known, found)
     return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(Figures)})
 
 

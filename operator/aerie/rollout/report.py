@@ -63,7 +63,13 @@ def _stable(observed: Observed, wanted: Wanted, course: Course, before: Status) 
         arm = before.stable
     arm = _counted(observed, arm, course.arms.stable)
     arm = arm.model_copy(update={"weight": _weight(observed, course, "stable")})
-    return with_figures(arm, _last(before, arm.revision), observed.figures_of(arm.revision))
+    found = observed.figures_of(arm.revision)
+    return with_figures(arm, _last(before, arm.revision), found, written=_counted_on(course, before))
+
+
+def _counted_on(course: Course, before: Status) -> bool:
+    """Whether the analysis has gone on, which is written in any case."""
+    return course.canary is not None and course.analysis != before.analysis
 
 
 def _last(before: Status, revision: str) -> Arm | None:
@@ -82,10 +88,11 @@ def _canary(observed: Observed, course: Course, before: Status) -> CanaryArm | N
         control = _counted(observed, base, course.arms.control, control=True)
         control = control.model_copy(update={"weight": _weight(observed, course, "control")})
         last = known.control if known else None
-        control = with_figures(control, last, observed.figures_of(course.stable, control=True))
+        found = observed.figures_of(course.stable, control=True)
+        control = with_figures(control, last, found, written=_counted_on(course, before))
     weight = _weight(observed, course, "canary") if course.stable is not None else None
     arm = arm.model_copy(update={"control": control, "weight": weight})
-    return with_figures(arm, known, observed.figures_of(arm.revision))
+    return with_figures(arm, known, observed.figures_of(arm.revision), written=_counted_on(course, before))
 
 
 def _counted(observed: Observed, arm: _A, replicas: int, *, control: bool = False) -> _A:

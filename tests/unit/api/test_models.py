@@ -19,7 +19,7 @@ from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.api.base import Json
 from aerie.api.engine import IMAGE_WITH_VERSION
 from aerie.api.source import HuggingFaceSource, ImageSource, VolumeClaimSource
-from aerie.api.status import Condition, Outcome, Status
+from aerie.api.status import Condition, Outcome, Setting, SpeculationStatus, Status
 from aerie.engine.versions import NoVersion, from_image
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
@@ -228,6 +228,16 @@ def test_a_status_that_the_schema_would_refuse_cannot_be_made() -> None:
     with pytest.raises(ValidationError, match="at most 10 items"):
         Status(history=[OUTCOME] * 11)
     assert len(Status(history=[OUTCOME] * 10).history) == 10
+
+
+def test_what_is_empty_in_a_status_is_not_written() -> None:
+    """Each would be an empty line of `kubectl describe`."""
+    setting = Setting(mode="Static", tokens=3)
+    told = Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
+    assert set(told) == {"history", "speculation"}
+    assert "comparisons" not in told["history"][0]
+    assert told["speculation"] == {"current": {"mode": "Static", "tokens": 3}}
+    assert Status.from_dict(told) == Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting))
 
 
 OUTCOME = Outcome(

@@ -186,4 +186,5 @@ def test_the_hub_has_what_examples_and_demo_name(file: Path, known: dict[str, Re
     for source in sources:
         if isinstance(source.given, HuggingFaceSource):
             assert known[source.given.repo].commit == source.given.revision
-    assert known[demo.EAGLE_31["repo"]].commit == demo.EAGLE_31["revision"]
+    for drafter in (demo.BETTER, demo.WORSE):
+        assert known[drafter["repo"]].commit == drafter["revision"]

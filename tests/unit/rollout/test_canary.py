@@ -18,9 +18,11 @@ def weights(world: World) -> dict[str, int]:
     return {backend["name"].removeprefix("chat-"): backend["weight"] for backend in rule["backendRefs"]}
 
 
-def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0) -> None:
+def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among: tuple[str, ...] = ()) -> None:
+    """Looks until the phase; `among`: no other phase may come before it."""
     for _ in range(looks):
         world.step()
+        assert not among or world.status["phase"] in among
         if world.status["phase"] == phase:
             return
         world.check()
@@ -109,6 +111,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
     assert world.status["phase"] == "RollingBack"
     assert weights(world) == {"stable": 100, "canary": 0}
     assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
+    until(world, "RolledBack", among=("RollingBack", "RolledBack"))
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
     assert world.status["phase"] == "RolledBack"

@@ -91,6 +91,14 @@ def test_another_revision_starts_without_figures() -> None:
     assert with_figures(Arm(revision="r2"), known, Figures(3.0)).acceptance_length == 3.0
 
 
+def test_a_status_that_is_written_anyway_shows_the_latest_figures() -> None:
+    """Or two arms, each within its tolerance, contradict their comparison."""
+    arm = Arm(revision="r1", acceptance_length=2.4, time_per_output_token=0.04)
+    assert with_figures(arm, arm, Figures(2.41)).acceptance_length == 2.4
+    latest = with_figures(arm, arm, Figures(2.41), written=True)
+    assert (latest.acceptance_length, latest.time_per_output_token) == (2.41, 0.04)
+
+
 # ------------------------------------------------------------------------------------------------------------- through decide
 def resource(**status: Any) -> SpeculativeDeployment:
     source = {"source": {"volumeClaim": {"claimName": "models", "path": "a"}}}

@@ -128,6 +128,8 @@ def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion],
         return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms)
     if now - state.began >= terms.deadline:
         return "Inconclusive", reasons.inconclusive(lacking, terms.deadline)
+    if not state.blocks and not state.dropped:
+        return "Continue", reasons.none_yet(terms)
     return "Continue", reasons.open_still(lacking, state.blocks, terms)
 
 

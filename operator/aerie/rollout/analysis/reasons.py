@@ -54,6 +54,12 @@ def inconclusive(lacking: Sequence[str], deadline: float) -> str:
     return f"No decision within {duration(deadline)}: {'; '.join(lacking)}."
 
 
+def none_yet(terms: Terms) -> str:
+    """Nothing has been counted."""
+    lasts = f"it takes {duration(terms.block)}, or longer while requests are few"
+    return f"The first block has yet to close: {lasts}.{_incomparable(terms)}"
+
+
 def open_still(lacking: Sequence[str], blocks: int, terms: Terms) -> str:
     """More is needed."""
     return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_incomparable(terms)}"
@@ -75,11 +81,11 @@ def not_shown(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning, per
 
 def not_shown_either(open_too: Sequence[tuple[Criterion, Test, Pairs, Tuning]], per_block: float) -> str:
     """Further criteria that do not hold yet, in short."""
-    said = [
-        f"{criterion.title} ({_level(criterion, pairs)}) certainly {_wanted(test)}, {_prospect(test, pairs, tuned, per_block)}"
-        for criterion, test, pairs, tuned in open_too
-    ]
-    return "still to be shown: " + "; ".join(said)
+    alike: dict[str, list[str]] = {}
+    for criterion, test, pairs, tuned in open_too:
+        said = f"{criterion.title} ({_level(criterion, pairs)}) certainly {_wanted(test)}"
+        alike.setdefault(_prospect(test, pairs, tuned, per_block), []).append(said)
+    return "still to be shown: " + "; ".join(f"{_joined(said)}, {prospect}" for prospect, said in alike.items())
 
 
 def or_rolled_back(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
@@ -168,7 +174,7 @@ def _limit(test: Test) -> str:
     if test.offset and test.ratio == 1.0:
         return f"the control's {100 * test.offset:+g} points"
     if test.offset:
-        return f"{test.ratio:g} times the control's and {100 * test.offset:g} points"
+        return f"{test.ratio:g} times the control's plus {100 * test.offset:g} points"
     return f"{test.ratio - 1:+.1%}".replace("%", " %") if test.ratio != 1.0 else "the control's"
 
 

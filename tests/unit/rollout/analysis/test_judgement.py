@@ -210,6 +210,18 @@ def test_whatever_is_counted_there_is_a_verdict_and_a_sentence(
 
 
 # ------------------------------------------------------------------------------------------------------------- the reasons
+def test_before_the_first_block_nothing_is_said_to_be_missing() -> None:
+    assert judge(State(0.0), TERMS, 0.0)[1].reason == (
+        "The first block has yet to close: it takes 2 min, or longer while requests are few."
+    )
+
+
+def test_what_takes_equally_long_is_said_once() -> None:
+    _, judgement = after(4, replace(TERMS, scatters={}, kept=Kept(positions=3, output_edge=0.05)))
+    assert re.search(r"still to be shown: [^;]*certainly below[^;]*certainly below[^;]*, which takes about", judgement.reason)
+    assert "1.5 times the control's plus 0.5 points" in judgement.reason
+
+
 def test_the_reason_says_what_would_decide_it() -> None:
     terms = replace(TERMS, scatters={**TERMS.scatters, "AcceptanceLength": replace(CALM, variance=0.002)})
     state = State(0.0)
