@@ -49,7 +49,7 @@ def told(
             return f"canary and control are warming up; the analysis begins at {begins:%H:%M:%S} UTC"
         case "AwaitingApproval" | "Held":
             where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
-            words = " or ".join(f"kubectl annotate {where} {word}={canary.revision}" for word in (PROMOTE, ROLL_BACK))
+            words = " or ".join(f"kubectl annotate --overwrite {where} {word}={canary.revision}" for word in (PROMOTE, ROLL_BACK))
             return f"{analysis.reason if analysis else ''} A person decides: {words}"
         case "Ramping":
             share = rollout.canary.ramp[min(canary.step or 0, len(rollout.canary.ramp) - 1)]
