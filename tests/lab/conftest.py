@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -17,6 +20,8 @@ TARGET = Shape(layers=4)
 def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off.
 
+    better, worse: drafters by which the simulated engine accepts clearly more, or less.
+
     aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
     """
     folder = tmp_path_factory.mktemp("images")
@@ -27,9 +32,12 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         checkpoint.save(folder / name, drafter(is_31), {})
     weights = folder / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    rows = {"aerie.dev/test/model": "model"} | {
-        f"models.example/{name}": name for name in ("target", "eagle3", "eagle31", "torn")
-    }
+    for name, shift in (("better", 0.8), ("worse", -0.8)):
+        shutil.copytree(folder / "eagle31", folder / name)
+        config = json.loads((folder / name / "config.json").read_text())
+        (folder / name / "config.json").write_text(json.dumps({**config, "simulator": {"shift": shift}}))
+    names = ("target", "eagle3", "eagle31", "torn", "better", "worse")
+    rows = {"aerie.dev/test/model": "model"} | {f"models.example/{name}": name for name in names}
     table = folder / "images.toml"
     passes = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'
     table.write_text(passes + "".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))

@@ -138,6 +138,7 @@ def _follow(lab: Lab, rows: _Rows, over: Callable[[Json], bool]) -> None:
     """Show rows as the resource's status changes, until it is as `over` wants it."""
     words = ["get", "specdep", "chat", "--watch", "--output=json"]
     out.print(f"[dim]# kubectl {' '.join(words)}, in short:[/]")
+    rows.head()
     command = [str(binary("kubectl")), f"--kubeconfig={lab.kubeconfig}", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watching:
         limit = threading.Timer(_LIMIT, watching.terminate)
@@ -174,8 +175,12 @@ class _Rows:
 
     def __init__(self, *columns: str) -> None:
         self._columns, self._last = columns, [""]
+        self._began = 0.0
+
+    def head(self) -> None:
+        """The headings; time counts from here."""
         self._began = time.monotonic()
-        out.print(self._line("TIME", list(columns)))
+        out.print(self._line("TIME", list(self._columns)))
 
     def show(self, status: Json) -> None:
         """A row, where the status has moved in what the columns show."""
