@@ -16,13 +16,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import yaml
 
+from aerie.api import SpeculativeDeployment
+from aerie.rollout.sentences import PROMOTE
+from aerie.rollout.wanted import read_wanted
 from aerie_lab.cluster import Lab, process
 from aerie_lab.kube.client import path
 from aerie_lab.testing import Namespace, until
@@ -305,22 +308,45 @@ def proxy(lab: Lab) -> Iterator[Proxy]:
         yield found
 
 
+def accepted(document: dict[str, Any]) -> dict[str, Any]:
+    """The resource, with a person's word beforehand that the canary of this very revision is to be promoted."""
+    revision = read_wanted(SpeculativeDeployment.from_dict(document)).revision
+    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE: revision}}}
+
+
 @pytest.fixture(scope="session")
 def light() -> Callable[..., dict[str, Any]]:
-    """A resource whose pods are Ready at once and run nothing, and whose preflight passes at once in the nursery's operators."""
+    """A resource whose pods are Ready at once and run nothing, and whose preflight passes at once in the nursery's operators.
 
-    def make(drafter: str = "eagle31", *, name: str = "chat", **spec: Any) -> dict[str, Any]:
+    Nothing is measured on such pods, so a person has said beforehand that its canary is to be promoted, once it serves.
+    """
+
+    def make(drafter: str = "eagle31", *, name: str = "chat", gates: Sequence[str] = (), **spec: Any) -> dict[str, Any]:
         def image(folder: str) -> dict[str, Any]:
             return {"source": {"image": {"reference": f"models.example/{folder}@sha256:{'0' * 64}"}}}
 
-        pods = {"metadata": {"annotations": {"lab.aerie.dev/processless": "true"}}, "spec": {"terminationGracePeriodSeconds": 30}}
+        pods = {
+            "metadata": {"annotations": {"lab.aerie.dev/processless": "true"}},
+            "spec": {
+                "terminationGracePeriodSeconds": 30,
+                **({"schedulingGates": [{"name": gate} for gate in gates]} if gates else {}),
+            },
+        }
         engine = {"image": "aerie.dev/lab/engine:v0.33.0", "podTemplate": pods}
-        return {
+        document = {
             "apiVersion": "aerie.dev/v1alpha1",
             "kind": "SpeculativeDeployment",
             "metadata": {"name": name},
-            "spec": {"replicas": 2, "model": image("target"), "drafter": image(drafter), "engine": engine, **spec},
+            "spec": {
+                "replicas": 2,
+                "model": image("target"),
+                "drafter": image(drafter),
+                "engine": engine,
+                "rollout": {"canary": {"ramp": []}},
+                **spec,
+            },
         }
+        return accepted(document)
 
     return make
 

@@ -95,21 +95,20 @@ def test_the_clock_jumps_while_a_rollout_waits(
     namespace: Namespace, nursery: Any, light: Light, settled: Settled, tmp_path: Path
 ) -> None:
     clock = tmp_path / "clock"
-    gated = light(NEW)
-    gated["spec"]["engine"]["podTemplate"]["spec"]["schedulingGates"] = [{"name": "aerie.dev/test"}]
+    gated = light(NEW, gates=["aerie.dev/test"])
     # An operator that has to be started anew goes by the clock as it then is, so it had better be right by then.
     with nursery.keep(namespace.name, clock=clock, first=lambda: clock.write_text("0")) as operator:
         namespace.apply(light(OLD))
         settled(namespace.name, OLD)
         namespace.apply(gated)
-        until(lambda: status(namespace)["phase"] == "Promoting", "its pods are to start", within=120)
+        until(lambda: status(namespace)["phase"] == "Starting", "its canary is to start", within=120)
         for number, jump in enumerate((7200, -7200, 0)):
             clock.write_text(str(jump))
             gated["spec"]["replicas"] = 3 + number  # any change: its generation shows that there was a look since the jump
             namespace.apply(gated)
             wanted = namespace.get("specdep", "chat")["metadata"]["generation"]
             until(functools.partial(seen, namespace, wanted), "it is looked at", within=120)
-            assert status(namespace)["phase"] == "Promoting"
+            assert status(namespace)["phase"] == "Starting"
         open_gates(namespace, 5)
         end = settled(namespace.name, NEW, replicas=5)
     assert results(end) == ["Promoted", "Promoted"]
@@ -221,10 +220,6 @@ def events(namespace: Namespace, uid: str) -> list[tuple[str, str]]:
     return [(e["reason"], e["message"]) for e in namespace.list_all("events") if e["involvedObject"].get("uid") == uid]
 
 
-def test_every_call_takes_two_seconds_longer(slow_rollout: Future[State]) -> None:
-    assert results(slow_rollout.result()) == ["Promoted", "Promoted"]
-
-
 def test_fifty_resources_at_once(namespace: Namespace, nursery: Any, light: Light) -> None:
     names = [f"chat-{number}" for number in range(50)]
 
@@ -240,6 +235,10 @@ def test_fifty_resources_at_once(namespace: Namespace, nursery: Any, light: Ligh
         until(ready, "all are Ready", within=280, every=2)
     pods = [pod for pod in namespace.list_all("pods") if "aerie.dev/name" in pod["metadata"]["labels"]]
     assert sorted(pod["metadata"]["labels"]["aerie.dev/name"] for pod in pods) == sorted(names)
+
+
+def test_every_call_takes_two_seconds_longer(slow_rollout: Future[State]) -> None:
+    assert results(slow_rollout.result()) == ["Promoted", "Promoted"]
 
 
 # ------------------------------------------------------------------------- no API server: last, because all others need one

@@ -133,19 +133,25 @@ def test_a_bad_drafter_is_refused_before_any_engine_pod(namespace: Namespace, op
 def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_nothing(
     namespace: Namespace, stopped: Any, specdep: Wait
 ) -> None:
+    # Traffic is another test's; here a person says at once that the canary is good.
+    rollout = {"canary": {"control": "Stable", "ramp": []}}
     stopped.start()
-    namespace.apply(resource("eagle3"))
+    namespace.apply(resource("eagle3", rollout=rollout))
     old = specdep(is_ready, "it is Ready")["status"]["stable"]["revision"]
-    namespace.apply(resource("eagle31"))
-    specdep(lambda s: s["phase"] in ("Preflight", "Promoting"), "the change is under way")
+    namespace.apply(resource("eagle31", rollout=rollout))
+    status = specdep(lambda s: s.get("canary"), "there is a canary, which warms up for minutes")["status"]
+    new = status["canary"]["revision"]
+    assert (status["stable"]["revision"], status["stable"]["readyReplicas"]) == (old, 1)
     assert stopped.end(signal.SIGKILL) == -signal.SIGKILL
+    namespace.kubectl("annotate", "specdep", "chat", f"aerie.dev/promote={new}")
     stopped.start()
     status = specdep(lambda s: is_ready(s) and s["stable"]["revision"] != old, "the change is rolled out")["status"]
+    assert status["stable"]["revision"] == new
     assert status["stable"]["drafter"] == "models.example/eagle31"
-    assert [one["result"] for one in status["history"]] == ["Promoted", "Promoted"]
+    assert [(one["result"], one["revision"]) for one in status["history"]] == [("Promoted", new), ("Promoted", old)]
     until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
     (deployment,) = namespace.list_all("deployments")
-    assert deployment["metadata"]["labels"]["aerie.dev/revision"] == status["stable"]["revision"]
+    assert deployment["metadata"]["labels"]["aerie.dev/revision"] == new
 
 
 def test_children_are_put_back_and_go_with_the_resource_while_no_operator_runs(
