@@ -1,7 +1,8 @@
 """How a change reaches the fleet: the canary, what decides about it, its traffic, and its time limits.
 
-What the analysis fields mean is in docs/reference.md; the sequential test behind them is a confidence sequence over paired
-blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which may be looked at after every block.
+What the analysis fields mean is in docs/reference.md, what becomes of them in docs/rollouts.md; the sequential test behind them
+is a confidence sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which may be looked at after every
+block.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ class Canary(Model):
     """How a new revision is started next to the stable one, and how its traffic grows once it is accepted."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
-    """Pods of the new revision while it is judged. With control Fresh, as many control pods are started with them."""
+    """Pods of the new revision while it is judged, at most spec.replicas. With control Fresh, as many control pods are started
+    with them."""
     control: Literal["Fresh", "Stable"] = "Fresh"
     """What the canary is compared with. Fresh: pods of the stable revision started together with it, so that both are of an
-    age. Stable: the running pods; needs no extra pods, and favours the canary where acceptance falls with a pod's age."""
+    age. Stable: the running pods; needs no control pods, and favours the canary where acceptance falls with a pod's age. In the
+    ramp and the promotion it is compared with the running pods in either case."""
     capacity: Literal["Surge", "Reuse"] = "Surge"
     """Where canary and control pods come from. Surge: spare capacity of the cluster. Reuse: pods of the stable revision
-    make room for them, so that no spare GPU is needed."""
+    make room for them, so that no spare GPU is needed; while the new ones load, so many fewer serve."""
     ramp: Annotated[
         list[Annotated[int, Field(ge=1, le=99)]],
         Field(
@@ -40,18 +43,20 @@ class Canary(Model):
             ),
         ),
     ] = Field(default=[25, 50])
-    """Percent of the traffic that an accepted canary gets, step by step, before it is promoted. Empty: promoted at once."""
+    """Percent of the traffic that an accepted canary gets, step by step, before it is promoted; it grows with them. In mode
+    Service in whole pods, at least the share. Empty: promoted at once."""
     ramp_hold: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
-    """How long each step of the ramp lasts, with only the tests armed that roll back."""
+    """How long each step of the ramp lasts, and in any case until its pods serve, with only the tests armed that roll back."""
     approval: Literal["Automatic", "Manual"] = "Automatic"
-    """Whether an accepted canary is promoted by itself, or waits for a person."""
+    """Whether an accepted canary is promoted by itself, or waits for a person's annotation aerie.dev/promote or
+    aerie.dev/rollback, whose value is the canary's revision."""
 
 
 class Analysis(Model):
-    """How a canary is judged. After warmup, time is cut into blocks; over each, the acceptance length of the canary is compared
-    with the control's, by a test whose error rates hold although it is looked at after every block. A canary is accepted when
-    minBlocks and soak are over at the earliest, rejected as soon as the figures say so, and undecided at deadline. The parameters
-    are frozen when an analysis begins: changing them takes effect with the next one."""
+    """How a canary is judged. After warmup, time is cut into blocks; over each, acceptance length, latency and failures of the
+    canary are compared with the control's, by tests whose error rates hold although they are looked at after every block. A
+    canary is accepted when minBlocks and soak are over at the earliest, rejected as soon as the figures say so, and undecided at
+    deadline. The parameters are frozen when an analysis begins: changing them takes effect with the next one."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -84,7 +89,8 @@ class Analysis(Model):
     warmup: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
     """Time after all pods of both arms are ready that counts for nothing: graphs are captured, prefix caches fill."""
     min_blocks: Annotated[int, Field(ge=2, le=1000)] = 5
-    """Blocks that have to be closed before any decision. Fewer than 5 are seldom enough for one."""
+    """Blocks that have to be closed before any decision, but for faults that need no statistics. Fewer than 5 are seldom enough
+    for one."""
     soak: Annotated[timedelta, Between("0s", "168h")] = timedelta(minutes=30)
     """Time under analysis before a canary may be accepted, however clear the figures are."""
     deadline: Annotated[timedelta, Between("1m", "336h")] = timedelta(hours=4)
@@ -109,7 +115,8 @@ class Analysis(Model):
     longer a decision takes. Goal Superior tolerates none."""
     on_inconclusive: Literal["Hold", "Rollback"] = "Hold"
     """What follows when the deadline passes without a decision. Hold: canary and control keep their traffic until a person
-    decides. Rollback: the canary is removed. Never a promotion."""
+    decides by the annotation aerie.dev/promote or aerie.dev/rollback, whose value is the canary's revision. Rollback: the canary
+    is removed. Never a promotion."""
 
 
 class ParentReference(Model):
@@ -174,8 +181,8 @@ class Traffic(Model):
     )
 
     mode: Literal["Service", "Gateway"] = "Service"
-    """Service: one Service over all serving pods, so a share of the traffic is a share of the pods. Gateway: an HTTPRoute with
-    exact weights; needs the Gateway API and a gateway."""
+    """Service: one Service over all serving pods, so a share of the traffic is a share of the pods, and a new pod has it as soon
+    as it serves. Gateway: an HTTPRoute with a weight for each arm; needs the Gateway API and a gateway."""
     gateway: Gateway | None = None
 
 
@@ -186,7 +193,7 @@ class Rollout(Model):
     analysis: Analysis = Analysis()
     traffic: Traffic = Traffic()
     progress_deadline: Annotated[timedelta, Between("1m", "24h")] = timedelta(minutes=30)
-    """Time that new pods have to become ready before the rollout counts as failed; it has to cover downloading and loading
-    the model."""
+    """Time that new pods have to become ready before the rollout counts as failed, or, in the ramp and the promotion, is rolled
+    back; it has to cover downloading and loading the model."""
     paused: bool = False
-    """Whether Aerie leaves everything as it is and only goes on reporting."""
+    """Whether Aerie leaves everything as it is and only goes on reporting. A canary under way keeps its pods and its traffic."""

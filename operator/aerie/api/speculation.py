@@ -31,7 +31,7 @@ class LatencyObjective(Model):
     time_to_first_token: Annotated[timedelta, Between("1ms", "1h")] | None = None
     """Time from a request's arrival to its first token (TTFT), such as 1s."""
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
-    """Percent of the requests that have to be within the times."""
+    """Percent of the requests that have to be within the times. A canary is judged without it."""
 
 
 class Tuning(Model):
@@ -43,7 +43,8 @@ class Tuning(Model):
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 7
     """Most tokens per step that tuning may choose; not below spec.speculation.tokens. Without effect in mode Off."""
     slo: LatencyObjective | None = None
-    """Latencies that a chosen setting must keep. Default: none, the throughput decides."""
+    """Latencies that a chosen setting must keep. Default: none, the throughput decides. A canary is compared with its control by
+    the share of requests beyond these times, and by the mean where none is given."""
 
 
 class Speculation(Model):

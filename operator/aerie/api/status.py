@@ -106,19 +106,20 @@ class CanaryArm(Arm):
     """The revision under judgement, with its control."""
 
     change: Text
-    """What is new in it, in a word: the drafter, K=5, the image..."""
+    """What is new in it, in a word: the drafter, K=5, the target, the engine."""
     phase: CanaryPhase = "Starting"
     """Where it is on its way. status.phase says the same, but for a rollout that is paused."""
     started_at: Time
     """When its rollout began."""
     ready_at: Time | None = None
-    """When all pods of both arms were ready: warm-up and deadline count from here."""
+    """When all pods of both arms were ready for the first time: warm-up and deadline count from here."""
     step: Count | None = None
     """Step of the ramp, from 0."""
     step_started_at: Time | None = None
-    """When the step began."""
+    """When the step, or the promotion, began."""
     control: Arm | None = None
-    """The control pods: the stable revision, started together with the canary."""
+    """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
+    from the ramp on."""
 
 
 class Comparison(Model):
@@ -144,14 +145,14 @@ class AnalysisStatus(Model):
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
     """What the figures say. Continue: nothing yet."""
     reason: Annotated[str, Field(max_length=4096)] = ""
-    """Why, as a sentence; for an inconclusive one, what would decide it."""
+    """Why, as a sentence; while there is no decision, what is missing for one and how much longer it takes."""
     started_at: Time | None = None
     """When the first block began."""
     comparisons: Annotated[
         list[Comparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
-    """The metrics that decide."""
+    """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
     state: Annotated[str, Field(max_length=65536)] = ""
     """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
 
@@ -175,7 +176,8 @@ class Outcome(Model):
     change: Text
     """What was new in it."""
     result: Literal["Promoted", "RolledBack", "Superseded", "Failed"]
-    """How it ended."""
+    """How it ended. Superseded: by another spec, or by that of the stable revision. Failed: its pods did not start, or the spec
+    became one that cannot run."""
     reason: Annotated[str, Field(max_length=2048)]
     """Why, as a sentence."""
     started_at: Time
@@ -219,9 +221,9 @@ class Status(Model):
     observed_generation: Count | None = None
     """Generation of the resource that the status speaks of."""
     phase: Phase | None = None
-    """What is going on, in a word. Preflight and Starting lead to the first pods, WarmingUp to Promoting or RollingBack are a
-    rollout; AwaitingApproval and Held wait for a person; RolledBack: the stable revision serves, and what the spec asks for was
-    rejected; Ready, Paused and Failed are what the conditions explain."""
+    """What is going on, in a word. Preflight to Promoting, and RollingBack, are a rollout; AwaitingApproval and Held wait for a
+    person, by the annotation aerie.dev/promote or aerie.dev/rollback; RolledBack: the stable revision serves, and what the spec
+    asks for was rejected; Ready, Paused and Failed are what the conditions explain. docs/rollouts.md has each."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
@@ -236,9 +238,9 @@ class Status(Model):
     stable: Arm | None = None
     """The accepted revision."""
     canary: CanaryArm | None = None
-    """The revision under judgement, while there is one."""
+    """The revision under judgement, while there is one; and the first one, until it serves."""
     analysis: AnalysisStatus | None = None
-    """What decides about the canary."""
+    """What decides about the canary; after its end, what has decided, until the next rollout."""
     speculation: SpeculationStatus | None = None
     """The speculation setting, and what tuning makes of it."""
     drafters: Annotated[
@@ -251,7 +253,7 @@ class Status(Model):
     """The drafters that Aerie took from its catalog where spec.drafter was missing, one for each target, the latest first."""
     rejected: Word | None = None
     """The revision that the spec asks for, while it is not tried again: it was rolled back, or its pods did not start. Cleared
-    when the spec changes, or when somebody annotates the resource with aerie.dev/retry."""
+    when the spec asks for another revision, or when somebody annotates the resource with a new value of aerie.dev/retry."""
     retry: Text | None = None
     """The value of the annotation aerie.dev/retry that was last seen; another one means: try again."""
     history: Annotated[list[Outcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
