@@ -147,5 +147,5 @@ def test_explain_tells_what_a_field_is_for_with_default_and_bounds(namespace: Na
     text = " ".join(namespace.kubectl("explain", "specdep.spec.rollout.analysis").split())
     assert "How a canary is judged. After warmup, time is cut into blocks" in text
     assert "enum: NonInferior, Superior What the canary has to show." in text
-    assert "Default: 2m. From 5s to 1h." in text
+    assert "Default: 2m. From 2s to 1h." in text
     assert "Default: 0.02. From 0.001 to 0.2." in text
