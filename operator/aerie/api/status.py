@@ -164,7 +164,7 @@ class SpeculationStatus(Model):
     """The setting of the stable pods."""
     recommended: Setting | None = None
     """The setting that tuning finds best, when it is another one."""
-    why: Annotated[str, Field(max_length=4096)] = ""
+    why: Annotated[str, Field(max_length=4096)] | None = None
     """What speaks for it, or what is missing for a recommendation."""
 
 
@@ -262,13 +262,13 @@ class Status(Model):
     """The last ten rollouts, the newest first."""
 
     def to_dict(self) -> Json:
-        """As the API server takes it; what is empty and may be left out is, because `kubectl describe` shows a line for each."""
-        found: Json = _without_empty(super().to_dict())
+        """As the API server takes it; empty lists are left out, because `kubectl describe` shows a line for each."""
+        found: Json = _without_empty_lists(super().to_dict())
         return found
 
 
-def _without_empty(value: Any) -> Any:
+def _without_empty_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        told = {name: _without_empty(below) for name, below in value.items()}
-        return {name: below for name, below in told.items() if below != [] and (below != "" or name not in ("state", "why"))}
-    return [_without_empty(below) for below in value] if isinstance(value, list) else value
+        told = {name: _without_empty_lists(below) for name, below in value.items()}
+        return {name: below for name, below in told.items() if below != []}
+    return [_without_empty_lists(below) for below in value] if isinstance(value, list) else value

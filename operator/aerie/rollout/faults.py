@@ -31,7 +31,7 @@ def stops(
         yield f"It crashes again and again: {trouble.message if trouble else crashing[0]['metadata']['name']}."
     mine = [name for pod in canary if (name := pod["metadata"]["name"]) in unreadable]
     if mine and not any(pod["metadata"]["name"] in unreadable for pod in others):
-        yield f"The metrics of pod {mine[0]} cannot be believed: {unreadable[mine[0]]}."
+        yield f"The metrics of pod {mine[0]} cannot be believed: {unreadable[mine[0]].rstrip('.')}."
     if patience is not None and canary and not any(map(pods.ready, canary)):
         since = min((moment for pod in canary if (moment := pods.not_ready_since(pod)) is not None), default=None)
         if since is not None and now >= since + patience:

@@ -35,7 +35,7 @@ def test_a_canary_that_crashes_alone() -> None:
 
 
 def test_figures_that_are_none() -> None:
-    (said,) = found([pod("a")], [pod("b")], a="a counter is NaN")
+    (said,) = found([pod("a")], [pod("b")], a="a counter is NaN.")
     assert said == "The metrics of pod a cannot be believed: a counter is NaN."
     assert found([pod("a")], [pod("b")], a="a counter is NaN", b="a counter is NaN") == []
     assert found([pod("a")], [pod("b")], b="a counter is NaN") == []
