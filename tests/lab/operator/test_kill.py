@@ -1,9 +1,12 @@
-"""The operator is killed at every call that it makes of the API server in a rollout, and another one finishes the work.
+"""The operator is killed at every write that it makes in a rollout, and another one finishes the work.
 
-    undisturbed    one rollout, through a door that writes down every call
-    cut short      for every call that was written down, in a namespace of its own: an operator that is killed at this call,
-                   before it is passed on or after it has had its effect and before the operator hears of it
+    undisturbed    a first revision, and its change by a canary that a person has promoted, through a door that writes down every
+                   call
+    cut short      for every write of these, in a namespace of its own: an operator that is killed after the write has had its
+                   effect and before the operator hears of it; and once before anything is written
     finished       one operator more, for all of these namespaces
+
+A kill before a write, or at a read, is the kill after the write before it: nothing has been changed in between.
 
 In each of them everything has to be as it is where nothing happened, but for names and times: objects and pods, no more and no
 fewer, the resource's status and its history. Calls are told apart by verb, object and count, so that a lease renewed in between
@@ -41,6 +44,7 @@ States = Callable[..., dict[str, State]]
 Settled = Callable[..., State]
 OLD, NEW = "eagle3", "eagle31"
 STAGES = ("create", "change")
+ASIDE = ("events", "leases")
 TOGETHER = 4
 """Operators at a time: their rollouts mostly wait for the cluster."""
 NEVER_MET = 8.0
@@ -63,8 +67,8 @@ class Point:
 
 
 def subject(call: Call) -> tuple[str, str, str]:
-    """What tells the calls of a rollout apart, in whatever namespace it is. Reads are many, and one lease is like the other."""
-    return call.verb, call.resource, call.name if call.writes and call.resource != "leases" else ""
+    """What tells the writes of a rollout apart, in whatever namespace it is. One lease is like the other."""
+    return call.verb, call.resource, call.name if call.resource not in ASIDE else ""
 
 
 @dataclass
@@ -78,16 +82,14 @@ class Recorder:
         return await pass_on()
 
     def points(self, stage: str) -> Iterator[Point]:
-        """Where to kill: at each write, on both sides; at one read of each sort, which is but a moment between two writes."""
-        counts = collections.Counter(subject(call) for call in self.calls)
-        written = {subject(call): call.writes for call in self.calls}
+        """Where to kill: after each write, and before the first one. Events and leases change nothing that a rollout goes by."""
+        counts = collections.Counter(subject(call) for call in self.calls if call.writes)
+        yield Point(stage, *next(one for one in counts if one[1] not in ASIDE), 1, "before")
         for (verb, resource, name), count in counts.items():
-            if not written[verb, resource, name]:
-                if stage == "change":
-                    yield Point(stage, verb, resource, name, count // 2 + 1, "before")
+            aside = resource in ASIDE
+            if aside and stage == STAGES[0]:
                 continue
-            for number in range(1, 2 if resource == "leases" else count + 1):  # one renewal is like the other
-                yield Point(stage, verb, resource, name, number, "before")
+            for number in range(1, 2 if aside else count + 1):
                 yield Point(stage, verb, resource, name, number, "after")
 
 
@@ -191,7 +193,10 @@ def test_a_kill_at_any_call_changes_nothing(
             settled(plain, drafter, replicas=1)
         wanted[stage] = states()[plain]
         points += recorder.points(stage)
-    assert {"create deployments", "patch deployments", "delete deployments"} & {f"{p.verb} {p.resource}" for p in points}
+    controls = {point.verb for point in points if point.resource == "deployments" and point.name.endswith("-control")}
+    assert controls == {"patch", "delete"}, "the change is made by a canary with control"
+    (last, _) = wanted["change"]["speculativedeployments chat"]["status"]["history"]
+    assert (last["result"], last["reason"]) == ("Promoted", "A person asked for the promotion.")
 
     cases = dict(zip(namespaces.make(len(points)), points, strict=True))
     changed = [name for name, point in cases.items() if point.stage == "change"]
