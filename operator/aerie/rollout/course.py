@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from aerie.api.status import AnalysisStatus, CanaryArm, Outcome, Phase, Status
 from aerie.rollout import canary, pods
@@ -73,7 +74,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
     )
     if resource.spec.rollout.paused:
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
-        return replace(serving, phase="Paused", progressing=finding, canary=known)
+        return replace(serving, phase="Paused", progressing=finding, canary=known, **_as_it_is(status, replicas))
     unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
     if known is not None and stable is not None and (known.phase == "RollingBack" or unwanted):
         ended = None if known.phase == "RollingBack" else _superseded(known, wanted, status, now)
@@ -127,6 +128,18 @@ def _on(serving: Course, way: Way, rejected: str | None) -> Course:
         again=way.again,
         rejected=rejected,
     )
+
+
+def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:
+    """Pods and weights of the arms as they were asked for last."""
+    stable, canary = status.stable, status.canary
+    if stable is None or canary is None:
+        return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
+    control = canary.control.replicas if canary.control else 0
+    weights = {"stable": stable.weight or 0, "canary": canary.weight or 0}
+    if canary.control is not None:
+        weights["control"] = canary.control.weight or 0
+    return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": weights}
 
 
 def _rejected(observed: Observed, wanted: Wanted) -> str | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from aerie.api import duration
 from aerie.api.rollout import Analysis, Canary
 
 Phase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting"]
@@ -238,7 +239,7 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
         case "stopped":
             return looks.stop
         case "late":
-            return f"Its pods did not serve within spec.rollout.progressDeadline ({terms.progress_deadline})."
+            return f"Its pods did not serve within spec.rollout.progressDeadline ({duration.format(terms.progress_deadline)})."
         case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
             return looks.reason
         case "ready":

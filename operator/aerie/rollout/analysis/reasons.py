@@ -160,7 +160,9 @@ def _amount(criterion: Criterion, test: Test, edge: float, pairs: Pairs) -> str:
     """A bound of the score in the words of the estimate: of the canary less the tested multiple of the control."""
     if not criterion.relative or pairs.control <= 0:
         return f"{_plain(edge + test.ratio * pairs.control + test.offset)}"
-    return f"{edge / pairs.control + test.ratio - 1:+.1%}".replace("%", " %")
+    change = edge / pairs.control + test.ratio - 1
+    digits = 1 if abs(change) >= 0.0005 else 2  # a bound that is just below 0 must not read as 0
+    return f"{change:+.{digits}%}".replace("%", " %")
 
 
 def _edge(test: Test, pairs: Pairs, tuned: Tuning) -> float:
