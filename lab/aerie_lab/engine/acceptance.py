@@ -42,7 +42,8 @@ class Acceptance:
 
     def survival(self, drafts: int, shift: float = 0.0) -> Floats:
         """S_1..S_drafts of a request whose effect and drift add up to `shift`."""
-        return np.cumprod(_logistic(self.logits(drafts) + shift))
+        survival: Floats = np.multiply.accumulate(_logistic(self.logits(drafts) + shift))
+        return survival
 
     def shifted(self, *shifts: float) -> Acceptance:
         """The same class with the conditionals moved on the logit scale, the last shift carried on: another drafter."""
@@ -55,7 +56,8 @@ class Acceptance:
 
 
 def _logistic(x: Floats) -> Floats:
-    return 1.0 / (1.0 + np.exp(-np.clip(x, -500.0, 500.0)))
+    found: Floats = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(x, -500.0), 500.0)))
+    return found
 
 
 @cache

@@ -7,6 +7,7 @@ Not written: families that vLLM registers only with a flag (KV residency, LoRA, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -293,7 +294,7 @@ def head(name: str, text: str, kind: str) -> list[str]:
 
 def histogram_samples(name: str, histogram: Histogram, common: list[str]) -> Iterator[str]:
     """Buckets (cumulated), count and sum."""
-    cumulated = histogram.counts.cumsum().tolist()
+    cumulated = list(itertools.accumulate(histogram.counts))
     for bound, count in zip((*histogram.bounds, math.inf), cumulated, strict=True):
         edge = f'le="{number(bound)}"'
         yield f"{name}_bucket{_labels(common, edge)} {number(float(count))}"

@@ -22,9 +22,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from aerie_lab.engine.acceptance import NO_DRIFT, Drift, Floats
 from aerie_lab.engine.counters import Counters, Ints
@@ -63,6 +63,7 @@ class Replica:
     ) -> None:
         self.settings = settings
         self.step_time = step_time
+        self._fixed = cache(step_time.fixed)
         self.drift = drift
         self.started = started
         self._drifts = bool(drift)
@@ -135,8 +136,9 @@ class Replica:
         """The next step, or None when there is nothing to do."""
         if not self.running and not self.waiting:
             return None
-        if self._all_decode():
-            return _Step(now + self._time(len(self.running), self._drafted, self._context(), 0), uniform=True)
+        context = self._context()
+        if self._all_decode(context):
+            return _Step(now + self._time(len(self.running), self._drafted, context, 0), uniform=True)
         step = _Step(now, uniform=False)
         budget, prefills = self._schedule_running(step)
         if budget is not None:
@@ -148,24 +150,23 @@ class Replica:
         step.end = now + self._time(decodes, before if decodes else self._drafted, cached, prompt)
         return step
 
-    def _all_decode(self) -> bool:
+    def _all_decode(self, context: int) -> bool:
         """Whether the step is one of plain decoding: nobody prefills or can be admitted, and nothing cuts a draft short."""
         running, settings = self.running, self.settings
         if not running or self._uneven or (self.waiting and len(running) < settings.max_num_seqs):
             return False
         k = max(self._drafted, self._k(len(running)))
-        if len(running) * (k + 1) > settings.max_num_batched_tokens:
+        if len(running) * (k + 1) > settings.max_num_batched_tokens or self._room(k, context) < 0:
             return False
-        return (
-            max(request.tokens for request in running) + k + 1 < settings.max_model_len
-            and self._room(k) >= 0
-            and not any(request.prefilling or request.drafts != self._drafted for request in running)
-        )
+        for request in running:
+            if request.drafts != self._drafted or request.tokens + k + 1 >= settings.max_model_len or request.prefilling:
+                return False
+        return True
 
-    def _room(self, k: int) -> int:
+    def _room(self, k: int, context: int) -> int:
         """Tokens that the batch can surely grow by before the KV cache may be full, after a step with `k` drafts."""
         block = self.settings.block_size
-        return self._usable_blocks * block - self._context() - len(self.running) * (k + self._lookahead + block)
+        return self._usable_blocks * block - context - len(self.running) * (k + self._lookahead + block)
 
     def _schedule_running(self, step: _Step) -> tuple[int | None, bool]:
         """Give tokens to running requests. The budget left, or None when someone was preempted; whether a prefill is on."""
@@ -264,10 +265,10 @@ class Replica:
         return self._k_max if self._lookup is None else self._lookup[scheduled]
 
     def _context(self) -> int:
-        return sum(request.prompt_tokens + request.generated for request in self.running)
+        return sum([request.prompt_tokens + request.generated for request in self.running])
 
     def _time(self, batch: int, drafts: int, cached: float, prompt: int) -> float:
-        seconds = self.step_time.fixed(batch, drafts) + self.step_time.cached * cached + self.step_time.prefill * prompt
+        seconds = self._fixed(batch, drafts) + self.step_time.cached * cached + self.step_time.prefill * prompt
         if self.step_time.noise:
             seconds *= math.exp(self.step_time.noise * float(self.random.standard_normal()))
         return seconds
@@ -330,49 +331,41 @@ class Replica:
     def _decode(self, step: _Step, until: float, finished: list[Request]) -> None:
         """Book this step and all like it that follow by `until`, up to the one in which a request ends."""
         running, counters, k_first = self.running, self.counters, self._drafted
-        batch = len(running)
+        batch, context = len(running), self._context()
         k = self._k(batch)
         widest = max(k, k_first)
-        left = np.array([request.limit - request.generated for request in running])
-        steps = self._span_length(step, until, int(left.min()), widest)
-        # One uniform number per step and request decides how many of its drafted tokens are accepted.
-        accepted: Ints
-        if not widest:
-            accepted = np.zeros((steps, batch), dtype=np.int64)
-        else:
-            if self._stack is None or self._drifts:
-                self._stack = np.array([self._survival(request) for request in running]).T
-            chance = self.random.random((steps, batch))
-            accepted = np.add.reduce(chance < self._stack[:widest, None, :], axis=0)
-            if k_first != k:
-                np.minimum(accepted[0], k_first, out=accepted[0])
-                np.minimum(accepted[1:], k, out=accepted[1:])
+        left = [request.limit - request.generated for request in running]
+        steps = self._span_length(step, until, min(left), widest, context)
+        accepted = self._accepted(steps, k_first, k)
         sums = (accepted + 1).cumsum(axis=0)
-        over: npt.NDArray[np.bool_] = np.logical_or.reduce(sums >= left, axis=1)
-        last = int(over.argmax()) if over[-1] else -1  # the step in which a request ends
-        if last >= 0:
+        ending = [int(sums[:, i].searchsorted(left[i])) for i, tokens in enumerate(sums[-1].tolist()) if tokens >= left[i]]
+        last = min(ending, default=-1)  # the step in which a request ends
+        if ending:
             steps = last + 1
-        seconds = self._seconds(step.end - self.clock, steps, batch, k, sums)
-        ends = self.clock + seconds.cumsum()
+        # Tokens of all requests, after each step.
+        grown = np.add.reduce(sums[:steps], axis=1)
+        seconds = self._seconds(step.end - self.clock, batch, k, context, grown)
+        ends = self.clock + np.add.accumulate(seconds)
         # The first step is over by `until`, whatever the rounding of clock + (end - clock) says.
         done = steps if ends[-1] <= until else max(int(ends.searchsorted(until, side="right")), 1)
-        accepted, emitted = accepted[:done], sums[done - 1]
-        per_step = np.add.reduce(accepted, axis=1) + batch
+        emitted = sums[done - 1].tolist()
         if last == done - 1:
-            surplus = np.maximum(emitted - left, 0)
-            emitted = emitted - surplus
-            per_step[-1] -= int(surplus.sum())
+            emitted = list(map(min, emitted, left))
+        returned = sum(emitted)
+        per_step = grown[:done].copy()
+        per_step[-1] = returned
+        per_step[1:] -= grown[: done - 1]
         self.clock = float(ends[done - 1])
         # An interval is the same for all requests of a step, for all were in the step before.
         counters.inter_token_latency.observe_many(seconds[:done], batch)
         counters.iteration_tokens.observe_many(per_step)
-        counters.generation_tokens += int(emitted.sum())
-        drafted = accepted if k_first and k else accepted[:1] if k_first else accepted[1:]
+        counters.generation_tokens += returned
+        drafted = accepted[:done] if k_first and k else accepted[:1] if k_first else accepted[1:done]
         if widest and drafted.size:
             tokens = batch * (k_first + (done - 1) * k)
             counters.observe_drafts(drafted.size, tokens, drafted)
         self._drafted = k
-        for request, new in zip(running, emitted.tolist(), strict=True):
+        for request, new in zip(running, emitted, strict=True):
             request.generated += new
             request.computed += new
             request.drafts = k
@@ -385,23 +378,37 @@ class Replica:
         # Either the next step of this kind is in flight, or what comes next has to be looked at.
         self._step = _Step(float(ends[done]), uniform=True) if done < steps else self._schedule(self.clock)
 
-    def _span_length(self, step: _Step, until: float, left: int, k: int) -> int:
+    def _span_length(self, step: _Step, until: float, left: int, k: int, context: int) -> int:
         """How many steps to compute: no more than can end by `until`, or while nobody joins, ends or comes near a limit."""
         settings, batch = self.settings, len(self.running)
         if self.waiting and batch < settings.max_num_seqs:
             return 1
-        steps = min(_SPAN, left, 2 + int(min((until - step.end) / self.step_time.fixed(batch, k), _SPAN)))
-        longest = max(request.tokens for request in self.running)
-        steps = min(steps, (settings.max_model_len - longest - 1) // (k + 1), self._room(k) // (batch * (k + 1)))
+        steps = min(_SPAN, left, 2 + int(min((until - step.end) / self._fixed(batch, k), _SPAN)))
+        longest = max([request.tokens for request in self.running])
+        steps = min(steps, (settings.max_model_len - longest - 1) // (k + 1), self._room(k, context) // (batch * (k + 1)))
         return max(steps, 1)
 
-    def _seconds(self, first: float, steps: int, batch: int, k: int, sums: Ints) -> Floats:
-        """How long the steps take; the first is in flight already."""
-        seconds = np.full(steps, self.step_time.fixed(batch, k))
-        if self.step_time.cached:
-            seconds[1:] += self.step_time.cached * (self._context() + np.add.reduce(sums[: steps - 1], axis=1))
+    def _accepted(self, steps: int, k_first: int, k: int) -> Ints:
+        """By step and request, how many drafted tokens are accepted, of `k_first` in the first step and `k` in the others."""
+        widest = max(k_first, k)
+        if not widest:
+            return np.zeros((steps, len(self.running)), dtype=np.int64)
+        if self._stack is None or self._drifts:
+            self._stack = np.array([self._survival(request) for request in self.running]).T[:, None, :]
+        # One uniform number per step and request decides how many: as many as there are survivals above it.
+        chance = self.random.random((steps, len(self.running)))
+        accepted: Ints = reduce(np.add, (chance < self._stack[:widest]).astype(np.int16))
+        if k_first != k:
+            np.minimum(accepted[0], k_first, out=accepted[0])
+            np.minimum(accepted[1:], k, out=accepted[1:])
+        return accepted
+
+    def _seconds(self, first: float, batch: int, k: int, context: int, grown: Ints) -> Floats:
+        """How long steps take after which the batch has `grown` by so many tokens; the first is in flight already."""
+        seconds: Floats = np.empty(len(grown))
+        seconds[1:] = self._fixed(batch, k) + self.step_time.cached * (context + grown[:-1])
         if self.step_time.noise:
-            seconds *= np.exp(self.step_time.noise * self.random.standard_normal(steps))
+            seconds *= np.exp(self.step_time.noise * self.random.standard_normal(len(grown)))
         seconds[0] = first
         return seconds
 

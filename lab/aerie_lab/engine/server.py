@@ -41,6 +41,8 @@ that reason makes it look at once."""
 _ENDING = 1.5
 """Seconds that vLLM's processes take to end once the port is closed."""
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for every event
+
 log = logging.getLogger("aerie_lab.engine")
 
 
@@ -204,7 +206,7 @@ def _engine_dead() -> ApiError:
 
 
 def _event(body: object) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _ENCODER.encode(body).encode() + b"\n\n"
 
 
 async def serve(arguments: Arguments, options: Options, setup: Setup | EngineError) -> int:

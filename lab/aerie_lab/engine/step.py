@@ -13,7 +13,7 @@ import bisect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Protocol
 
@@ -131,15 +131,15 @@ class Scaled:
     inner: StepTime
     factor: float
 
-    @property
+    @cached_property
     def cached(self) -> float:
         return self.inner.cached * self.factor
 
-    @property
+    @cached_property
     def prefill(self) -> float:
         return self.inner.prefill * self.factor
 
-    @property
+    @cached_property
     def noise(self) -> float:
         return self.inner.noise
 
