@@ -23,6 +23,7 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     better, worse: drafters by which the simulated engine accepts clearly more, or less.
 
     aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
+    aerie.dev/test/mute: the simulated engine without its metrics.
     """
     folder = tmp_path_factory.mktemp("images")
     (folder / "model").mkdir()
@@ -39,8 +40,10 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     names = ("target", "eagle3", "eagle31", "torn", "better", "worse")
     rows = {"aerie.dev/test/model": "model"} | {f"models.example/{name}": name for name in names}
     table = folder / "images.toml"
-    passes = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'
-    table.write_text(passes + "".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))
+    images = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'
+    mute = 'exec {python} -m aerie_lab.engine "$@" --disable-log-stats'
+    images += f"""[[image]]\nrepository = "aerie.dev/test/mute"\nentrypoint = ["/bin/sh", "-c", '{mute}', "engine"]\n"""
+    table.write_text(images + "".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))
     return [str(table)]
 
 
