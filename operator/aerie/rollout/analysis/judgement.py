@@ -209,8 +209,8 @@ def _comparison(criterion: Criterion, state: State, terms: Terms) -> Comparison:
         metric=criterion.name,
         blocks=pairs.count,
         estimate=round(pairs.canary / pairs.control - 1, 4),
-        lower=round(low - 1, 4) if abs(low) < 1e6 else None,
-        upper=round(high - 1, 4) if abs(high) < 1e6 else None,
+        lower=round(low - 1, 4) if abs(low) < reasons.LARGEST else None,
+        upper=round(high - 1, 4) if abs(high) < reasons.LARGEST else None,
     )
 
 

@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from aerie.rollout.analysis.criteria import Criterion, Terms, Test
-from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width
+from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width, ratio_bounds
+
+LARGEST = 1e6
+"""A bound beyond it is none: the control's mean is hardly above 0 yet."""
 
 
 def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Terms) -> str:
@@ -24,11 +27,10 @@ def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Term
 
 def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
     """A criterion certainly fails."""
-    edge = _edge(test, pairs, tuned)
     beyond = "at least" if test.sign > 0 else "at most"
     limit = "" if test.ratio == 1.0 and test.offset == 0.0 else f", beyond {_limit(test)}"
     return (
-        f"{_capital(criterion.title)} is {_level(criterion, pairs)}, certainly {beyond} {_amount(criterion, test, edge, pairs)}"
+        f"{_capital(criterion.title)} is {_level(criterion, pairs)}, certainly {beyond} {_bound(criterion, test, pairs, tuned)}"
         f"{limit}, after {_blocks(pairs.count)}."
     )
 
@@ -72,9 +74,8 @@ def nothing_against(blocks: int, seconds: float) -> str:
 
 def not_shown(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning, per_block: float, rolls_back: str) -> str:
     """A criterion does not hold yet. `rolls_back` says what else may come of it."""
-    edge = _edge(test, pairs, tuned)
-    bound = "lower" if test.sign > 0 else "upper"
-    at = f", its {bound} bound {_amount(criterion, test, edge, pairs)}" if math.isfinite(edge) else ""
+    side, bound = "lower" if test.sign > 0 else "upper", _bound(criterion, test, pairs, tuned)
+    at = f", its {side} bound {bound}" if bound else ""
     needed = f"{criterion.title} is {_level(criterion, pairs)}{at}; to be accepted it has to be certainly {_wanted(test)}"
     return f"{needed}, {_prospect(test, pairs, tuned, per_block)}{rolls_back}"
 
@@ -90,11 +91,8 @@ def not_shown_either(open_too: Sequence[tuple[Criterion, Test, Pairs, Tuning]], 
 
 def or_rolled_back(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
     """Where the bound stands that would roll back; empty while there is none."""
-    edge = _edge(test, pairs, tuned)
-    if not math.isfinite(edge):
-        return ""
-    bound = "lower" if test.sign > 0 else "upper"
-    return f"; it is rolled back when its {bound} bound, {_amount(criterion, test, edge, pairs)} now, passes {_limit(test)}"
+    side, bound = "lower" if test.sign > 0 else "upper", _bound(criterion, test, pairs, tuned)
+    return f"; it is rolled back when its {side} bound, {bound} now, passes {_limit(test)}" if bound else ""
 
 
 def _prospect(test: Test, pairs: Pairs, tuned: Tuning, per_block: float) -> str:
@@ -156,19 +154,18 @@ def _level(criterion: Criterion, pairs: Pairs) -> str:
     return f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the control's".replace("%", " %")
 
 
-def _amount(criterion: Criterion, test: Test, edge: float, pairs: Pairs) -> str:
-    """A bound of the score in the words of the estimate: of the canary less the tested multiple of the control."""
+def _bound(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
+    """The bound that the test looks at, as the status shows it: of canary / control - 1, or where that has no meaning of the
+    canary's value; empty while there is none."""
     if not criterion.relative or pairs.control <= 0:
-        return f"{_plain(edge + test.ratio * pairs.control + test.offset)}"
-    change = edge / pairs.control + test.ratio - 1
+        width = half_width(pairs.count, pairs.variance(test.ratio), tuned)
+        return _plain(pairs.mean(test.ratio) - test.sign * width + test.ratio * pairs.control) if math.isfinite(width) else ""
+    low, high = ratio_bounds(pairs, tuned, tuned)
+    change = (low if test.sign > 0 else high) - 1
+    if abs(change) >= LARGEST:
+        return ""
     digits = 1 if abs(change) >= 0.0005 else 2  # a bound that is just below 0 must not read as 0
     return f"{change:+.{digits}%}".replace("%", " %")
-
-
-def _edge(test: Test, pairs: Pairs, tuned: Tuning) -> float:
-    """The bound of the score that the test looks at."""
-    width = half_width(pairs.count, pairs.variance(test.ratio), tuned)
-    return pairs.mean(test.ratio, test.offset) - test.sign * width
 
 
 def _limit(test: Test) -> str:

@@ -241,6 +241,20 @@ def test_the_reason_says_what_would_decide_it() -> None:
     assert figures.blocks == 20
 
 
+@pytest.mark.parametrize("accepted", [0.98, 0.99, 1.0])
+def test_the_bounds_in_the_sentence_are_those_of_the_status(accepted: float) -> None:
+    terms = replace(TERMS, margin=0.001, deadline=10_000 * 120.0)
+    state, judgement = after(40, terms, seed=3, accepted=accepted)
+    length = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
+    told = re.findall(r"bound,? ([-+][0-9.]+) %", judgement.reason)
+    if judgement.verdict == "Rollback":
+        told = re.findall(r"certainly at most ([-+][0-9.]+) %", state.reason)
+        assert length.upper is not None
+        assert float(told[0]) == pytest.approx(100 * length.upper, abs=0.06)
+    else:
+        assert [float(one) for one in told] == pytest.approx([100 * (length.lower or 0), 100 * (length.upper or 0)], abs=0.06)
+
+
 def test_pods_that_differ_for_good_cannot_show_a_small_margin() -> None:
     apart = replace(CALM, offset_sd=0.02)
     _, judgement = after(20, replace(TERMS, scatters={**TERMS.scatters, "AcceptanceLength": apart}))
