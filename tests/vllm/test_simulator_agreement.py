@@ -165,7 +165,7 @@ SLOW = {"step_time": {"formula": {"base": 0.006, "token": 0.0}}}
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
 def test_sigterm_with_an_open_stream(vllm: Path, tmp_path: Path, kind: Kind) -> None:
-    """The answer is never finished: vLLM tells its client so, or says nothing more until the client leaves; both were seen."""
+    """The answer is never finished: vLLM tells its client so, as an error or as an abort, or says nothing more."""
     file = tmp_path / "stream"
     with engine(kind, vllm, tmp_path, options=SLOW) as running:
         with open_stream(running, file):
@@ -176,10 +176,11 @@ def test_sigterm_with_an_open_stream(vllm: Path, tmp_path: Path, kind: Kind) -> 
             time.sleep(2.0)
             assert events(file) == cut
         assert running.process.wait(60) == 0
-    if cut[-1] == "[DONE]":
-        assert json.loads(cut[-2])["error"]["code"] == 500
-    else:
-        assert json.loads(cut[-1])["choices"][0]["finish_reason"] is None
+    last = json.loads(cut[-2] if cut[-1] == "[DONE]" else cut[-1])
+    if "error" in last:
+        assert last["error"]["code"] == 500
+    else:  # the engine's abort reaches the client, or the server has closed before it could
+        assert last["choices"][0]["finish_reason"] == ("abort" if cut[-1] == "[DONE]" else None), last
 
 
 @pytest.mark.parametrize("kind", ["real", "simulated"])
