@@ -188,16 +188,20 @@ class Scale:
         """Seconds."""
         found: list[float] = []
         leader = self.operator()
-        leader.until(lambda now: now.passes >= LARGE, "it leads")
-        for _ in range(KILLS):
-            with self.operator() as second:
-                second.until(lambda _: True, "it stands by")
-                time.sleep(10)
-                leader.end(signal.SIGKILL)
+        try:
+            leader.until(lambda now: now.passes >= LARGE, "it leads")
+            for _ in range(KILLS):
+                second = self.operator()
+                dead, leader = leader, second  # whatever happens from here on, `second` is what is left to be ended
+                try:
+                    second.until(lambda _: True, "it stands by")
+                    time.sleep(10)
+                finally:
+                    dead.end(signal.SIGKILL)
                 found.append(self.run(lambda client: repaired(client, LARGE // 2, within=120)))
                 self.say(f"the second operator acted {found[-1]:.1f} s after the first was killed")
-                leader, second.process = second, leader.process  # the block ends what is dead already
-        leader.end()
+        finally:
+            leader.end()
         return max(found)
 
     # -- the cluster
