@@ -2,7 +2,7 @@
 
     count   adds a closed block to what is known
     judge   says Continue, Promote, Rollback or Inconclusive, and why
-    watch   says Continue or Rollback: while an accepted canary's share grows, from a state of its own for each share
+    watch   says Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted or gone
 
 A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all (a hard stop). It is
 accepted when every criterion certainly holds, after the soak. What is neither by the deadline is inconclusive; missing data
