@@ -12,8 +12,8 @@ help: ## list the targets
 setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
 	@python3 scripts/setup.py
 
-demo: setup ## show Aerie on a real Kubernetes cluster on this machine
-	@$(BIN)/aerie-lab demo
+demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm: with real vLLM on CPU
+	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)")
 
 test: setup ## run all tests
 	@$(BIN)/pytest

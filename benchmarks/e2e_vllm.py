@@ -19,77 +19,40 @@ machinery is right with a real engine, and nothing about a GPU.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import yaml
+
+from aerie_lab.cli.show import REAL_ENGINES
 from aerie_lab.cluster import Lab, Settings
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.traffic import Outcome, Report, Target, open_loop
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, Turn, turns
+from aerie_lab.engine.background import Background
+from aerie_lab.engine.traffic import Outcome, Target
 
 ROOT = Path(__file__).resolve().parent.parent
+SHOW = REAL_ENGINES
 BUNDLE = ROOT / "drafter" / "bundle"
-REGISTRY = json.loads((BUNDLE / "registry.json").read_text())
-HOST = "docs.example.com"
-RATE = 2.0
-"""Requests a second, of some 48 tokens: what three engines on two cores bear without a queue."""
+AGAIN_NAME = "aerie/bundle-eagle31-again"
 START, DECISION, AGAIN = 1200.0, 2400.0, 420.0
 """Seconds: for the first start; for a change until its outcome; for which the same drafter is watched."""
 LONGEST = START + 2 * DECISION + 2 * AGAIN
 
-RESOURCE = """
-apiVersion: aerie.dev/v1alpha1
-kind: SpeculativeDeployment
-metadata: {{name: docs}}
-spec:
-  replicas: 1
-  model:
-    source: {{huggingFace: {{repo: aerie/bundle-target, revision: {target}}}}}
-  drafter:
-    source: {{huggingFace: {{repo: {repo}, revision: {commit}}}}}
-  engine:
-    image: vllm/vllm-openai:v0.32.0
-    # What a CPU needs is after the first two (docs/vllm-on-cpu.md).
-    args: [--max-model-len=2048, --max-num-seqs=8, --dtype=float32, --enforce-eager, --kv-cache-memory-bytes=67108864]
-    podTemplate: {{spec: {{terminationGracePeriodSeconds: 60}}}}
-  speculation: {{tokens: 3, tuning: {{mode: "Off"}}}}
-  metrics: {{interval: 2s}}
-  rollout:
-    canary: {{replicas: 1, ramp: [50], rampHold: 20s}}
-    analysis: {{block: 15s, warmup: 20s, soak: 1m, deadline: 35m}}
-    traffic:
-      mode: Gateway
-      gateway: {{parentRefs: [{{name: lab, namespace: projectcontour}}], hostnames: [docs.example.com]}}
-"""
-
 AGAIN_TABLE = """
 [[checkpoint]]
-repository = "aerie/bundle-eagle31-again"
+repository = "{repo}"
 commit = "{commit}"
 folder = "{folder}"
 """
 
 
-def commit_of(name: str) -> str:
-    digest: str = (REGISTRY["target"] if name == "target" else REGISTRY["drafters"][name])["digest"]
-    return digest.removeprefix("sha256:")[:40]
-
-
-def resource(drafter: str) -> str:
-    name = drafter.removesuffix("-again")
-    return RESOURCE.format(target=commit_of("target"), repo=f"aerie/bundle-{drafter}", commit=commit_of(name))
-
-
 def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
         table = Path(folder) / "again.toml"
-        table.write_text(AGAIN_TABLE.format(commit=commit_of("eagle31"), folder=BUNDLE / "eagle31"))
+        table.write_text(AGAIN_TABLE.format(repo=AGAIN_NAME, commit=SHOW.better["revision"], folder=BUNDLE / "eagle31"))
         with Lab.up(Settings(name="e2e", images=[str(table)])) as lab:
             return Life(lab).measure()
 
@@ -107,9 +70,10 @@ class Life:
     def measure(self) -> dict[str, float]:
         where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
         self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
-        self.apply("eagle3")
+        self.apply(None)
         self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3 serves", START)
-        with Traffic(Target(self.lab.gateway_url or "", "docs", HOST, chats=chats())) as traffic:
+        target = Target(self.lab.gateway_url or "", SHOW.name, SHOW.host, chats=SHOW.chats)
+        with Background(target, SHOW.rate, SHOW.classes, LONGEST) as traffic:
             self.until(lambda status: status["stable"].get("acceptanceLength"), "its acceptance length is known", 300)
             promoted = self.promotion()
             rolled_back = self.rollback()
@@ -129,7 +93,7 @@ class Life:
 
     # -- the parts
     def promotion(self) -> dict[str, float]:
-        began = self.apply("eagle31")
+        began = self.apply(SHOW.better)
         ramping = self.until(
             lambda status: status.get("phase") in ("Ramping", "RolledBack", "Held", "Failed"), "a verdict", DECISION
         )
@@ -153,7 +117,7 @@ class Life:
         }
 
     def rollback(self) -> dict[str, float]:
-        began = self.apply("weak")
+        began = self.apply(SHOW.worse)
         status = self.until(lambda found: found.get("phase") == "RolledBack", "the weak drafter is rolled back", DECISION)
         return {
             "rollback_min": round((time.monotonic() - began) / 60, 1),
@@ -161,7 +125,7 @@ class Life:
         }
 
     def again(self) -> dict[str, float]:
-        self.apply("eagle31-again")
+        self.apply({**SHOW.better, "repo": AGAIN_NAME})
         self.until(lambda found: found.get("phase") == "Analyzing", "the same drafter again is analyzed", START)
         limit = time.monotonic() + AGAIN
         found: dict[str, Any] = {}
@@ -174,13 +138,17 @@ class Life:
         return {"again_blocks": comparison(found["analysis"])["blocks"]}
 
     # -- the cluster
-    def apply(self, drafter: str) -> float:
-        self.say(f"kubectl apply: {drafter}")
-        self.lab.kubectl("apply", "-f", "-", stdin=resource(drafter))
+    def apply(self, drafter: dict[str, str] | None) -> float:
+        """The manifest, with another drafter than its own."""
+        resource = yaml.safe_load(SHOW.manifest.read_text())
+        if drafter is not None:
+            resource["spec"]["drafter"]["source"]["huggingFace"] = drafter
+        self.say(f"kubectl apply: {resource['spec']['drafter']['source']['huggingFace']['repo']}")
+        self.lab.kubectl("apply", "-f", "-", stdin=json.dumps(resource))
         return time.monotonic()
 
     def status(self) -> dict[str, Any]:
-        found = json.loads(self.lab.kubectl("get", "specdep", "docs", "-o", "json"))
+        found = json.loads(self.lab.kubectl("get", "specdep", SHOW.name, "-o", "json"))
         status: dict[str, Any] = found.get("status") or {}
         return (
             status
@@ -202,7 +170,7 @@ class Life:
             if "old" not in status and look(status):
                 return status
             time.sleep(1)
-        raise AssertionError(f"{what}: not within {within:g} s\n{self.lab.kubectl('describe', 'specdep', 'docs')}")
+        raise AssertionError(f"{what}: not within {within:g} s\n{self.lab.kubectl('describe', 'specdep', SHOW.name)}")
 
     def pods(self, revision: str) -> dict[str, int]:
         """Restarts by uid."""
@@ -217,34 +185,3 @@ def comparison(of: dict[str, Any]) -> dict[str, Any]:
 
 def truncated(outcome: Outcome) -> bool:
     return outcome.first_token is not None
-
-
-def chats() -> list[list[dict[str, str]]]:
-    return [json.loads(line)["messages"] for line in (BUNDLE / "prompts.jsonl").read_text().splitlines()]
-
-
-class Traffic:
-    """Requests at a mean rate from entering to leaving."""
-
-    def __init__(self, target: Target) -> None:
-        self.report = Report()
-        self._target, self._done = target, threading.Event()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(120)
-
-    def _send(self) -> None:
-        asyncio.run(open_loop(self._target, self._turns(), report=self.report))
-
-    def _turns(self) -> Iterator[Turn]:
-        kind = TrafficClass("docs", CLASSES["chat"], Lengths(40, 0.1), Lengths(48, 0.3, 16, 128))
-        for turn in turns([kind], Poisson(RATE), 0.0, LONGEST, seed=0):
-            if self._done.is_set():
-                return
-            yield turn

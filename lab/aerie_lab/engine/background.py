@@ -8,22 +8,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
 from aerie_lab.engine.traffic import Report, Target, open_loop
-from aerie_lab.engine.workload import DEFAULT_CLASSES, Lengths, Poisson, Turn, turns
+from aerie_lab.engine.workload import DEFAULT_CLASSES, Lengths, Poisson, TrafficClass, Turn, turns
+
+SHORT = tuple(replace(kind, prompt=Lengths(200, 0.5), answer=Lengths(40, 0.5), turns=1.0) for kind in DEFAULT_CLASSES)
+"""Short requests of every class."""
 
 
 class Background:
-    """Short requests of every class, `rate` of them a second in the mean, for `most` seconds at most."""
+    """Requests, `rate` of them a second in the mean, for `most` seconds at most."""
 
-    def __init__(self, target: Target, rate: float, most: float = 3600.0) -> None:
+    def __init__(self, target: Target, rate: float, kinds: Sequence[TrafficClass] = SHORT, most: float = 7200.0) -> None:
         self.stretches: list[tuple[str, Report]] = []
         self.report = Report()
         """All of it, as answers come."""
-        self._target, self._rate, self._most = target, rate, most
+        self._target, self._rate, self._kinds, self._most = target, rate, kinds, most
         self._done = threading.Event()
         self._began = 0.0
         self._thread = threading.Thread(target=self._send, name="traffic", daemon=True)
@@ -52,8 +55,7 @@ class Background:
         asyncio.run(open_loop(self._target, self._turns(), report=self.report))
 
     def _turns(self) -> Iterator[Turn]:
-        kinds = [replace(kind, prompt=Lengths(200, 0.5), answer=Lengths(40, 0.5), turns=1.0) for kind in DEFAULT_CLASSES]
-        for turn in turns(kinds, Poisson(self._rate), 0.0, self._most, seed=0):
+        for turn in turns(self._kinds, Poisson(self._rate), 0.0, self._most, seed=0):
             if self._done.is_set():
                 return
             yield turn

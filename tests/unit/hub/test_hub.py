@@ -23,7 +23,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import Hub
 from aerie.engine.checkpoint import Checkpoint
-from aerie_lab.cli import demo
+from aerie_lab.cli.show import SHOWS, Show
 from aerie_lab.engine.arguments import parse
 from aerie_lab.engine.files import EngineError
 from aerie_lab.engine.options import Options
@@ -176,7 +176,7 @@ def test_a_simulated_engine_reads_what_it_is_told_to_serve(
         form(EAGLE_31, "b" * 40)
 
 
-MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), ROOT / "lab" / "aerie_lab" / "cli" / "demo.yaml"]
+MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(show.manifest for show in SHOWS.values())]
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda path: path.stem)
@@ -186,5 +186,9 @@ def test_the_hub_has_what_examples_and_demo_name(file: Path, known: dict[str, Re
     for source in sources:
         if isinstance(source.given, HuggingFaceSource):
             assert known[source.given.repo].commit == source.given.revision
-    for drafter in (demo.BETTER, demo.WORSE):
+
+
+@pytest.mark.parametrize("show", SHOWS.values(), ids=list(SHOWS))
+def test_the_hub_has_the_drafters_of_the_demos(show: Show, known: dict[str, Repository]) -> None:
+    for drafter in (show.better, show.worse):
         assert known[drafter["repo"]].commit == drafter["revision"]

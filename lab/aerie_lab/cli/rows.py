@@ -1,0 +1,82 @@
+"""A resource's status as rows of a table that grows as the status changes: what `aerie-lab demo` shows of a rollout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.markup import escape
+
+from aerie_lab.cli.console import out
+
+Json = dict[str, Any]
+
+
+class Rows:
+    """A table of a status as it changes; a row that repeats the one before is left out."""
+
+    WIDTHS = {"TIME": 6, "PHASE": 13, "SERVING": 8, "TRAFFIC IN %": 36, "BLOCKS": 8, "AL-CONTROL": 12, "AL-CANARY": 11}  # noqa: RUF012
+
+    def __init__(self, *columns: str) -> None:
+        self._columns, self._last = columns, [""]
+        self._began = 0.0
+
+    def head(self) -> None:
+        """The headings; time counts from here."""
+        self._began = time.monotonic()
+        out.print(self._line("TIME", list(self._columns)))
+
+    def show(self, status: Json) -> None:
+        """A row, where the status has moved in what the columns show."""
+        cells = [CELLS[name](status) for name in self._columns]
+        if cells != self._last:
+            out.print(escape(self._line(f"{time.monotonic() - self._began:.0f} s", cells)))
+        self._last = cells
+
+    def _line(self, time: str, cells: list[str]) -> str:
+        widths = [self.WIDTHS.get(name, 0) for name in self._columns]
+        return "".join(cell.ljust(width) for cell, width in zip([time, *cells], [6, *widths], strict=True)).rstrip()
+
+
+def _arms(status: Json) -> dict[str, Json]:
+    """The arms that there are, by name."""
+    canary = status.get("canary") or {}
+    found = {"stable": status.get("stable"), "canary": canary or None, "control": canary.get("control")}
+    return {name: arm for name, arm in found.items() if arm}
+
+
+def _traffic(status: Json) -> str:
+    return ", ".join(f"{name} {arm['weight']}" for name, arm in _arms(status).items() if arm.get("weight"))
+
+
+def _length(name: str) -> Callable[[Json], str]:
+    def shown(status: Json) -> str:
+        length = _arms(status).get(name, {}).get("acceptanceLength")
+        return "" if length is None else f"{length:.2f}"
+
+    return shown
+
+
+def _compared(status: Json) -> Json:
+    """The comparison of acceptance lengths, while there is a canary that is compared."""
+    running = status.get("analysis") or {} if (status.get("canary") or {}).get("readyAt") else {}
+    return next((one for one in running.get("comparisons") or [] if one["metric"] == "AcceptanceLength"), {})
+
+
+def _bounds(status: Json) -> str:
+    one = _compared(status)
+    if "lower" not in one or "upper" not in one:
+        return ""
+    return f"{one['estimate']:+.1%}, certainly {one['lower']:+.1%} to {one['upper']:+.1%}".replace("%", " %")
+
+
+CELLS: dict[str, Callable[[Json], str]] = {
+    "PHASE": lambda status: str(status["phase"]),
+    "SERVING": lambda status: f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)}",
+    "TRAFFIC IN %": _traffic,
+    "BLOCKS": lambda status: str(_compared(status).get("blocks", "")),
+    "AL-CONTROL": _length("control"),
+    "AL-CANARY": _length("canary"),
+    "CANARY/CONTROL": _bounds,
+}
