@@ -1,8 +1,8 @@
 """`aerie-lab demo`: the operator at work: a better drafter promoted by a canary, and a bad one rolled back, under traffic.
 
-It brings up a lab of its own, with simulated engines or real ones (show.py), shows each command that it runs and what comes of it,
-sends a bounded number of requests over loopback, counts those that fail, and ends the lab. Every wait has a limit; a canary that
-ends otherwise than it should is an error, as is a failed request.
+It brings up a lab of its own, with simulated engines or real ones (show.py), shows each command that it runs and what comes of
+it, sends a bounded number of requests over loopback, counts those that fail, and ends the lab. Every wait has a limit; a canary
+that ends otherwise than it should is an error, as is a failed request.
 """
 
 from __future__ import annotations
