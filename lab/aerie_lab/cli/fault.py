@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
+from aerie_lab.engine.lies import Lie, known
 from aerie_lab.errors import StateError
 from aerie_lab.faults import Fault, Faults
 
@@ -72,6 +73,18 @@ def cut(pod: Pod, namespace: KubeNamespace = "default", seconds: Seconds = None,
 def silence(node: Annotated[str, typer.Argument(help="The node.")], seconds: Seconds = None, name: Name = "default") -> None:
     """Let a node go silent; its pods go on running, and nobody hears of them."""
     _keep(_faults(name).silence(node), seconds)
+
+
+@fault.command()
+def lie(
+    pod: Pod,
+    kind: Annotated[str, typer.Argument(metavar="LIE", help=f"What its metrics page shows: {', '.join(get_args(Lie))}.")],
+    namespace: KubeNamespace = "default",
+    seconds: Seconds = None,
+    name: Name = "default",
+) -> None:
+    """Let a simulated engine's metrics page show what is not true; the engine works on."""
+    _keep(_faults(name).lie(pod, known(kind), namespace=namespace), seconds)
 
 
 @fault.command()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from aerie_lab.engine import lies
 from aerie_lab.engine.acceptance import CLASSES, NO_DRIFT, Acceptance, Drift, from_rates
 from aerie_lab.engine.step import FORMULAS, Formula, Scaled, StepTime, grid
 from aerie_lab.errors import StateError
@@ -45,6 +46,10 @@ class Options:
     seed: int = 0
     version: str = "0.32.0"
     """What /version says."""
+    asks: float = 0.0
+    """Requests a second, in the mean, that the engine gets without a client: figures for a fleet that nobody sends traffic to."""
+    lie: lies.Lie | None = None
+    """What its metrics page shows instead of the truth (`lies`)."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
@@ -78,6 +83,8 @@ def from_document(document: Mapping[str, Any]) -> Options:
             values["acceptance"] = {name: _acceptance(each) for name, each in values["acceptance"].items()}
         if "drift" in values:
             values["drift"] = Drift(**values["drift"])
+        if values.get("lie") is not None:
+            values["lie"] = lies.known(values["lie"])
         options = Options(**values)
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise StateError(f"{VARIABLE} cannot be used: {error}.") from error

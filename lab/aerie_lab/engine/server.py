@@ -4,6 +4,7 @@
                                             --SIGUSR1--> as when an engine process of vLLM dies: 503, then exit
 
 What each of these does is what vLLM 0.32.0 was measured to do (docs/simulator.md). Metrics are those of `page` and `http_page`.
+Not vLLM's is POST /simulator/lie, `{"lie": NAME or null}`: what the metrics page shows from then on (`lies`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import signal
 import sys
 import time
@@ -20,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from aerie_lab.engine import api
+from aerie_lab.engine import api, lies
 from aerie_lab.engine.api import ApiError
 from aerie_lab.engine.arguments import Arguments, parse
 from aerie_lab.engine.drafter import EngineError
@@ -31,9 +33,10 @@ from aerie_lab.engine.page import page
 from aerie_lab.engine.replica import Replica
 from aerie_lab.engine.request import Request
 from aerie_lab.engine.setup import Setup, prepare
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
 from aerie_lab.errors import StateError
 
-_UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
+_UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/simulator/lie")
 _WATCHDOG = 5.0
 """Every so many seconds vLLM looks whether its engine is dead (vllm/entrypoints/launchers/launcher.py); a request that fails for
 that reason makes it look at once."""
@@ -58,10 +61,12 @@ class Server:
         replica = Replica(setup.settings, options.step_time, seed=options.seed, drift=options.drift, started=self.created)
         self.driver = Driver(replica)
         self.http = HttpCounters()
+        self.teller = lies.Teller(options.lie)
         self.refusing = False
         """Whether the engine takes no new requests, because the process is ending."""
         self.open_requests = 0
         self.found_dead = asyncio.Event()
+        self._lossy = setup.drafter.lossy if setup.drafter is not None else 0.0
         self._limits = api.Limits(
             arguments.served_model_names,
             setup.settings.max_model_len,
@@ -80,6 +85,7 @@ class Server:
         app.router.add_get("/version", self._version)
         app.router.add_get("/load", self._load)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/simulator/lie", self._lie)
         return app
 
     # --- around every request -----------------------------------------------------------------------------------------
@@ -133,7 +139,8 @@ class Server:
             async for _ in ticket.progress():
                 pass
             done = ticket.request
-            body = api.answer(ask, name, int(time.time()), done.generated, done.finish_reason or "", self.options.version)
+            reason, version = done.finish_reason or "", self.options.version
+            body = api.answer(ask, name, int(time.time()), done.generated, reason, version, self._lossy)
             return web.json_response(body)
         except ApiError as refusal:
             return web.json_response(refusal.body, status=refusal.status)
@@ -152,7 +159,10 @@ class Server:
         acceptance = self.setup.acceptance.get(kind) or self.setup.acceptance[self.options.default_class]
         stop_after = None
         if self.options.answer_tokens is not None and not ask.ignore_eos:
-            stop_after = int(self.driver.replica.random.geometric(1 / self.options.answer_tokens))
+            if ask.greedy:  # the same on every engine
+                stop_after = max(1, math.ceil(math.log1p(-ask.drawn("end")) / math.log1p(-1 / self.options.answer_tokens)))
+            else:
+                stop_after = int(self.driver.replica.random.geometric(1 / self.options.answer_tokens))
         return Request(name, ask.prompt_tokens, ask.max_tokens, acceptance, stop_after=stop_after, segments=ask.segments)
 
     async def _stream(self, http: web.Request, ask: api.Ask, ticket: Ticket) -> web.StreamResponse:
@@ -165,7 +175,8 @@ class Server:
             told = 0
             try:
                 async for new in ticket.progress():
-                    await response.write(_event(api.chunk(ask, request.name, created, told, new, request.finish_reason)))
+                    event = api.chunk(ask, request.name, created, told, new, request.finish_reason, self._lossy)
+                    await response.write(_event(event))
                     told += new
             except EngineStoppedError:
                 await response.write(_event(_engine_dead().body))
@@ -197,7 +208,42 @@ class Server:
             counters = self.driver.replica.counters
             text += page(counters, self.arguments.served_model_names[0], self.created, self.setup.cache_config)
         text += self.http.page(self.created)
-        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
+        shown = self.teller.page(text)
+        if shown is None:
+            raise web.HTTPNotFound
+        return web.Response(body=shown.encode(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
+
+    async def _lie(self, request: web.Request) -> web.Response:
+        try:
+            lie = (await request.json())["lie"]
+            self.teller.tell(None if lie is None else lies.known(lie))
+        except (ValueError, KeyError, TypeError, StateError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.json_response({})
+
+    # --- requests of its own ------------------------------------------------------------------------------------------
+
+    async def ask_itself(self) -> None:
+        """Requests as the option `asks` says, without clients, until the engine takes no more."""
+        name = self.options.default_class
+        kind = TrafficClass(name, self.setup.acceptance[name], Lengths(200, 0.5), Lengths(40, 0.5))
+        began = self.driver.now()
+        async with asyncio.TaskGroup() as tasks:
+            for turn in turns([kind], Poisson(self.options.asks), 0.0, 1e9, seed=self.options.seed):
+                await asyncio.sleep(began + turn.time - self.driver.now())
+                if self.refusing or self.driver.stopped:
+                    return
+                request = Request(f"own-{turn.number}", turn.prompt_tokens, turn.answer_tokens, kind.acceptance)
+                tasks.create_task(self._wait(self.driver.submit(request, stream=False)))
+
+    async def _wait(self, ticket: Ticket) -> None:
+        try:
+            async for _ in ticket.progress():
+                pass
+        except EngineStoppedError:
+            pass
+        finally:
+            self.driver.leave(ticket)
 
 
 def _engine_dead() -> ApiError:
@@ -233,9 +279,10 @@ async def serve(arguments: Arguments, options: Options, setup: Setup | EngineErr
         return 1
     form = setup.drafter.form if setup.drafter is not None else "none"
     log.info("simulated vLLM %s: model %s, drafter %s, port %d", options.version, arguments.model, form, arguments.port)
+    asking = asyncio.create_task(server.ask_itself()) if options.asks else None
     waiting = {asyncio.create_task(event.wait()) for event in (terminate, crash)}
     _, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in rest:
+    for task in (*rest, *([asking] if asking else [])):
         task.cancel()
     if crash.is_set():
         server.driver.stop()

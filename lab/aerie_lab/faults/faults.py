@@ -6,6 +6,7 @@
 | freeze   | SIGSTOP to all processes of a container            | SIGCONT                                  |
 | cut      | the pod's network cable is pulled                  | plugged in again                         |
 | silence  | a node renews no Lease and tells nothing           | it speaks again                          |
+| lie      | a simulated engine's metrics page is not true      | it tells the truth again                 |
 | restart  | a component is killed, starts again                | none needed                              |
 | hold     | a component is killed and stays down               | it starts again                          |
 | fill     | a pod without a process takes all that a node has  | the pod is deleted                       |
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from aerie_lab.cluster import Lab
+from aerie_lab.engine.lies import Lie
 from aerie_lab.errors import KubeError, LabError, StateError
 from aerie_lab.kube.client import KubeClient, Object, core
 from aerie_lab.node.environment import quantity
@@ -101,6 +103,10 @@ class Faults:
         """Let a node go silent: the control plane finds it lost after about 20 s."""
         return self._make("silence", {"node": node})
 
+    def lie(self, pod: str, lie: Lie, *, namespace: str = "default") -> Fault:
+        """Let the metrics page of a simulated engine lie: aerie_lab.engine.lies."""
+        return self._make("lie", {"namespace": namespace, "pod": pod, "lie": lie})
+
     def hold(self, component: str) -> Fault:
         """Take a component of the control plane down until undone."""
         return self._make("hold", {"component": component})
@@ -168,7 +174,7 @@ class Faults:
 
     def _act(self, record: Record) -> None:
         match record.kind:
-            case "freeze" | "cut" | "silence":
+            case "freeze" | "cut" | "silence" | "lie":
                 self._lab.ask_agent(record.kind, **record.target)
             case "hold":
                 self._lab.ask_supervisor("hold", **record.target)
@@ -183,6 +189,9 @@ class Faults:
             case "freeze" | "cut":
                 with contextlib.suppress(LabError):  # its pod may be gone, and the fault with it
                     self._lab.ask_agent({"freeze": "thaw", "cut": "mend"}[record.kind], **record.target)
+            case "lie":
+                with contextlib.suppress(LabError):
+                    self._lab.ask_agent("lie", **record.target | {"lie": None})
             case "silence":
                 self._lab.ask_agent("speak", **record.target)
             case "hold":

@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from aerie_lab import control
 from aerie_lab.errors import KubeError, StateError
 from aerie_lab.images.table import ImageTable
@@ -70,7 +72,7 @@ class Agent:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        verbs = ("containers", "kill", "freeze", "thaw", "cut", "mend", "silence", "speak", "ready")
+        verbs = ("containers", "kill", "freeze", "thaw", "cut", "mend", "silence", "speak", "lie", "ready")
         server = await control.serve(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in verbs})
         kubelet = await api.serve(self._folder / "certificates", self._find)
         keepers, parts = self._nodes.values(), (self._node_objects, self._services, self._slices, self._events, self._proxy)
@@ -204,6 +206,23 @@ class Agent:
             if worker is None or worker.network is None:
                 raise StateError(f"pod {namespace}/{pod} has no network in this lab.")
             await asyncio.to_thread(self._shared.networks.cut, worker.network, connected)
+
+    async def lie(self, namespace: str, pod: str, lie: str | None) -> None:
+        """Let a simulated engine's metrics page lie; None: no longer."""
+        worker = self._worker(namespace, pod)
+        if worker is None or worker.address is None:
+            raise StateError(f"pod {namespace}/{pod} has no address in this lab.")
+        ports = [port["containerPort"] for one in worker.pod["spec"]["containers"] for port in one.get("ports") or []]
+        url = f"http://{worker.address}:{ports[0] if ports else 8000}/simulator/lie"
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as http,
+                http.post(url, json={"lie": lie}) as said,
+            ):
+                if said.status != 200:
+                    raise StateError(f"pod {namespace}/{pod} is no simulated engine, or: {(await said.text()).strip()}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise StateError(f"pod {namespace}/{pod} does not answer at {url}: {error}.") from error
 
     def _keeper(self, node: str) -> NodeKeeper:
         if node not in self._nodes:

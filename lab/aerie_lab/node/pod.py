@@ -144,6 +144,11 @@ class PodWorker:
         metadata = self.pod["metadata"]
         return metadata["namespace"], metadata["name"]
 
+    @property
+    def address(self) -> str | None:
+        """The pod's address, once it has one."""
+        return self._address
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -93,6 +93,8 @@ def _value(tail: bytes) -> float:
     value = float(words[0]) if words else math.nan
     if not math.isfinite(value):
         raise ValueError("no finite value")
+    if value < 0:  # nothing that is read can be: counters, sums of times, amounts
+        raise ValueError("a value below zero")
     return value
 
 

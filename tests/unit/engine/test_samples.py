@@ -249,6 +249,7 @@ def test_a_timestamp_behind_the_value_is_left_out() -> None:
         (b'le="0.5",', b"", "cannot be read (no label le)"),
         (b" 448.0", b" NaN", "cannot be read (no finite value): vllm:spec_decode_num_accepted_tokens_total"),
         (b" 448.0", b"", "cannot be read (no finite value)"),
+        (b" 448.0", b" -448.0", "cannot be read (a value below zero): vllm:spec_decode_num_accepted_tokens_total"),
         (b" 448.0", b" many", "cannot be read (could not convert"),
         (b'source="local_compute"', b'source="local\\', "cannot be read"),
     ],

@@ -1,0 +1,58 @@
+"""Metrics pages that are not true: what a broken exporter, a proxy in between or an engine of another make would show.
+
+    gone       there is no page: status 404
+    frozen     the page stays as it was when the lie began, while the engine works on
+    nan        the counters are no numbers
+    negative   the counters are below zero, and fall
+    renamed    the families have other names
+
+The engine itself works on as before. Told by the option `lie` from the start, or at any time by POST /simulator/lie (`server`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, get_args
+
+from aerie_lab.errors import StateError
+
+Lie = Literal["gone", "frozen", "nan", "negative", "renamed"]
+_COUNTER = re.compile(r"^(vllm:\w+_(?:total|count|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)
+
+
+def known(text: str) -> Lie:
+    """The lie of this name. Raises StateError."""
+    for lie in get_args(Lie):
+        if text == lie:
+            found: Lie = lie
+            return found
+    raise StateError(f"there is no lie '{text}': one of {', '.join(get_args(Lie))}.")
+
+
+class Teller:
+    """Says what the page is to show."""
+
+    def __init__(self, lie: Lie | None = None) -> None:
+        self._lie = lie
+        self._kept: str | None = None
+
+    def tell(self, lie: Lie | None) -> None:
+        """Tell this lie from now on; None: the truth."""
+        self._lie, self._kept = lie, None
+
+    def page(self, true: str) -> str | None:
+        """What is shown instead of the true page; None: nothing at all."""
+        match self._lie:
+            case None:
+                return true
+            case "gone":
+                return None
+            case "frozen":
+                self._kept = self._kept or true
+                return self._kept
+            case "nan":
+                return _COUNTER.sub(r"\1 NaN", true)
+            case "negative":
+                return _COUNTER.sub(lambda found: f"{found[1]} {-1 - float(found[2])}", true)
+            case "renamed":
+                return true.replace("vllm:", "engine:")

@@ -1,0 +1,61 @@
+"""Metrics pages that are not true, and an engine that asks itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from aerie.engine.page import PageError, parse
+from aerie_lab.engine import lies
+from aerie_lab.engine.options import from_document
+from aerie_lab.errors import StateError
+
+from .conftest import Start
+
+NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
+
+
+def test_an_unknown_lie_is_refused_by_name() -> None:
+    with pytest.raises(StateError, match="there is no lie 'vague': one of gone, frozen, nan, negative, renamed"):
+        from_document({"lie": "vague"})
+    assert from_document({"lie": "nan"}).lie == "nan"
+
+
+def test_a_frozen_page_is_that_of_when_the_lie_began() -> None:
+    teller = lies.Teller()
+    assert teller.page("one") == "one"
+    teller.tell("frozen")
+    assert [teller.page("two"), teller.page("three")] == ["two", "two"]
+    teller.tell(None)
+    assert teller.page("four") == "four"
+
+
+def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:
+    running = start(*NGRAM, options={"asks": 200.0})
+    began = time.monotonic()
+    while running.metric("vllm:request_success_total") < 20:  # without a client
+        assert time.monotonic() < began + 120
+        time.sleep(0.05)
+
+    def told(lie: str | None) -> bytes:
+        running.client.post("/simulator/lie", json={"lie": lie}).raise_for_status()
+        return running.client.get("/metrics").content
+
+    truth = parse(told(None)).counters
+    assert truth.speculation is not None
+    assert truth.speculation.drafts > 0
+    with pytest.raises(PageError, match="no finite value"):
+        parse(told("nan"))
+    with pytest.raises(PageError, match="below zero"):
+        parse(told("negative"))
+    with pytest.raises(PageError, match="has no vllm:"):
+        parse(told("renamed"))
+    assert told("frozen") == running.client.get("/metrics").content
+    told("gone")
+    assert running.client.get("/metrics").status_code == 404
+    assert running.client.get("/health").status_code == 200
+    refused = running.client.post("/simulator/lie", json={"lie": "vague"})
+    assert (refused.status_code, "there is no lie 'vague'" in refused.json()["error"]) == (400, True)
+    assert parse(told(None)).counters.generation_tokens >= truth.generation_tokens
+    assert running.end() == 0
