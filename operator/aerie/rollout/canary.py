@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from aerie.api import SpeculativeDeployment
+from aerie.api import SpeculativeDeployment, duration
 from aerie.api.rollout import Analysis
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Status
 from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
@@ -30,6 +30,7 @@ from aerie.rollout.faults import stops
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
 from aerie.rollout.observed import Observed
+from aerie.rollout.route import refusal
 from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, told
 from aerie.rollout.wanted import Wanted
 
@@ -86,8 +87,9 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
         evidence = _begun(observed, wanted, stable, fleet, now)
     faults = _stops(observed, stage.phase, fleet, now)
     evidence, judgement = _judged(stage.phase, evidence, observed, faults, now)
+    unrouted = refusal(observed)
     looks = Looks(
-        ready=fleet.ready(stage.phase, ramp, stage.step, by_pods=by_pods),
+        ready=fleet.ready(stage.phase, ramp, stage.step, by_pods=by_pods) and (not unrouted or stage.phase == "Promoting"),
         waiting_since=_waiting_since(fleet),
         stop=" ".join(faults),
         verdict=judgement.verdict if judgement else "Continue",
@@ -106,6 +108,8 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
         trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
         if step.end == "Failed" and trouble is not None:
             why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
+        elif step.end == "Failed" and unrouted:
+            why = f"{unrouted} So it was for spec.rollout.progressDeadline ({duration.format(spec.rollout.progress_deadline)})."
         outcome = outcome_of(known, step.end, why, status, analysis, now)
         return withdraw(observed, stable, known, _closed(analysis), outcome)
     if step.stage.phase != stage.phase:
@@ -119,6 +123,8 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     weights = _weights(resource, canary, fleet, arms)
     trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
     finding = finding_of(resource, canary, fleet, arms, analysis, trouble)
+    if unrouted:
+        finding = replace(finding, message=f"{finding.message.rstrip('.')}. Nothing is decided: {unrouted}")
     return Way(canary, arms, weights, finding, analysis, again=_sooner(step.again, _due(canary, evidence, now)))
 
 
@@ -178,7 +184,7 @@ def _judged(
 ) -> tuple[Evidence | None, Judgement | None]:
     if evidence is None or phase in ("Starting", "WarmingUp"):
         return evidence, None
-    evidence = evidence.counted(observed.blocks)
+    evidence = evidence.passed_over(observed.blocks) if refusal(observed) else evidence.counted(observed.blocks)
     return evidence.judged(now, faults) if phase == "Analyzing" else evidence.watching(now, faults)
 
 

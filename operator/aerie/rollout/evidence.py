@@ -56,6 +56,10 @@ class Evidence:
                 found = replace(found, watched=count(found.watched, block, found.terms), until=block.ended)
         return found
 
+    def passed_over(self, blocks: Iterable[Block]) -> Evidence:
+        """As if these blocks had not been: requests did not go where they should."""
+        return replace(self, until=max([self.until, *(block.ended for block in blocks)]))
+
     def judged(self, now: datetime, stops: Sequence[str]) -> tuple[Evidence, Judgement]:
         """The verdict now."""
         state, judgement = judge(self.state, self.terms, now.timestamp(), stops)

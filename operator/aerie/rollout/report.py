@@ -16,6 +16,7 @@ from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import RETRY, Course
 from aerie.rollout.figures import with_figures
 from aerie.rollout.observed import Observed
+from aerie.rollout.route import refusal
 from aerie.rollout.wanted import Wanted
 
 KEPT_OUTCOMES = 10
@@ -139,6 +140,8 @@ def _degraded(observed: Observed, course: Course, taken: list[Any]) -> Finding:
         message = f"{kind} {name} belongs to {owner}, and Aerie needs the name: delete or rename it, or rename the resource"
         return Finding(DEGRADED, "True", "NameTaken", message)
     trouble = pods.worst(observed.group(course.stable), observed.last_lines) if course.stable else None
+    if (trouble is None or trouble.waits) and (unrouted := refusal(observed)):
+        return Finding(DEGRADED, "True", "RouteNotAccepted", unrouted)
     if trouble is not None and not trouble.waits:
         return Finding(DEGRADED, "True", trouble.reason, trouble.message)
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")
