@@ -201,8 +201,10 @@ def _entered(
     """The evidence when a phase begins."""
     if phase == "Analyzing":
         return _begun(observed, wanted, stable, fleet, now)
-    if evidence is None or left == "Ramping":
+    if phase == "WarmingUp" or left == "Ramping":
         return evidence
+    if evidence is None:  # a person has passed the analysis over
+        evidence = _begun(observed, wanted, stable, fleet, now)
     return evidence.renewed(now)
 
 

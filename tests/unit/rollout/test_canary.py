@@ -163,6 +163,19 @@ def test_a_person_is_asked_where_the_spec_says_so() -> None:
     until(world, "Ready")
 
 
+def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_same() -> None:
+    world, _ = canarying("WarmingUp")
+    world.annotate(promote=world.wanted)
+    until(world, "Ramping")
+    for _ in range(3):  # it grows for its share
+        world.schedule()
+        world.ready()
+        world.step()
+    world.measure(30, -0.2, seconds=10)
+    assert last(world)["result"] == "RolledBack"
+    assert "certainly at most" in last(world)["reason"]
+
+
 def test_a_person_ends_it_at_any_time() -> None:
     world, old = canarying("Promoting", replicas=4)
     world.annotate(rollback=world.wanted)
