@@ -33,6 +33,13 @@ def operator(
     catalog: Annotated[str | None, typer.Option(help=CATALOG)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
+    notify_url: Annotated[
+        str | None, typer.Option(envvar="AERIE_NOTIFY_URL", help="Where CloudEvents of rollouts are posted. Default: nowhere.")
+    ] = None,
+    notify_headers: Annotated[
+        str | None, typer.Option(help="File with headers for them, one `Name: value` in each line; read for each.")
+    ] = None,
+    notify_source: Annotated[str, typer.Option(help="Their source, which tells one cluster's from another's.")] = "aerie",
     log_format: Annotated[LogFormat, typer.Option(help="How to write the log.")] = LogFormat.TEXT,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     dry_run: Annotated[
@@ -44,10 +51,15 @@ def operator(
     Uses the service account of its pod, or the kubeconfig. Of several operators with one Lease, one acts. Ends on SIGTERM.
     """
     # Imported here: the other commands need neither Kopf nor the cluster's client.
+    from aerie.controller.notify import Hook, HookError
     from aerie.controller.run import Options, run
 
     if preflight_image is None:
         raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
+    try:
+        hook = Hook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
+    except HookError as error:
+        raise CommandError(f"--notify-url or --notify-headers: {error}") from None
     rows = read_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_level(log_level))
@@ -62,6 +74,7 @@ def operator(
         lease_name=lease_name,
         health_port=health_port,
         metrics_port=metrics_port,
+        hook=hook,
         dry_run=dry_run,
     )
     raise typer.Exit(asyncio.run(run(options)))

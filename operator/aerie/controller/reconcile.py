@@ -23,6 +23,7 @@ from aerie.controller.act import act, to_do
 from aerie.controller.client import RESOURCES, ApiError, Cluster
 from aerie.controller.clock import Clock
 from aerie.controller.mirror import Mirror
+from aerie.controller.notify import Notifier
 from aerie.controller.observe import observe, recall
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
@@ -49,6 +50,7 @@ class Reconciler:
     dry_run: bool = False
     catalog: Catalog = NO_CATALOG
     clock: Clock = field(default_factory=Clock)
+    notifier: Notifier = field(default_factory=Notifier)
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -85,11 +87,13 @@ class Reconciler:
         document = self.mirror.resource(key)
         if document is None or document["metadata"].get("deletionTimestamp"):
             self.scraper.forget(key)
+            self.notifier.forget(key)
             return None
         observed = self._with_readings(key, recall(self.mirror, document))
         plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
         if not to_do(plan, document) and not self.dry_run:
             self.scraper.follow(key, observed, plan.status)
+            self.notifier.look(key, observed.resource, plan.status, self.clock.now())
             return plan.again
         version = document["metadata"]["resourceVersion"]
         document = await self.cluster.get(RESOURCES, key.namespace, key.name)
@@ -107,6 +111,7 @@ class Reconciler:
             return None
         self.scraper.follow(key, observed, plan.status)
         plan = await act(self.cluster, self.mirror, document, observed, plan, now)
+        self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
 
     def _with_readings(self, key: Key, observed: Observed) -> Observed:

@@ -21,6 +21,7 @@ from aerie.controller.client import Cluster
 from aerie.controller.clock import Clock
 from aerie.controller.lease import Elector
 from aerie.controller.mirror import Mirror
+from aerie.controller.notify import Hook, Notifier
 from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
 from aerie.controller.scrape import Scraper
@@ -50,6 +51,8 @@ class Options:
     lease_name: str = "aerie-operator"
     health_port: int = 8081
     metrics_port: int = 8080
+    hook: Hook | None = None
+    """Who is told of rollouts, besides those who read events."""
     dry_run: bool = False
 
 
@@ -100,10 +103,12 @@ async def _lead(
 ) -> int:
     clock = Clock()
     scraper = Scraper(queue.add, telemetry.scraped, clock=clock)
+    notifier = Notifier(options.hook, telemetry.noticed)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
         cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, options.catalog, clock
     )
+    reconciler.notifier = notifier
     telemetry.leading(True)
     watch_stop, watching = asyncio.Event(), asyncio.Event()
     filled, relisted = asyncio.Event(), asyncio.Event()
@@ -124,6 +129,7 @@ async def _lead(
     watcher = asyncio.create_task(watch(), name="watch")
     resync = edge.resync(cluster, mirror, queue, options.namespaces, filled, relisted)
     lister = asyncio.create_task(resync, name="resync")
+    teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
@@ -147,7 +153,7 @@ async def _lead(
                 worker.cancel()
         else:
             await _finish(queue, workers)
-        for end in ends:
+        for end in (*ends, teller):  # what was not told yet, the next leader tells
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()

@@ -47,6 +47,13 @@ class Telemetry:
         self._scrape_failures = Counter(
             "aerie_scrape_failures", "Readings of engines' metrics that failed, by reason.", ["reason"], registry=self.registry
         )
+        self._notices = Counter(
+            "aerie_notices",
+            "Notices of rollouts, by outcome: sent, or why lost: too many waited (full), the endpoint refused it, or did not take "
+            "it in time (expired).",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._last_pass = 0.0
         self.ready = False
 
@@ -69,6 +76,10 @@ class Telemetry:
         self._scrapes.observe(seconds)
         if outcome != "done":
             self._scrape_failures.labels(outcome).inc()
+
+    def noticed(self, outcome: str) -> None:
+        """A notice was sent, or lost for this reason."""
+        self._notices.labels(outcome).inc()
 
     def leading(self, leads: bool) -> None:
         """Leadership was gained or lost."""
