@@ -40,6 +40,13 @@ class Rule:
     """Drafts that each arm needs."""
     finished: float = 20.0
     """Finished requests that each arm needs."""
+    per: int = 0
+    """For how many pods these are; 0: for an arm, however many it has."""
+
+    def enough(self, side: Side) -> bool:
+        """Whether the side has drafts and finished requests enough."""
+        times = side.pods / self.per if self.per else 1.0
+        return side.counts.drafts >= times * self.drafts and side.counts.finished >= times * self.finished
 
     @property
     def late(self) -> float:
@@ -123,7 +130,7 @@ def observe(block: Open, now: float, seen: Mapping[str, Seen], rule: Rule) -> tu
     for arm, side in sides.items():
         if side is None and _may_come(filled, arm, now, rule):
             return filled, None
-        if side is not None and (side.counts.drafts < rule.drafts or side.counts.finished < rule.finished):
+        if side is not None and not rule.enough(side):
             return filled, None
     dropped: Counter[str] = Counter(reason for pod in filled.pods.values() if (reason := _missing(pod, now, rule)))
     closed = Block(block.began, now, sides["canary"], sides["control"], dict(dropped))

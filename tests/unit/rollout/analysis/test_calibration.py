@@ -8,7 +8,18 @@ import math
 import numpy as np
 import pytest
 
-from aerie.rollout.analysis.calibration import BATCH, CAUTIOUS, FREEDOM, KEPT, LEAST, PODS, UNCALIBRATED, History, Scatter
+from aerie.rollout.analysis.calibration import (
+    BATCH,
+    CAUTIOUS,
+    ENOUGH,
+    FREEDOM,
+    KEPT,
+    LEAST,
+    PODS,
+    UNCALIBRATED,
+    History,
+    Scatter,
+)
 
 
 def history(blocks: int, pods: int = 3, *, sd: float = 0.04, keep: float = 0.0, offset_sd: float = 0.0, seed: int = 0) -> History:
@@ -84,3 +95,44 @@ def test_it_stays_small_and_survives_a_crash() -> None:
     assert again.scatter() == found.scatter()
     scatter = found.scatter()
     assert Scatter.from_dict(json.loads(json.dumps(scatter.to_dict()))) == scatter
+
+
+def go_on(found: History, blocks: int, names: str, *, sd: float = 0.04, seed: int = 7) -> History:
+    random = np.random.default_rng(seed)
+    for _ in range(blocks):
+        found = found.add(dict(zip(names, (2 * (1 + sd * random.standard_normal(len(names)))).tolist(), strict=True)))
+    return found
+
+
+def test_what_pods_told_that_are_gone_holds_until_others_have_told_as_much() -> None:
+    found = go_on(History(), ENOUGH * BATCH, "abcdefgh")
+    found = go_on(found, 1, "stuvwxyz")
+    assert found.scatter().batches == ENOUGH, "all pods are others, as after a promotion"
+    found = go_on(found, 3 * BATCH, "stuvwxyz")
+    kept = set(found.pods) & set("abcdefgh")
+    assert (len(kept), len(found.pods)) == (PODS // 2, PODS)
+    assert found.scatter().batches == ENOUGH
+    found = go_on(found, (ENOUGH + 1) * BATCH, "stuvwxyz")
+    assert set(found.pods) == set("stuvwxyz")
+    assert found.scatter().batches >= ENOUGH
+
+
+def test_a_pod_that_is_missing_for_some_blocks_keeps_what_it_told() -> None:
+    found = go_on(History(), 5 * BATCH, "abcdefgh")
+    away = go_on(found, BATCH - 1, "bcdefghi")
+    assert away.pods["a"].batches == found.pods["a"].batches
+    assert "i" not in away.pods
+    back = go_on(away, 1, "abcdefgh")
+    assert (back.pods["a"].length, back.pods["a"].missed) == (5, 0)
+
+
+def test_a_pod_that_came_and_went_before_it_told_anything_is_forgotten() -> None:
+    found = go_on(History(), BATCH, "abc")
+    assert set(go_on(found, BATCH + 1, "ab").pods) == {"a", "b"}
+
+
+def test_another_traffic_is_believed_after_some_batches() -> None:
+    calm = go_on(History(), 6 * BATCH, "abc", sd=0.01)
+    wild = go_on(calm, 20 * BATCH, "abc", sd=0.1)
+    last = [variance for pod in wild.pods.values() for _, variance in pod.batches[-10:]]
+    assert float(np.mean(last)) == pytest.approx(0.1**2, rel=0.2)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.rollout.analysis import lossless, memory
+from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
 from aerie.rollout.analysis.criteria import Terms, criteria, errors_alpha
@@ -318,19 +318,6 @@ def test_bounds_in_the_status_are_those_that_decide() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ what is known
-def test_stable_pods_are_remembered_by_criterion() -> None:
-    noise = np.random.default_rng(2)
-    remembered: memory.Memory = {}
-    for _ in range(24 * 30):
-        pods = {name: side(noise).counts for name in ("a", "b", "c")}
-        remembered = memory.remember(remembered, Side(3, Counts(), 5.0, pods), TERMS)
-    assert memory.from_dict(json.loads(json.dumps(memory.to_dict(remembered)))) == remembered
-    found = memory.scatters(remembered)
-    assert set(found) == set(NAMES)
-    assert found["AcceptanceLength"].variance == pytest.approx((0.6 * 0.01) ** 2, rel=0.15)
-    assert found["FailedRequests"].inflation == 1.0
-
-
 @pytest.mark.parametrize(
     ("odd", "usual", "both", "lossy"),
     [(0, 0, 0, False), (13, 0, 0, False), (14, 0, 0, True), (14, 14, 0, False), (0, 30, 0, False), (20, 1, 10, True)],
