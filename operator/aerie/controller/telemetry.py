@@ -49,8 +49,8 @@ class Telemetry:
         )
         self._notices = Counter(
             "aerie_notices",
-            "Notices of rollouts, by outcome: sent, or why lost: too many waited (full), the endpoint refused it, or did not take "
-            "it in time (expired).",
+            "Notices of rollouts, by outcome: sent, or why lost: too many waited (full), the endpoint refused it, or did not "
+            "take it in time (expired).",
             ["outcome"],
             registry=self.registry,
         )
