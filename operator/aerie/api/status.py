@@ -27,6 +27,8 @@ Phase = Literal[
     "AwaitingApproval",
     "Ramping",
     "Promoting",
+    "Watching",
+    "Rechecking",
     "RollingBack",
     "Held",
     "RolledBack",
@@ -100,6 +102,9 @@ class Arm(Model):
     """Seconds per output token after a request's first, over the latest traffic; written again when moved by 10 %."""
     time_to_first_token: float | None = None
     """Seconds from a request's arrival to its first token, over the latest traffic; written again when moved by 20 %."""
+    accepted_length: float | None = None
+    """The acceptance length with which it was accepted: the mean over the blocks of its analysis. Absent where it was not
+    compared."""
 
 
 class CanaryArm(Arm):
@@ -120,6 +125,19 @@ class CanaryArm(Arm):
     control: Arm | None = None
     """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
     from the ramp on."""
+
+
+class PreviousArm(Arm):
+    """The revision before the stable one, while pods of it stay after the promotion."""
+
+    phase: Literal["Watching", "Rechecking"] = "Watching"
+    """Watching: its pods get no requests. Rechecking: they do, because the acceptance length has fallen since the promotion."""
+    since: Time
+    """When this phase began."""
+    change: Text
+    """What is new in the stable revision, in a word."""
+    started_at: Time
+    """When the rollout of the stable revision began."""
 
 
 class Comparison(Model):
@@ -222,8 +240,9 @@ class Status(Model):
     """Generation of the resource that the status speaks of."""
     phase: Phase | None = None
     """What is going on, in a word. Preflight to Promoting, and RollingBack, are a rollout; AwaitingApproval and Held wait for a
-    person, by the annotation aerie.dev/promote or aerie.dev/rollback; RolledBack: the stable revision serves, and what the spec
-    asks for was rejected; Ready, Paused and Failed are what the conditions explain. docs/rollouts.md has each."""
+    person, by the annotation aerie.dev/promote or aerie.dev/rollback; Watching and Rechecking: it is promoted, and pods of the
+    revision before stay for a while; RolledBack: the stable revision serves, and what the spec asks for was rejected; Ready,
+    Paused and Failed are what the conditions explain. docs/rollouts.md has each."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
@@ -239,6 +258,8 @@ class Status(Model):
     """The accepted revision."""
     canary: CanaryArm | None = None
     """The revision under judgement, while there is one; and the first one, until it serves."""
+    previous: PreviousArm | None = None
+    """The revision before the stable one, while pods of it stay for an instant return."""
     analysis: AnalysisStatus | None = None
     """What decides about the canary; after its end, what has decided, until the next rollout."""
     speculation: SpeculationStatus | None = None

@@ -39,6 +39,8 @@ class Subject:
 def subject(name: str, status: Status, interval: float) -> Subject | None:
     """What the status of the resource `name` wants compared; None while nothing is."""
     canary, stable, analysis = status.canary, status.stable, status.analysis
+    if status.previous is not None and canary is None:
+        return _after(name, status, interval)
     if canary is None or stable is None or analysis is None or canary.phase in ("Starting", "WarmingUp", "RollingBack"):
         return None
     evidence = Evidence.unpack(analysis.state)
@@ -51,6 +53,18 @@ def subject(name: str, status: Status, interval: float) -> Subject | None:
     }
     gathered = evidence.watched or evidence.state
     return Subject(gathered.began, arms, evidence.terms.kept, rule_of(evidence.terms, interval))
+
+
+def _after(name: str, status: Status, interval: float) -> Subject | None:
+    """After a promotion: the stable pods alone, or against those of the revision before while these have requests too."""
+    stable, previous = status.stable, status.previous
+    evidence = Evidence.unpack(status.analysis.state) if status.analysis is not None else None
+    if stable is None or previous is None or evidence is None or evidence.watched is None:
+        return None
+    arms: dict[str, Arm] = {names.deployment(name, stable.revision, control=False): "canary"}
+    if previous.phase == "Rechecking":
+        arms[names.deployment(name, previous.revision, control=False)] = "control"
+    return Subject(evidence.watched.began, arms, evidence.terms.kept, rule_of(evidence.terms, interval))
 
 
 @dataclass

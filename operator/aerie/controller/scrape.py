@@ -208,7 +208,7 @@ class Scraper:
         """Read the resource's pods from now on, as was observed, and tell when their figures leave those of its status."""
         resource = observed.resource
         interval = resource.spec.metrics.interval.total_seconds()
-        lane = self._urgent if status.canary is not None else self._calm
+        lane = self._urgent if status.canary is not None or status.previous is not None else self._calm
         if lane is self._calm:
             interval = max(interval, min(SLOWEST, SLOWER * interval))
         found = {Key(key.namespace, name): target for name, target in targets(observed)}

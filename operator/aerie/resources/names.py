@@ -33,6 +33,11 @@ def group(name: str, revision: str, *, control: bool) -> dict[str, str]:
     return {NAME: name, REVISION: revision, CONTROL: "true" if control else "false"}
 
 
+def serving(name: str, only: str | None) -> dict[str, str]:
+    """What tells the pods that requests are for: all of the resource, or only those of one revision."""
+    return {NAME: name} if only is None else {NAME: name, REVISION: only}
+
+
 def deployment(name: str, revision: str, *, control: bool) -> str:
     """Name of a group's Deployment."""
     return f"{name}-{revision}-control" if control else f"{name}-{revision}"

@@ -25,10 +25,10 @@ def service(name: str, resource_name: str, selector: Mapping[str, str]) -> dict[
     }
 
 
-def main_service(resource: SpeculativeDeployment) -> dict[str, Any]:
-    """The Service that bears the resource's name: all pods that serve, of all arms."""
+def main_service(resource: SpeculativeDeployment, only: str | None = None) -> dict[str, Any]:
+    """The Service that bears the resource's name: all pods that serve, of all arms, or only those of one revision."""
     name = resource.metadata.name
-    return service(name, name, {names.NAME: name})
+    return service(name, name, names.serving(name, only))
 
 
 def arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:

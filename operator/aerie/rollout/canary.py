@@ -94,7 +94,7 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
         stop=" ".join(faults),
         verdict=judgement.verdict if judgement else "Continue",
         reason=judgement.reason if judgement else "",
-        word=_word(resource, known.revision),
+        word=word(resource, known.revision),
     )
     frozen = status.analysis.parameters if status.analysis and known.ready_at else spec.rollout.analysis
     step = advance(stage, looks, Terms(spec.rollout.canary, frozen, spec.rollout.progress_deadline), now)
@@ -102,8 +102,9 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     if step.end == "Promoted":
         outcome = outcome_of(known, "Promoted", _promoted(known, analysis, step), status, analysis, now)
         done = Finding(PROGRESSING, "False", "Complete", f"revision {known.revision} is rolled out")
-        return Way(None, Arms(fleet.stable.pods.asked), {}, done, _closed(analysis), outcome, timedelta(0))
+        return Way(None, Arms(fleet.stable.pods.asked), {}, done, analysis, outcome, timedelta(0))  # watch.py goes on with it
     if step.end is not None:
+        assert step.end != "Over", "that is how a watch ends, not a canary"
         why = step.why
         trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
         if step.end == "Failed" and trouble is not None:
@@ -245,7 +246,8 @@ def _waiting_since(fleet: Fleet) -> datetime | None:
     return min((moment for moment in moments if moment is not None), default=None)
 
 
-def _word(resource: SpeculativeDeployment, revision: str) -> Literal["promote", "rollback"] | None:
+def word(resource: SpeculativeDeployment, revision: str) -> Literal["promote", "rollback"] | None:
+    """What a person has said about this very revision."""
     said = resource.metadata.annotations
     if said.get(ROLL_BACK) == revision:
         return "rollback"

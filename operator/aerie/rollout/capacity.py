@@ -3,6 +3,7 @@
     Starting … AwaitingApproval   stable  canary  control     the canary's and the control's pods are equal in number
     Ramping, Promoting            stable▼ canary▲             the control's place goes to the canary
     RollingBack                   stable▲ canary▼
+    Watching, Rechecking          stable  previous            in the places that canary and control had
 
 Two sources of places. `Surge`: canary and control come on top of the stable pods, and no more than that ever does; stable pods
 go only where the canary's have taken their place and serve. `Reuse`: no pod on top; the stable arm makes room first.
@@ -90,6 +91,11 @@ def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms
     more_stable = max(0, min(places.replicas - stable.asked, free))
     kept = max(0, min(canary.asked, places.floor - stable.serving)) if canary.serving else 0
     return Arms(min(places.replicas, stable.asked + more_stable), kept)
+
+
+def kept(places: Places) -> int:
+    """Pods of the revision before that may stay after a promotion: in the places that canary and control had."""
+    return max(0, min(places.replicas, places.total - places.replicas))
 
 
 def ramp_goal(places: Places, share: int, *, by_pods: bool) -> int:

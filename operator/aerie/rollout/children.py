@@ -25,7 +25,7 @@ from aerie.rollout.wanted import Wanted
 def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, image: str) -> Iterator[dict[str, Any]]:
     """All that has to be there, in the order in which it is applied."""
     resource = observed.resource
-    made: list[dict[str, Any]] = [network.main_service(resource), workload.disruption_budget(resource)]
+    made: list[dict[str, Any]] = [network.main_service(resource, course.only), workload.disruption_budget(resource)]
     made += _traffic(resource, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     if needed and wanted.template is not None:
@@ -50,6 +50,8 @@ def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[s
             yield network.arm_service(resource, "control", course.stable)
         else:
             weights.pop("control", None)
+    elif course.previous is not None and course.all_serve:
+        yield network.arm_service(resource, "previous", course.previous.revision)
     else:
         weights = {"stable": 100}
     yield network.route(resource, weights)
@@ -64,6 +66,10 @@ def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator
     stable = template_of(observed, wanted, course.stable)
     if stable is not None:
         yield workload.deployment(resource, stable, course.stable, "stable", arms.stable)
+    if course.previous is not None:
+        before = template_of(observed, wanted, course.previous.revision)
+        if before is not None:
+            yield workload.deployment(resource, before, course.previous.revision, "previous", course.previous.replicas)
     if course.rolling is None:
         return
     mine = template_of(observed, wanted, course.rolling)
@@ -96,8 +102,9 @@ def superfluous(
     """Our own objects that nothing asks for any more. `over`: the Job's error is so long ago that it is made anew."""
     resource = observed.resource
     status = resource.status or Status()
-    before = {arm.revision for arm in (status.stable, status.canary) if arm is not None}
-    named = before | {revision for revision in (course.stable, course.rolling) if revision is not None}
+    before = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
+    now = (course.stable, course.rolling, course.previous and course.previous.revision)
+    named = before | {revision for revision in now if revision is not None}
     controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
     there = {(item["kind"], item["metadata"]["name"]) for item in made}
     for child in observed.children:

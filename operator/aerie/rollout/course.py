@@ -1,6 +1,7 @@
 """Where a resource's rollout goes from here: which revisions have pods, and what is said about it.
 
     revision of the spec ─┬─ a canary of another revision is under way ─► that one is withdrawn first
+                          ├─ pods of the revision before are kept ─────► the watch (watch.py); of another one, they go first
                           ├─ is the stable one ────────────────────────► keep it
                           ├─ was rejected ─────────────────────────────► keep the stable one, say why, wait for a new word
                           ├─ preflight: none yet, running, refused ────► no engine pod; say what is wrong
@@ -18,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from aerie.api.status import AnalysisStatus, CanaryArm, Outcome, Phase, Status
-from aerie.rollout import canary, pods
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Phase, PreviousArm, Status
+from aerie.rollout import canary, pods, watch
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
@@ -51,6 +52,20 @@ class Course:
     again: timedelta | None = None
     rejected: str | None = None
     """The revision that is not tried again."""
+    previous: PreviousArm | None = None
+    """The revision before the stable one, of which pods stay for a while."""
+    accepted: float | None = None
+    """The acceptance length with which the revision was accepted that has become stable just now."""
+
+    @property
+    def all_serve(self) -> bool:
+        """Whether requests are for all pods that there are."""
+        return self.previous is None or self.previous.phase == "Rechecking"
+
+    @property
+    def only(self) -> str | None:
+        """The revision that all requests are for, where others have pods too."""
+        return None if self.all_serve else self.stable
 
     @property
     def rolling(self) -> str | None:
@@ -72,9 +87,12 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         analysis=status.analysis,
         rejected=_rejected(observed, wanted),
     )
+    if wanted.revision == serving.stable and verdict.state == "Absent":
+        serving = replace(serving, passed=Finding(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out"))
     if resource.spec.rollout.paused:
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
-        return replace(serving, phase="Paused", progressing=finding, canary=known, **_as_it_is(status, replicas))
+        kept = {"canary": known, "previous": status.previous, **_as_it_is(status, replicas)}
+        return replace(serving, phase="Paused", progressing=finding, **kept)
     unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
     if known is not None and stable is not None and (known.phase == "RollingBack" or unwanted):
         ended = None if known.phase == "RollingBack" else _superseded(known, wanted, status, now)
@@ -82,10 +100,10 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         if way.canary is None and serving.rejected is not None:  # said at once, without a moment of Ready in between
             return replace(_waiting(serving, status), arms=way.arms, weights=way.weights, again=way.again)
         return _on(serving, way, serving.rejected if ended is None else None)
+    if status.previous is not None and stable is not None:
+        return _watched(observed, wanted, serving, stable, status.previous, now)
     if wanted.revision == serving.stable:
-        if verdict.state != "Absent":
-            return serving
-        return replace(serving, passed=Finding(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out"))
+        return serving
     if known is not None and known.revision != wanted.revision:  # the first one, and nothing serves yet
         serving = replace(serving, outcome=_superseded(known, wanted, status, now))
         known = None
@@ -108,9 +126,10 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
     way = canary.begin(observed, wanted, stable, now) if known is None else canary.go_on(observed, wanted, stable, known, now)
     ended = way.outcome
     if ended is not None and ended.result == "Promoted":
-        return replace(
-            _on(serving, way, None), stable=wanted.revision, phase="Ready", arms=Arms(replicas), weights={"stable": 100}
-        )
+        assert known is not None
+        begun = watch.begin(observed, stable, known, way.analysis, now)
+        promoted = replace(_on(serving, way, None), stable=wanted.revision, arms=Arms(replicas))
+        return _with(promoted, begun, accepted=watch.accepted_length(way.analysis))
     return replace(_on(serving, way, wanted.revision if ended is not None else None), preflight=True)
 
 
@@ -130,9 +149,42 @@ def _on(serving: Course, way: Way, rejected: str | None) -> Course:
     )
 
 
+def _watched(observed: Observed, wanted: Wanted, serving: Course, stable: Arm, previous: PreviousArm, now: datetime) -> Course:
+    """Pods of the revision before are kept."""
+    status = observed.resource.status or Status()
+    if wanted.revision == stable.revision:
+        return _with(serving, watch.go_on(observed, stable, previous, now), rejected=wanted.revision)
+    if wanted.revision == previous.revision and not wanted.problem:
+        why = "The spec is that of the revision before again."
+        found = watch.taken_back(observed, stable, previous, why, status.analysis, now, "Superseded")
+        return _with(serving, found)
+    message = f"pods of revision {previous.revision}, which were kept since the promotion of {stable.revision}, go first"
+    over = watch.Watch(None, watch.closed(status.analysis), serving.weights, Finding(PROGRESSING, "True", "Preflight", message))
+    return replace(_with(serving, over), phase="Preflight", again=timedelta(0))
+
+
+def _with(serving: Course, found: watch.Watch, rejected: str | None = None, accepted: float | None = None) -> Course:
+    """`rejected`: what is not tried again if the promotion is taken back."""
+    if found.back is not None:
+        assert found.back_to is not None
+        return replace(_on(serving, found.back, rejected), stable=found.back_to)
+    return replace(
+        serving,
+        phase=found.previous.phase if found.previous else "Ready",
+        progressing=found.progressing,
+        weights=found.weights,
+        analysis=found.analysis,
+        previous=found.previous,
+        accepted=accepted,
+        again=found.again,
+    )
+
+
 def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:
     """Pods and weights of the arms as they were asked for last."""
-    stable, canary = status.stable, status.canary
+    stable, canary, previous = status.stable, status.canary, status.previous
+    if stable is not None and previous is not None:
+        return {"arms": Arms(replicas), "weights": {"stable": stable.weight or 0, "previous": previous.weight or 0}}
     if stable is None or canary is None:
         return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
     control = canary.control.replicas if canary.control else 0

@@ -5,8 +5,15 @@
                                  ├─► Held (inconclusive, and the spec says to hold)
         from every phase ────────┴─► ROLLED BACK or FAILED
 
+    PROMOTED, with old pods kept ─► Watching ─┬──────────────┬─► OVER
+                                              └► Rechecking ─┴─► ROLLED BACK
+
 One look gives at most one input: the first, in order of urgency, of those that hold. What a person says comes before what
 the figures say, and what speaks against the canary before what speaks for it.
+
+A promoted canary is stable; that old pods are kept, so that it can be taken back at once, is a second course of the same table.
+There a fall of its acceptance length against that of its acceptance may be one of the traffic: it leads no further than to
+Rechecking, where the old pods get requests again, and only what is worse than they are at the same time is taken back.
 
 Guarantees: a pure function; no promotion without the verdict Promote or a person's word; an ended canary stays ended; each phase
 that waits for the world or for time has a limit, but Held and AwaitingApproval, which wait for a person. Not here: which spec is
@@ -23,12 +30,15 @@ from typing import Literal
 from aerie.api import duration
 from aerie.api.rollout import Analysis, Canary
 
-Phase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting"]
-End = Literal["Promoted", "RolledBack", "Failed"]
+Phase = Literal[
+    "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Watching", "Rechecking"
+]
+End = Literal["Promoted", "RolledBack", "Failed", "Over"]
 Input = Literal[
     "rejected",  # a person says: roll back
     "stopped",  # a fault that needs no statistics: a crash loop, no accepted token, figures that are no numbers
     "worse",  # the verdict is Rollback
+    "fallen",  # the acceptance length is certainly below that of the acceptance
     "late",  # the pods of this phase do not serve, and its time is over
     "approved",  # a person says: promote
     "better",  # the verdict is Promote, and no person is asked
@@ -76,8 +86,19 @@ TABLE: dict[tuple[Phase, Input], Phase | End] = {
     ("Promoting", "worse"): "RolledBack",
     ("Promoting", "late"): "RolledBack",
     ("Promoting", "ready"): "Promoted",
+    ("Watching", "rejected"): "RolledBack",
+    ("Watching", "stopped"): "RolledBack",
+    ("Watching", "fallen"): "Rechecking",
+    ("Watching", "due"): "Over",
+    ("Rechecking", "rejected"): "RolledBack",
+    ("Rechecking", "stopped"): "RolledBack",
+    ("Rechecking", "worse"): "RolledBack",
+    ("Rechecking", "due"): "Over",
 }
 """The whole of it. An input that a phase has no row for means nothing there."""
+
+RECHECK = timedelta(hours=1)
+"""How long old pods get requests again at most: so long that falls of a few percent show, and no longer than GPUs may be lent."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,7 @@ class Stage:
     step: int | None = None
     """Of the ramp, from 0."""
     step_started_at: datetime | None = None
-    """When this step of the ramp, or the promotion, began."""
+    """When this step of the ramp, the promotion, or a phase after it began."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +128,8 @@ class Looks:
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"] = "Continue"
     reason: str = ""
     """Why the verdict is what it is, as a sentence."""
+    fallen: str = ""
+    """That the acceptance length is certainly below that of the acceptance, as a sentence."""
     word: Literal["promote", "rollback"] | None = None
     """What a person has said about this very canary."""
 
@@ -141,7 +164,7 @@ def advance(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Step:
             continue
         why = _why(found, stage, looks, terms)
         match target:
-            case "Promoted" | "RolledBack" | "Failed":
+            case "Promoted" | "RolledBack" | "Failed" | "Over":
                 return Step(stage, target, why)
             case _:
                 return _entered(stage, target, terms, why, now)
@@ -158,7 +181,7 @@ def _entered(stage: Stage, phase: Phase, terms: Terms, why: str, now: datetime) 
             entered = replace(stage, phase=phase, step=step, step_started_at=now)
             if not terms.canary.ramp:
                 entered = replace(entered, phase="Promoting", step=None)
-        case "Promoting":
+        case "Promoting" | "Rechecking":
             entered = replace(stage, phase=phase, step=None, step_started_at=now)
         case _:
             entered = replace(stage, phase=phase)
@@ -173,6 +196,8 @@ def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator
         yield "stopped"
     if looks.verdict == "Rollback":
         yield "worse"
+    if looks.fallen:
+        yield "fallen"
     if not looks.ready and now >= _patience(stage, looks, terms):
         yield "late"
     if looks.word == "promote":
@@ -190,7 +215,7 @@ def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator
 def _since(stage: Stage) -> datetime:
     """When the phase's own time began."""
     match stage.phase:
-        case "Ramping" | "Promoting":
+        case "Ramping" | "Promoting" | "Watching" | "Rechecking":
             return stage.step_started_at or stage.started_at
         case "Starting":
             return stage.started_at
@@ -212,6 +237,10 @@ def _due(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> bool:
             return now >= _since(stage) + terms.analysis.warmup
         case "Ramping":  # a share that the pods cannot bear yet is not being held
             return looks.ready and now >= _since(stage) + terms.canary.ramp_hold
+        case "Watching":
+            return now >= _since(stage) + terms.canary.scale_down_delay
+        case "Rechecking":
+            return now >= _since(stage) + RECHECK
         case _:
             return False
 
@@ -223,6 +252,10 @@ def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta 
             until = _since(stage) + terms.analysis.warmup
         case "Ramping" if looks.ready:
             until = _since(stage) + terms.canary.ramp_hold
+        case "Watching":
+            until = _since(stage) + terms.canary.scale_down_delay
+        case "Rechecking":
+            until = _since(stage) + RECHECK
         case "Starting" | "Ramping" | "Promoting":
             until = _patience(stage, looks, terms)
         case _:
@@ -238,6 +271,8 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
             return "A person asked for the promotion."
         case "stopped":
             return looks.stop
+        case "fallen":
+            return looks.fallen
         case "late":
             return f"Its pods did not serve within spec.rollout.progressDeadline ({duration.format(terms.progress_deadline)})."
         case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
@@ -246,6 +281,8 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
             return "All its pods serve."
         case "due" if stage.phase == "WarmingUp":
             return "The warm-up is over."
+        case "due" if stage.phase in ("Watching", "Rechecking"):
+            return "Nothing has spoken against it while pods of the revision before were kept."
         case "due" | "topped":
             share = terms.canary.ramp[min(stage.step or 0, len(terms.canary.ramp) - 1)]
             return f"{share} % of the traffic have been held for spec.rollout.canary.rampHold."

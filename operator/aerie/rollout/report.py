@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from aerie.api.status import Arm, CanaryArm, SpeculationStatus, Status
+from aerie.api.status import Arm, CanaryArm, PreviousArm, SpeculationStatus, Status
 from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
@@ -20,6 +20,9 @@ from aerie.rollout.route import refusal
 from aerie.rollout.wanted import Wanted
 
 KEPT_OUTCOMES = 10
+DRIFT = 0.15
+"""Share by which the acceptance length may lie below that of the acceptance, before it is worth a warning. Beside the stable pods
+there is nothing to compare with, and requests of another hour may well make some percent."""
 _A = TypeVar("_A", bound=Arm)
 
 
@@ -30,12 +33,13 @@ def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any],
     stable = _stable(observed, wanted, course, before)
     canary = _canary(observed, course, before)
     control = canary.control if canary is not None else None
-    arms = [arm for arm in (stable, canary, control) if arm is not None]
+    previous = _previous(observed, course)
+    arms = [arm for arm in (stable, canary, control, previous if course.all_serve else None) if arm is not None]
     findings = [
         _ready(observed, stable, canary, course),
         course.progressing,
         course.passed,
-        _degraded(observed, course, taken),
+        _degraded(observed, course, taken, stable),
     ]
     return Status(
         observed_generation=resource.metadata.generation,
@@ -43,9 +47,10 @@ def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any],
         conditions=conditions(findings, resource.status, resource.metadata.generation, now),
         replicas=sum(arm.replicas for arm in arms),
         ready_replicas=sum(arm.ready_replicas for arm in arms),
-        selector=f"{names.NAME}={resource.metadata.name}",
+        selector=",".join(f"{key}={value}" for key, value in names.serving(resource.metadata.name, course.only).items()),
         stable=stable,
         canary=canary,
+        previous=previous,
         analysis=course.analysis,
         speculation=SpeculationStatus(current=stable.setting) if stable is not None and stable.setting is not None else None,
         rejected=course.rejected,
@@ -60,12 +65,16 @@ def _stable(observed: Observed, wanted: Wanted, course: Course, before: Status) 
     if course.stable == wanted.revision:
         arm = wanted.arm
     else:  # a spec of before: what is known of it is in the status
-        assert before.stable is not None
-        arm = before.stable
+        last = _last(before, course.stable)
+        assert last is not None
+        arm = Arm(**{name: getattr(last, name) for name in Arm.model_fields})
     arm = _counted(observed, arm, course.arms.stable)
     arm = arm.model_copy(update={"weight": _weight(observed, course, "stable")})
+    last = _last(before, arm.revision)
+    accepted = course.accepted or (last.accepted_length if last is not None else None)
+    arm = arm.model_copy(update={"accepted_length": accepted})
     found = observed.figures_of(arm.revision)
-    return with_figures(arm, _last(before, arm.revision), found, written=_counted_on(course, before))
+    return with_figures(arm, last, found, written=_counted_on(course, before))
 
 
 def _counted_on(course: Course, before: Status) -> bool:
@@ -75,7 +84,15 @@ def _counted_on(course: Course, before: Status) -> bool:
 
 def _last(before: Status, revision: str) -> Arm | None:
     """What the status said of the revision, in whatever arm it was."""
-    return next((arm for arm in (before.stable, before.canary) if arm is not None and arm.revision == revision), None)
+    arms = (before.stable, before.canary, before.previous)
+    return next((arm for arm in arms if arm is not None and arm.revision == revision), None)
+
+
+def _previous(observed: Observed, course: Course) -> PreviousArm | None:
+    if course.previous is None:
+        return None
+    arm = _counted(observed, course.previous, course.previous.replicas)
+    return arm.model_copy(update={"weight": course.weights.get("previous", 0)})
 
 
 def _canary(observed: Observed, course: Course, before: Status) -> CanaryArm | None:
@@ -131,7 +148,7 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
     return Finding(READY, "False", trouble.reason if trouble else "Starting", f"{told}: {trouble.message}" if trouble else told)
 
 
-def _degraded(observed: Observed, course: Course, taken: list[Any]) -> Finding:
+def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None) -> Finding:
     if taken:
         first = taken[0]
         references = first["metadata"].get("ownerReferences") or []
@@ -144,4 +161,20 @@ def _degraded(observed: Observed, course: Course, taken: list[Any]) -> Finding:
         return Finding(DEGRADED, "True", "RouteNotAccepted", unrouted)
     if trouble is not None and not trouble.waits:
         return Finding(DEGRADED, "True", trouble.reason, trouble.message)
+    if drifted := _drift(stable):
+        return Finding(DEGRADED, "True", "DriftSuspected", drifted)
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")
+
+
+def _drift(stable: Arm | None) -> str:
+    """That the stable pods' acceptance length lies far below that with which they were accepted; empty while it does not."""
+    if stable is None or not stable.accepted_length or stable.acceptance_length is None:
+        return ""
+    fall = 1 - stable.acceptance_length / stable.accepted_length
+    if fall <= DRIFT:
+        return ""
+    return (
+        f"acceptance length is {stable.acceptance_length:.2f}, {100 * fall:.0f} % below the {stable.accepted_length:.2f} with "
+        f"which revision {stable.revision} was accepted: requests have changed, or its drafter fits them less than it did. "
+        "Nothing is done about it by itself; a drafter trained on today's requests may be worth a canary"
+    )

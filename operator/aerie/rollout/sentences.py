@@ -6,11 +6,12 @@ Guarantee: the sentence follows from the state and not from the clock, so that a
 from __future__ import annotations
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import AnalysisStatus, CanaryArm
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm
 from aerie.rollout import pods
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding
 from aerie.rollout.fleet import Fleet
+from aerie.rollout.machine import RECHECK
 
 PROMOTE, ROLL_BACK = "aerie.dev/promote", "aerie.dev/rollback"
 """Annotations by which a person decides; the value is the canary's revision, so that a word is not taken for the next one."""
@@ -58,3 +59,19 @@ def told(
             return f"{serving} of {resource.spec.replicas} pods of revision {canary.revision} serve"
         case _:
             return analysis.reason if analysis else "the analysis has begun"
+
+
+def kept(resource: SpeculativeDeployment, stable: Arm, previous: PreviousArm, analysis: AnalysisStatus | None) -> str:
+    """What is going on while pods of the revision before stay."""
+    where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
+    back = f"to go back to them at once: kubectl annotate --overwrite {where} {ROLL_BACK}={stable.revision}"
+    pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
+    if previous.phase == "Rechecking":
+        until = previous.since + RECHECK
+        why = analysis.reason if analysis else ""
+        return f"{why} So {pods} of revision {previous.revision} get requests until {until:%H:%M:%S} UTC, to compare; {back}"
+    until = previous.since + resource.spec.rollout.canary.scale_down_delay
+    return (
+        f"revision {stable.revision} is promoted and has all requests; {pods} of revision {previous.revision} stay ready until "
+        f"{until:%H:%M:%S} UTC; {back}"
+    )

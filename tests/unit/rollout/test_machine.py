@@ -16,7 +16,7 @@ from aerie.rollout.machine import TABLE, End, Input, Looks, Phase, Stage, Step, 
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-TERMS = Terms(Canary(ramp=[25, 50]), Analysis(), timedelta(minutes=30))
+TERMS = Terms(Canary(ramp=[25, 50], scale_down_delay=timedelta(minutes=10)), Analysis(), timedelta(minutes=30))
 MANUAL = Terms(Canary(ramp=[25, 50], approval="Manual"), Analysis(on_inconclusive="Rollback"), timedelta(minutes=30))
 READY, WAITING = Looks(ready=True), Looks(ready=False)
 
@@ -24,7 +24,8 @@ READY, WAITING = Looks(ready=True), Looks(ready=False)
 def at(phase: Phase, step: int | None = None) -> Stage:
     """A canary whose present phase began at T0."""
     ready = None if phase == "Starting" else T0
-    return Stage(phase, T0, ready, step if phase == "Ramping" else None, T0 if phase in ("Ramping", "Promoting") else None)
+    began = T0 if phase in ("Ramping", "Promoting", "Watching", "Rechecking") else None
+    return Stage(phase, T0, ready, step if phase == "Ramping" else None, began)
 
 
 def example(phase: Phase, word: Input) -> tuple[Stage, Looks, Terms, datetime]:
@@ -34,6 +35,7 @@ def example(phase: Phase, word: Input) -> tuple[Stage, Looks, Terms, datetime]:
         "rejected": (at(phase, 0), Looks(ready=True, word="rollback"), TERMS, soon),
         "stopped": (at(phase, 0), Looks(ready=True, stop="It crashes."), TERMS, soon),
         "worse": (at(phase, 0), Looks(ready=True, verdict="Rollback", reason="It is worse."), TERMS, soon),
+        "fallen": (at(phase, 0), Looks(ready=True, fallen="It has fallen."), TERMS, soon),
         "late": (at(phase, 0), WAITING, TERMS, late),
         "approved": (at(phase, 0), Looks(ready=True, word="promote"), TERMS, soon),
         "better": (at(phase, 0), Looks(ready=True, verdict="Promote", reason="It is better."), TERMS, soon),
@@ -41,7 +43,7 @@ def example(phase: Phase, word: Input) -> tuple[Stage, Looks, Terms, datetime]:
         "undecided, hold": (at(phase, 0), Looks(ready=True, verdict="Inconclusive", reason="Too few."), TERMS, soon),
         "undecided, end": (at(phase, 0), Looks(ready=True, verdict="Inconclusive", reason="Too few."), MANUAL, soon),
         "ready": (at(phase, 0), READY, TERMS, soon),
-        "due": (at(phase, 0), READY, TERMS, T0 + 6 * MINUTE),
+        "due": (at(phase, 0), READY, TERMS, T0 + (61 if phase == "Rechecking" else 11 if phase == "Watching" else 6) * MINUTE),
         "topped": (at(phase, 1), READY, TERMS, T0 + 6 * MINUTE),
     }[word]
 
@@ -112,6 +114,15 @@ def test_a_share_that_is_not_borne_is_not_held() -> None:
     assert advance(at("Ramping", 0), WAITING, TERMS, T0 + 20 * MINUTE).stage == at("Ramping", 0)
 
 
+def test_a_fall_after_the_promotion_is_checked_against_old_pods_before_anything_is_taken_back() -> None:
+    fallen = Looks(ready=True, fallen="It has fallen.", verdict="Rollback", reason="It is worse.")
+    step = advance(at("Watching"), fallen, TERMS, T0 + MINUTE)
+    assert (step.stage.phase, step.stage.step_started_at, step.end) == ("Rechecking", T0 + MINUTE, None)
+    assert advance(step.stage, fallen, TERMS, T0 + 2 * MINUTE).end == "RolledBack"
+    assert advance(step.stage, READY, TERMS, T0 + 20 * MINUTE).end is None, "scaleDownDelay is over, and this is not"
+    assert advance(step.stage, READY, TERMS, T0 + 61 * MINUTE).end == "Over"
+
+
 LOOKS = st.builds(
     Looks,
     ready=st.booleans(),
@@ -119,6 +130,7 @@ LOOKS = st.builds(
     stop=st.sampled_from(["", "", "", "It crashes."]),
     verdict=st.sampled_from(["Continue", "Continue", "Promote", "Rollback", "Inconclusive"]),
     reason=st.just("Because."),
+    fallen=st.sampled_from(["", "", "It has fallen."]),
     word=st.sampled_from([None, None, None, "promote", "rollback"]),
 )
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aerie.rollout.pods import ready
-from tests.unit.rollout.world import DRAFTERS, World, canarying
+from tests.unit.rollout.world import DRAFTERS, World, canarying, watching
 
 NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
@@ -43,10 +43,13 @@ class Rollouts(RuleBasedStateMachine):
         """What served when all Deployments were last decided upon; None when the spec is another one since."""
 
     @initialize(
-        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"]), replicas=st.integers(1, 4)
+        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Watching"]),
+        replicas=st.integers(1, 4),
     )
     def somewhere_on_the_way(self, phase: str | None, replicas: int) -> None:
-        if phase is not None:
+        if phase == "Watching":
+            self.world, _ = watching(replicas=replicas)
+        elif phase is not None:
             self.world, _ = canarying(phase, replicas=replicas)
 
     @rule(times=st.integers(1, 6))
@@ -86,6 +89,11 @@ class Rollouts(RuleBasedStateMachine):
         new = (after.get("canary") or {}).get("revision")
         if new is not None and (canary or {}).get("revision") != new and (alive == 0 or world.document["spec"]["replicas"] == 0):
             self.unserved.add(new)
+        kept = before.get("previous")
+        if kept is not None and now == kept["revision"]:
+            assert (canary, new, after["canary"]["phase"]) == (None, served["revision"], "RollingBack")
+            assert after["history"][0]["reason"].startswith("Taken back after its promotion. ")
+            return
         if now != served["revision"]:
             proven = (after.get("analysis") or {}).get("verdict") == "Promote"
             asked = said.get("aerie.dev/promote") == now
@@ -110,10 +118,11 @@ class Rollouts(RuleBasedStateMachine):
         self.world.edit(replicas=replicas)
         self.seen = None
 
-    @rule(paused=st.booleans(), reuse=st.booleans(), gateway=st.booleans())
-    def other_terms(self, paused: bool, reuse: bool, gateway: bool) -> None:
+    @rule(paused=st.booleans(), reuse=st.booleans(), gateway=st.booleans(), delay=st.sampled_from(["0s", "10m", "3h"]))
+    def other_terms(self, paused: bool, reuse: bool, gateway: bool, delay: str) -> None:
         traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}} if gateway else {"mode": "Service"}
-        canary = {"capacity": "Reuse" if reuse and self.world.document["spec"]["replicas"] > 2 else "Surge"}
+        capacity = "Reuse" if reuse and self.world.document["spec"]["replicas"] > 2 else "Surge"
+        canary = {"capacity": capacity, "scaleDownDelay": delay}
         self.seen = None
         self.world.edit(rollout={"paused": paused, "canary": canary, "traffic": traffic})
 
@@ -141,9 +150,9 @@ class Rollouts(RuleBasedStateMachine):
         self.world.ready(value=value)
 
     @rule(restarts=st.integers(1, 4))
-    @precondition(lambda self: self.world.status.get("canary"))
-    def the_canary_crashes(self, restarts: int) -> None:
-        self.world.crash(self.world.status["canary"]["revision"], restarts)
+    @precondition(lambda self: self.world.status.get("canary") or self.world.status.get("previous"))
+    def what_is_new_crashes(self, restarts: int) -> None:
+        self.world.crash((self.world.status.get("canary") or self.world.status["stable"])["revision"], restarts)
 
     @rule(minutes=st.sampled_from([1, 6, 31]))
     def time_passes(self, minutes: int) -> None:
@@ -165,7 +174,7 @@ class Rollouts(RuleBasedStateMachine):
     @invariant()
     def at_most_one_revision_beside_the_stable_one(self) -> None:
         status = self.world.status
-        known = {(status.get(arm) or {}).get("revision") for arm in ("stable", "canary")}
+        known = {(status.get(arm) or {}).get("revision") for arm in ("stable", "canary", "previous")}
         strange = [revision for revision in self.world.deployments() if revision not in known]
         assert len(strange) <= 2, "one that a crash kept out of the status, one that is about to go"
 
@@ -181,7 +190,7 @@ class Rollouts(RuleBasedStateMachine):
             if (world.status.get("canary") or {}).get("phase") in ("AwaitingApproval", "Held"):
                 world.annotate(promote=world.status["canary"]["revision"])
             world.now += timedelta(minutes=20)
-        assert "canary" not in world.status, world.message("Progressing")
+        assert not {"canary", "previous"} & world.status.keys(), world.message("Progressing")
         plan = world.plan()
         assert (plan.apply, plan.delete, plan.events) == ((), (), ())
         assert plan.status.to_dict() == world.status

@@ -167,6 +167,15 @@ class World:
             if step:
                 self.step()
 
+    def measure_alone(self, blocks: int, length: float, *, scatter: float = 0.01) -> None:
+        """So many blocks of the stable pods alone, each looked at."""
+        for _ in range(blocks):
+            began = self.now.timestamp()
+            self.now += timedelta(seconds=120)
+            mine = side(length * (1 + self.chance.gauss(0, scatter)))
+            self.blocks = [*self.blocks[-3:], Block(began, self.now.timestamp(), mine, None)]
+            self.step()
+
     def check(self) -> None:
         """Every preflight Job that runs comes to its verdict: the drafter named `refused` is refused."""
         for (kind, name), item in self.objects.items():
@@ -286,3 +295,17 @@ def canarying(phase: str, **spec: Any) -> tuple[World, str]:
         world.step()
     assert world.status["phase"] == phase
     return world, old
+
+
+def watching(**spec: Any) -> tuple[World, str]:
+    """A world whose canary has just been promoted, and the revision before, of which pods are kept."""
+    rollout = spec.pop("rollout", {})
+    rollout = {**rollout, "canary": {"scaleDownDelay": "10m", **rollout.get("canary", {})}}
+    world, old = canarying("Promoting", **{"replicas": 4, **spec}, rollout=rollout)
+    for _ in range(20):
+        world.schedule()
+        world.ready()
+        world.step()
+        if world.status["phase"] != "Promoting":
+            return world, old
+    raise AssertionError("it is not promoted")

@@ -1,0 +1,101 @@
+"""Whether the acceptance length of promoted pods has fallen below the level with which their revision was accepted.
+
+There is no arm beside them to compare with: blocks are compared with a number. What the traffic itself does to acceptance is not
+taken off by pairs then, and no count of blocks averages it out, because it may last for hours. So a fall by less than the margin
+is none, and a certain one is a suspicion and no verdict: it says that old pods should get requests, and be compared with in pairs
+as ever (`judgement.watch`).
+
+How blocks scatter is known from those of the analysis: their variance is a prior for the few blocks of a watch, and how uncertain
+the level itself is joins as a lasting difference. Not guaranteed: any rate of wrong suspicions where the traffic changes; one
+costs no more than that old pods get requests for a while.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Criterion, Terms, criteria
+from aerie.rollout.analysis.judgement import SILENT, State
+from aerie.rollout.analysis.sequential import Pairs, Prior, Tuning, half_width, upper
+
+ALPHA = 0.05
+TIGHTEST = 5.0
+"""Effective blocks at which the bound is tightest: a watch has few."""
+LEAST = 3
+"""Blocks before which nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The acceptance length with which a revision was accepted."""
+
+    mean: float
+    sd: float
+    """Standard deviation of the mean."""
+    variance: float
+    """Of a block of one pod."""
+    freedom: float
+    """Degrees of freedom of the variance."""
+
+
+def level_of(state: State, terms: Terms) -> Level | None:
+    """The canary's level in an analysis; None where acceptance lengths are not compared, or it has too few blocks."""
+    pairs = state.pairs.get(ACCEPTANCE_LENGTH, Pairs())
+    if _criterion(terms) is None or pairs.count < max(2, terms.min_blocks):
+        return None
+    inflation = terms.scatter(ACCEPTANCE_LENGTH).inflation
+    variance = max(0.0, pairs.canary_squares) / (pairs.count - 1)
+    return Level(
+        pairs.canary,
+        math.sqrt(variance * inflation / pairs.count),
+        variance * terms.pods[0],
+        max(0.0, pairs.count / inflation - 1),
+    )
+
+
+def count(state: State, block: Block, level: Level, terms: Terms) -> State:
+    """The state with one more block of the promoted pods, the block's canary; that it has no control is no fault here."""
+    criterion, side = _criterion(terms), block.canary
+    if side is None or criterion is None:
+        return replace(state, dropped=state.dropped + 1)
+    part, whole = criterion.value(side.counts)
+    if whole <= 0:
+        return state
+    pairs = {ACCEPTANCE_LENGTH: state.pairs.get(ACCEPTANCE_LENGTH, Pairs()).add(part / whole, level.mean)}
+    silent = state.silent + 1 if side.counts.accepted == 0 and level.mean > 1 else 0
+    return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=silent)
+
+
+def silent(state: State) -> str:
+    """That none of their drafted tokens is accepted any more; empty where some are."""
+    if state.silent < SILENT:
+        return ""
+    return f"Not one drafted token of the promoted pods was accepted in {state.silent} blocks in a row."
+
+
+def fallen(state: State, level: Level, terms: Terms, pods: int) -> str:
+    """That the acceptance length of so many promoted pods is certainly below the level; empty while it is not."""
+    pairs = state.pairs.get(ACCEPTANCE_LENGTH, Pairs())
+    ratio = 1 - terms.margin
+    tuned = tuning(level, terms, pods)
+    if pairs.count < LEAST or upper(pairs, ratio, 0.0, tuned) >= 0:
+        return ""
+    most = pairs.canary + half_width(pairs.count, pairs.variance(ratio), tuned)
+    said = (
+        f"Acceptance length is {pairs.canary:.2f} since the promotion, {1 - pairs.canary / level.mean:.0%} below the "
+        f"{level.mean:.2f} of the acceptance and certainly at most {most:.2f}, after {pairs.count} blocks."
+    )
+    return said.replace("%", " %")
+
+
+def tuning(level: Level, terms: Terms, pods: int) -> Tuning:
+    """Of the bound on the mean of the pods' blocks."""
+    inflation = terms.scatter(ACCEPTANCE_LENGTH).inflation
+    return Tuning(ALPHA, TIGHTEST, inflation, Prior(level.variance / max(1, pods), level.freedom), level.sd)
+
+
+def _criterion(terms: Terms) -> Criterion | None:
+    """That of acceptance lengths, where they may be compared."""
+    return next((one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH), None)
