@@ -63,7 +63,7 @@ def notices(resource: SpeculativeDeployment, status: Status) -> Iterator[Notice]
     said = {condition.type: condition for condition in status.conditions}
     progressing = said.get("Progressing")
     if canary is not None and canary.phase != "RollingBack":
-        mine = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
+        mine: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
         mine |= {"against": status.stable.drafter if status.stable else None, "startedAt": _moment(canary.started_at)}
         yield _notice(resource, "begun", canary.revision, canary.started_at, canary.started_at, mine)
         open_ends: dict[str, What] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
@@ -73,9 +73,9 @@ def notices(resource: SpeculativeDeployment, status: Status) -> Iterator[Notice]
             yield _notice(resource, what, canary.revision, canary.started_at, progressing.last_transition_time, told)
     passed = said.get("PreflightPassed")
     if canary is None and status.phase == "Failed" and passed is not None and passed.status == "False":
-        told = {"generation": status.observed_generation, "reason": passed.message}
+        refused = {"generation": status.observed_generation, "reason": passed.message}
         when = passed.last_transition_time
-        yield _notice(resource, "failed", f"generation-{status.observed_generation}", None, when, told)
+        yield _notice(resource, "failed", f"generation-{status.observed_generation}", None, when, refused)
 
 
 def _ended(resource: SpeculativeDeployment, outcome: Outcome) -> Notice:
