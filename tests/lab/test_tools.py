@@ -12,6 +12,7 @@ import pytest
 from aerie_lab.binaries import ensure
 from aerie_lab.cluster import Lab, process
 from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.prometheus import MANIFESTS
 
 CHART = {
     "Chart.yaml": "apiVersion: v2\nname: small\nversion: 0.1.0\nkubeVersion: '>=1.36.0-0'\n",
@@ -44,60 +45,10 @@ def test_helm_installs_upgrades_and_uninstalls(namespace: Namespace, tmp_path: P
     assert not namespace.exists("deployment", "small")
 
 
-PROMETHEUS = """
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: prometheus}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: prometheus}
-rules: [{apiGroups: [""], resources: [pods], verbs: [get, list, watch]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: prometheus}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: prometheus}
-subjects: [{kind: ServiceAccount, name: prometheus}]
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: prometheus}
-data:
-  prometheus.yml: |
-    global: {scrape_interval: 1s}
-    scrape_configs:
-    - job_name: pods
-      kubernetes_sd_configs: [{role: pod, namespaces: {own_namespace: true}}]
-      relabel_configs:
-      - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: prometheus, labels: {app: prometheus}}
-spec:
-  serviceAccountName: prometheus
-  terminationGracePeriodSeconds: 5
-  containers:
-  - name: prometheus
-    image: prom/prometheus:v3.15.0
-    args: [--config.file=/etc/prometheus/prometheus.yml, --storage.tsdb.path=/data]
-    ports: [{containerPort: 9090}]
-    readinessProbe: {httpGet: {path: /-/ready, port: 9090}, periodSeconds: 1}
-    volumeMounts: [{name: config, mountPath: /etc/prometheus}, {name: data, mountPath: /data}]
-  volumes: [{name: config, configMap: {name: prometheus}}, {name: data, emptyDir: {}}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: prometheus}
-spec: {selector: {app: prometheus}, ports: [{port: 80, targetPort: 9090}]}
-"""
-
-
 @pytest.mark.timeout(900)  # the first time Prometheus has to be built
 def test_prometheus_runs_as_a_pod_and_finds_itself(namespace: Namespace) -> None:
     ensure("prometheus")
-    namespace.apply(PROMETHEUS)
+    namespace.apply(MANIFESTS)
     namespace.until_ready("prometheus", within=120)
     address = namespace.get("service", "prometheus")["spec"]["clusterIP"]
 

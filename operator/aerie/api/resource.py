@@ -7,13 +7,13 @@ model: two revisions serve side by side during a rollout, and each would refuse 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from aerie.api.base import Between, Model, Rule, Time, rules, unless_malformed
+from aerie.api.base import Model, Rule, Time, rules, unless_malformed
 from aerie.api.engine import Engine
+from aerie.api.metrics import Metrics
 from aerie.api.rollout import Rollout
 from aerie.api.source import Drafter, Target
 from aerie.api.speculation import Speculation
@@ -26,14 +26,6 @@ PLURAL = "speculativedeployments"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 _TAKEN = "self.rollout.canary.replicas * (self.rollout.canary.control == 'Fresh' ? 2 : 1)"
-
-
-class Metrics(Model):
-    """How Aerie reads the engines' metrics."""
-
-    interval: Annotated[timedelta, Between("1s", "5m")] = timedelta(seconds=15)
-    """Time between two readings of a pod while a rollout is under way. All others are read four times slower, up to a minute
-    apart, for the figures in the status."""
 
 
 class Spec(Model):

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import kopf
@@ -40,6 +41,12 @@ def operator(
         str | None, typer.Option(help="File with headers for them, one `Name: value` in each line; read for each.")
     ] = None,
     notify_source: Annotated[str, typer.Option(help="Their source, which tells one cluster's from another's.")] = "aerie",
+    prometheus_token: Annotated[
+        list[str] | None, typer.Option(help="ADDRESS=FILE: bearer token for the Prometheus server there; may be repeated.")
+    ] = None,
+    prometheus_ca: Annotated[
+        str | None, typer.Option(help="File with the authorities of Prometheus servers with https. Default: the public ones.")
+    ] = None,
     log_format: Annotated[LogFormat, typer.Option(help="How to write the log.")] = LogFormat.TEXT,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     dry_run: Annotated[
@@ -52,6 +59,7 @@ def operator(
     """
     # Imported here: the other commands need neither Kopf nor the cluster's client.
     from aerie.controller.notify import Hook, HookError
+    from aerie.controller.prometheus import Access
     from aerie.controller.run import Options, run
 
     if preflight_image is None:
@@ -75,9 +83,17 @@ def operator(
         health_port=health_port,
         metrics_port=metrics_port,
         hook=hook,
+        access=Access(dict(map(_token, prometheus_token or [])), Path(prometheus_ca) if prometheus_ca else None),
         dry_run=dry_run,
     )
     raise typer.Exit(asyncio.run(run(options)))
+
+
+def _token(text: str) -> tuple[str, Path]:
+    address, equals, file = text.rpartition("=")
+    if not equals or not file or not address.startswith(("http://", "https://")):
+        raise CommandError(f"--prometheus-token is {text}: write it as http://HOST:PORT=FILE or https://HOST=FILE.")
+    return address, Path(file)
 
 
 def _level(name: str) -> int:

@@ -116,7 +116,13 @@ class Reconciler:
 
     def _with_readings(self, key: Key, observed: Observed) -> Observed:
         scraper = self.scraper
-        return replace(observed, figures=scraper.figures(key), blocks=scraper.blocks(key), unreadable=scraper.unreadable(key))
+        return replace(
+            observed,
+            figures=scraper.figures(key),
+            blocks=scraper.blocks(key),
+            unreadable=scraper.unreadable(key),
+            source_trouble=scraper.trouble(key),
+        )
 
 
 def described(key: Key, plan: Plan) -> dict[str, object]:

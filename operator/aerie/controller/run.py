@@ -13,7 +13,7 @@ import contextlib
 import gc
 import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aerie.controller import edge
@@ -22,6 +22,7 @@ from aerie.controller.clock import Clock
 from aerie.controller.lease import Elector
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Hook, Notifier
+from aerie.controller.prometheus import Access
 from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
 from aerie.controller.scrape import Scraper
@@ -53,6 +54,8 @@ class Options:
     metrics_port: int = 8080
     hook: Hook | None = None
     """Who is told of rollouts, besides those who read events."""
+    access: Access = field(default_factory=Access)
+    """Of Prometheus servers that resources name."""
     dry_run: bool = False
 
 
@@ -102,8 +105,8 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     clock = Clock()
-    scraper = Scraper(queue.add, telemetry.scraped, clock=clock)
     notifier = Notifier(options.hook, telemetry.noticed)
+    scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
         cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, options.catalog, clock

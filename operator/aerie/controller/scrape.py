@@ -1,6 +1,7 @@
-"""Reads the engines' metrics pages, in the background of the passes.
+"""Reads the engines' metrics, in the background of the passes: from their pages, or where a resource says so from Prometheus.
 
     pass ─ follow(what was observed) ─► pods to read ─► two lanes ─► fetch ─► Readings ─► figures ─► next pass
+                                        or resources ─► two lanes ─► ask ──┘
                                                   urgent: of resources with a rollout under way, each spec.metrics.interval
                                                   calm:   of all others, four times slower, up to a minute
 
@@ -8,42 +9,40 @@ Guarantees: only pods that the resource owns are read, on the port that their en
 a lane one in pages at once; first readings are spread over an interval, so that a thousand resources make no burst; a pod that
 does not answer is asked less and less often, and those of stable resources keep no canary waiting. A failure is counted by
 reason, and never reaches a pass: what is not known is missing in the figures. A resource is looked at again only when its
-figures have moved (aerie.rollout.figures).
-
-Ownership is told by labels and by the chain of owners: resource, Deployment, and a ReplicaSet that bears the Deployment's name
-and the pod's template hash. Not guaranteed: that nobody in the namespace forges these; who can do that can change the engines.
+figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at once; what it has of a pod is a
+reading only when it is of a scrape that was not seen before, and has failed otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import ssl
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import httpx
 
+from aerie.api.metrics import Prometheus
 from aerie.api.status import Arm, Status
 from aerie.controller.clock import Clock
 from aerie.controller.compare import Comparison, subject
+from aerie.controller.fetch import ScrapeError, client, fetch
+from aerie.controller.prometheus import Access, Servers, Standing
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.readings import Readings
+from aerie.controller.targets import Target, targets
 from aerie.engine.page import PageError, parse
 from aerie.engine.samples import Counters, Sample
+from aerie.engine.series import Scrape
 from aerie.resources import names
-from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.blocks import LATE, Block
 from aerie.rollout.figures import Figures, figures_of, settled, shown_by
-from aerie.rollout.observed import Object, Observed, labels, owned
+from aerie.rollout.observed import Observed
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 5.0
-"""For one page, all in all."""
-CONNECT_SECONDS = 2.0
-LARGEST = 2 * 1024 * 1024
-"""Bytes of one page; one engine's has about 50 KiB."""
 AT_ONCE = 32
 """Pages at once, in each lane."""
 SLOWER, SLOWEST = 4.0, 60.0
@@ -52,108 +51,12 @@ LONGEST_WAIT, LONGEST_URGENT_WAIT = 600.0, 60.0
 """Seconds between two readings of a pod that does not answer."""
 UNBELIEVABLE = 3
 """Pages in a row that say what cannot be, after which it is no accident."""
+ABSENT = 4
+"""Readings in a row in which Prometheus has nothing of a pod, after which it is no pod that has just begun."""
 STALE = 5.0
 """Intervals after which a pod that does not answer counts for nothing."""
 
 
-class ScrapeError(Exception):
-    """A page could not be had; `reason` is one of timeout, unreachable, broken, status, too_large."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-# ------------------------------------------------------------------------------------------------------------------- one page
-def client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """A client that goes nowhere but where it is told, and keeps no connection."""
-    return httpx.AsyncClient(
-        transport=transport,
-        timeout=httpx.Timeout(SECONDS, connect=CONNECT_SECONDS, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        # OpenMetrics is another format, and a compressed page's size shows too late.
-        headers={"Accept": "text/plain", "Accept-Encoding": "identity"},
-        follow_redirects=False,
-        trust_env=False,
-        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # plain HTTP only: reading the machine's authorities takes time
-    )
-
-
-async def fetch(through: httpx.AsyncClient, url: str) -> bytes:
-    """The page. Raises ScrapeError."""
-    try:
-        async with asyncio.timeout(SECONDS), through.stream("GET", url) as answer:
-            if answer.status_code != 200:
-                raise ScrapeError("status", f"{url} answered with status {answer.status_code}")
-            page = bytearray()
-            async for chunk in answer.aiter_raw():
-                page += chunk
-                if len(page) > LARGEST:
-                    raise ScrapeError("too_large", f"{url} has more than {LARGEST} bytes")
-            return bytes(page)
-    except (TimeoutError, httpx.TimeoutException) as error:
-        raise ScrapeError("timeout", f"{url} did not answer in time") from error
-    except httpx.ConnectError as error:
-        raise ScrapeError("unreachable", f"{url} cannot be reached: {error}") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ScrapeError("broken", f"{url} did not answer as a server does: {error!r}") from error
-
-
-# ---------------------------------------------------------------------------------------------------------------- which pods
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A pod to read."""
-
-    url: str
-    group: str
-    """Name of its Deployment."""
-    run: str
-    """Tells one run of its engine from the next."""
-
-
-def targets(observed: Observed) -> Iterator[tuple[str, Target]]:
-    """Pods of the resource whose engine has started, by name."""
-    resource = observed.resource
-    groups = {item["metadata"]["name"]: labels(item) for item in observed.of("Deployment") if owned(item, resource.metadata.uid)}
-    for pod in observed.pods:
-        group = _owner(pod)
-        if group not in groups or pod["metadata"].get("deletionTimestamp"):
-            continue
-        wanted = {key: groups[group].get(key) for key in (names.NAME, names.REVISION, names.CONTROL)}
-        if not wanted.items() <= labels(pod).items() or labels(pod).get(names.NAME) != resource.metadata.name:
-            continue
-        address, port = _address(pod), _port(pod)
-        status = _engine((pod.get("status") or {}).get("containerStatuses"))
-        if address and port and (status.get("started") or status.get("ready")):
-            run = f"{status.get('containerID')} {status.get('restartCount')}"
-            yield pod["metadata"]["name"], Target(f"http://{address}:{port}/metrics", group, run)
-
-
-def _owner(pod: Object) -> str:
-    """Name of the Deployment whose ReplicaSet controls the pod; empty when none does."""
-    references = pod["metadata"].get("ownerReferences") or []
-    found = next((one for one in references if one.get("controller")), None)
-    if found is None or (found.get("apiVersion"), found.get("kind")) != ("apps/v1", "ReplicaSet"):
-        return ""
-    name, _, template = found["name"].rpartition("-")
-    return name if template and template == labels(pod).get("pod-template-hash") else ""
-
-
-def _engine(containers: list[Object] | None) -> Object:
-    return next((one for one in containers or [] if one["name"] == names.ENGINE), {})
-
-
-def _port(pod: Object) -> int | None:
-    ports = _engine(pod["spec"].get("containers")).get("ports") or []
-    return next((one["containerPort"] for one in ports if one.get("name") == names.PORT_NAME), None)
-
-
-def _address(pod: Object) -> str:
-    address = (pod.get("status") or {}).get("podIP") or ""
-    return f"[{address}]" if ":" in address else address
-
-
-# --------------------------------------------------------------------------------------------------------------- all of them
 @dataclass(eq=False)
 class _Lane:
     longest_wait: float
@@ -172,6 +75,8 @@ class _Pod:
     latest: Sample | None = None
     read_at: float = 0.0
     """Seconds since the epoch."""
+    scraped_at: float = 0.0
+    """When Prometheus had scraped that, by its clock."""
     unbelievable: int = 0
     """Pages in a row that were read and say what cannot be."""
     why: str = ""
@@ -186,6 +91,29 @@ class _Pod:
         return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
 
 
+@dataclass(eq=False)
+class _Asked:
+    """A resource whose metrics a Prometheus server has."""
+
+    server: Prometheus
+    lane: _Lane
+    interval: float
+    shortest: float
+    """The interval of a rollout: what the server's scrapes are held against."""
+    failures: int = 0
+    gap: float = 0.0
+    """Seconds between the latest two scrapes of a pod, the least of all pods."""
+    standing: Standing = field(default_factory=Standing)
+
+    def wait(self) -> float:
+        """Seconds until it is asked again."""
+        longest = max(self.interval, self.lane.longest_wait)
+        return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
+
+
+_Turn = Callable[[_Lane, Key], Coroutine[None, None, None]]
+
+
 class Scraper:
     """See the module. `tell` is called with a resource whose figures have moved, `count` with how each reading ended."""
 
@@ -195,10 +123,14 @@ class Scraper:
         count: Callable[[str, float], None],
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         self._tell, self._count, self._transport = tell, count, transport
         self._clock = clock or Clock()
+        self._access = access or Access()
         self._urgent, self._calm = _Lane(LONGEST_URGENT_WAIT), _Lane(LONGEST_WAIT)
+        self._urgent_asks, self._calm_asks = _Lane(LONGEST_URGENT_WAIT), _Lane(LONGEST_WAIT)
+        self._asked: dict[Key, _Asked] = {}
         self._pods: dict[Key, _Pod] = {}
         self._of: dict[Key, frozenset[Key]] = {}
         self._shown: dict[Key, Mapping[str, Figures]] = {}
@@ -207,10 +139,16 @@ class Scraper:
     def follow(self, key: Key, observed: Observed, status: Status) -> None:
         """Read the resource's pods from now on, as was observed, and tell when their figures leave those of its status."""
         resource = observed.resource
-        interval = resource.spec.metrics.interval.total_seconds()
-        lane = self._urgent if status.canary is not None or status.previous is not None else self._calm
-        if lane is self._calm:
+        metrics, rolling = resource.spec.metrics, status.canary is not None or status.previous is not None
+        interval = shortest = metrics.interval.total_seconds()
+        if not rolling:
             interval = max(interval, min(SLOWEST, SLOWER * interval))
+        if metrics.source is None:
+            self._asked.pop(key, None)
+            lane = self._urgent if rolling else self._calm
+        else:
+            lane = self._urgent_asks if rolling else self._calm_asks
+            self._ask_from_now(key, _Asked(metrics.source.prometheus, lane, interval, shortest))
         found = {Key(key.namespace, name): target for name, target in targets(observed)}
         for gone in self._of.get(key, frozenset()) - found.keys():
             del self._pods[gone]
@@ -222,9 +160,10 @@ class Scraper:
                 pod.target = target
                 continue
             pod.target, pod.lane, pod.interval = target, lane, interval
-            lane.queue.add_after(name, interval * _share(name))
+            if metrics.source is None:
+                lane.queue.add_after(name, interval * _share(name))
         self._of[key] = frozenset(found)
-        compared = subject(key.name, status, resource.spec.metrics.interval.total_seconds())
+        compared = subject(key.name, status, shortest)
         if compared is None:
             self._comparisons.pop(key, None)
         elif key not in self._comparisons or self._comparisons[key].subject != compared:
@@ -233,8 +172,18 @@ class Scraper:
             names.deployment(key.name, arm.revision, control=control): shown_by(arm) for arm, control in _arms(status)
         }
 
+    def _ask_from_now(self, key: Key, wanted: _Asked) -> None:
+        known = self._asked.get(key)
+        if known is not None and known.server == wanted.server:
+            if (known.lane, known.interval, known.shortest) == (wanted.lane, wanted.interval, wanted.shortest):
+                return
+            wanted.standing = known.standing
+        self._asked[key] = wanted
+        wanted.lane.queue.add_after(key, wanted.interval * _share(key))
+
     def forget(self, key: Key) -> None:
         """The resource is gone."""
+        self._asked.pop(key, None)
         for name in self._of.pop(key, frozenset()):
             del self._pods[name]
         self._shown.pop(key, None)
@@ -249,6 +198,13 @@ class Scraper:
         """Pods whose pages could not be believed for a while, by name, and why."""
         pods = {name.name: self._pods[name] for name in self._of.get(key, frozenset())}
         return {name: pod.why for name, pod in pods.items() if pod.unbelievable >= UNBELIEVABLE}
+
+    def trouble(self, key: Key) -> str | None:
+        """What keeps the resource's Prometheus from being of use; empty when nothing does, None while that is not known."""
+        if key not in self._of:
+            return None
+        asked = self._asked.get(key)
+        return "" if asked is None else asked.standing.told
 
     def figures(self, key: Key) -> Mapping[str, Figures]:
         """What is known of the resource's arms, by the name of their Deployment."""
@@ -268,17 +224,23 @@ class Scraper:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        async with client(self._transport) as through, asyncio.TaskGroup() as group:
-            for lane in (self._urgent, self._calm):
-                group.create_task(self._serve(lane, through, group))
+        servers = Servers(self._access, self._transport)
+        try:
+            async with client(self._transport) as through, asyncio.TaskGroup() as group:
+                for lane in (self._urgent, self._calm):
+                    group.create_task(self._serve(lane, functools.partial(self._turn, through), group))
+                for lane in (self._urgent_asks, self._calm_asks):
+                    group.create_task(self._serve(lane, functools.partial(self._asking_turn, servers), group))
+        finally:
+            await servers.close()
 
-    async def _serve(self, lane: _Lane, through: httpx.AsyncClient, group: asyncio.TaskGroup) -> None:
+    async def _serve(self, lane: _Lane, turn: _Turn, group: asyncio.TaskGroup) -> None:
         while True:
             await lane.free.acquire()
             name, _ = await lane.queue.get()
-            group.create_task(self._turn(lane, name, through))
+            group.create_task(turn(lane, name))
 
-    async def _turn(self, lane: _Lane, name: Key, through: httpx.AsyncClient) -> None:
+    async def _turn(self, through: httpx.AsyncClient, lane: _Lane, name: Key) -> None:
         try:
             pod = self._pods.get(name)
             if pod is None or pod.lane is not lane:
@@ -290,34 +252,95 @@ class Scraper:
             lane.queue.done(name)
             lane.free.release()
 
+    async def _asking_turn(self, servers: Servers, lane: _Lane, key: Key) -> None:
+        try:
+            asked = self._asked.get(key)
+            if asked is None or asked.lane is not lane:
+                return
+            await self._ask(key, asked, servers)
+            if self._asked.get(key) is asked:
+                lane.queue.add_after(key, asked.wait())
+        finally:
+            lane.queue.done(key)
+            lane.free.release()
+
     async def _read(self, name: Key, pod: _Pod, through: httpx.AsyncClient) -> None:
         loop, target = asyncio.get_running_loop(), pod.target
         began, outcome, told = loop.time(), "done", ""
         try:
-            sample = parse(await fetch(through, target.url))
-            pod.readings.add(target.run, sample, loop.time(), pod.stale_after)
-            pod.latest, pod.read_at = sample, self._clock.now().timestamp()
-            pod.unbelievable = 0
+            page = await fetch(through, target.url)
+            outcome, told = self._take(pod, target, functools.partial(parse, page))
         except ScrapeError as error:
             outcome, told = error.reason, str(error)
-        except PageError as error:
-            outcome, told = "unreadable", str(error)
-            pod.unbelievable, pod.why = pod.unbelievable + 1, str(error)
         except Exception:  # noqa: BLE001 - one pod's page must not end the reading of the others
             outcome = "error"
             _log.exception("pod %s: its page ended the reading with an error of Aerie's own", name)
         self._count(outcome, loop.time() - began)
-        if outcome != "done":
-            pod.failures += 1
-            if pod.failures == 1:
-                _log.info("pod %s: %s", name, told)
-        else:
-            pod.failures = 0
+        _note(name, pod, outcome, told)
         if self._pods.get(name) is not pod:
             return
         closed = self._round(pod.owner)
         if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner)):
             self._tell(pod.owner)
+
+    def _take(self, pod: _Pod, target: Target, sample_of: Callable[[], Sample]) -> tuple[str, str]:
+        """What was read of the pod; how that went, and why."""
+        try:
+            sample = sample_of()
+        except PageError as error:
+            pod.unbelievable, pod.why = pod.unbelievable + 1, str(error)
+            return "unreadable", str(error)
+        pod.readings.add(target.run, sample, asyncio.get_running_loop().time(), pod.stale_after)
+        pod.latest, pod.read_at = sample, self._clock.now().timestamp()
+        pod.unbelievable = 0
+        return "done", ""
+
+    async def _ask(self, key: Key, asked: _Asked, servers: Servers) -> None:
+        """All pods of the resource, from its server."""
+        loop = asyncio.get_running_loop()
+        began, outcome = loop.time(), "done"
+        pods = {name.name: self._pods[name] for name in sorted(self._of.get(key, frozenset()))}
+        runs = {name: pod.target for name, pod in pods.items()}
+        trouble: tuple[str, str] | None = None
+        news = False
+        try:
+            found = await servers.ask(asked.server, key.namespace, list(pods), asked.shortest) if pods else {}
+            gaps = []
+            for name, pod in pods.items():
+                before = pod.unbelievable
+                gap = self._taken(Key(key.namespace, name), pod, runs[name], found[name])
+                gaps += [gap] if gap else []
+                news = news or before < pod.unbelievable == UNBELIEVABLE
+            asked.gap = min(gaps, default=asked.gap)
+            trouble = _seen(asked, pods, found)
+            asked.failures = 0
+        except ScrapeError as error:
+            outcome, trouble = error.reason, (error.reason, str(error))
+            asked.failures += 1
+        except Exception:  # noqa: BLE001 - one resource's server must not end the reading of the others
+            outcome = "error"
+            asked.failures += 1
+            _log.exception("%s: an answer of %s ended the reading with an error of Aerie's own", key, asked.server.address)
+        self._count(outcome, loop.time() - began)
+        if self._asked.get(key) is not asked:
+            return
+        if trouble is not None:
+            news = asked.standing.ill(*trouble, loop.time()) or news
+        elif outcome == "done":
+            news = asked.standing.well() or news
+        if self._round(key) or news or (outcome == "done" and self._has_moved(key)):
+            self._tell(key)
+
+    def _taken(self, name: Key, pod: _Pod, target: Target, found: Scrape | str) -> float:
+        """What the server has of the pod; the seconds between its last two scrapes, where there was a new one."""
+        if isinstance(found, str):
+            _note(name, pod, "absent", found)
+            return 0.0
+        if found.at <= pod.scraped_at:  # the scrape of before: no other reading
+            return 0.0
+        gap, pod.scraped_at = found.at - pod.scraped_at if pod.scraped_at else 0.0, found.at
+        _note(name, pod, *self._take(pod, target, found.sample))
+        return gap
 
     def _round(self, key: Key) -> bool:
         """A round of the resource's comparison, if one is due; whether it has closed a block."""
@@ -330,6 +353,27 @@ class Scraper:
     def _has_moved(self, key: Key) -> bool:
         found = self.figures(key)
         return any(settled(shown, found[group]) != shown for group, shown in self._shown[key].items() if group in found)
+
+
+def _note(name: Key, pod: _Pod, outcome: str, told: str) -> None:
+    """How a reading of the pod went."""
+    pod.failures = 0 if outcome == "done" else pod.failures + 1
+    if pod.failures == 1:
+        _log.info("pod %s: %s", name, told)
+
+
+def _seen(asked: _Asked, pods: Mapping[str, _Pod], found: Mapping[str, Scrape | str]) -> tuple[str, str] | None:
+    """What is wrong with what the server has: the kind of it, and the sentence."""
+    for name, pod in pods.items():
+        one = found[name]
+        if isinstance(one, str) and pod.failures >= ABSENT:
+            return "absent", f"pod {name} {one}"
+    if asked.interval == asked.shortest and asked.gap > LATE * asked.shortest:
+        told = (
+            f"{asked.server.address} scrapes the pods each {asked.gap:.0f} s, and spec.metrics.interval is {asked.shortest:g} s"
+        )
+        return "sparse", f"{told}, by which blocks are counted: raise it to the time between two scrapes"
+    return None
 
 
 def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aerie.engine.histogram import Histogram
@@ -57,7 +57,38 @@ def parse(page: bytes) -> Sample:
         raise PageError(f"the metrics page has a label that cannot be read: {error}.") from None
 
 
+def from_series(series: Iterable[tuple[str, Mapping[str, str], str]], started: str | None) -> Sample:
+    """The same from the lines of one page taken apart: name, labels and value, and when the process began. Raises PageError."""
+    plain: dict[bytes, float] = {}
+    labelled: dict[bytes, dict[bytes, float]] = {}
+    capacity: float | None = None
+    for text, labels, value in series:
+        name = text.encode()
+        label = _READ.get(name)
+        try:
+            if label is None:
+                continue
+            if label == _SUM:
+                plain[name] = plain.get(name, 0.0) + _value(value.encode())
+            elif label == _CAPACITY:
+                capacity = _add_capacity(capacity, labels)
+            else:
+                if (key := labels.get(label.decode())) is None:
+                    raise ValueError(f"no label {label.decode()}")
+                values = labelled.setdefault(name, {})
+                values[key.encode()] = values.get(key.encode(), 0.0) + _value(value.encode())
+        except ValueError as error:
+            raise PageError(f"the metrics page has a value that cannot be read ({error}): {text} {value}") from None
+    try:
+        return _sample(_Found(plain, labelled), capacity, None if started is None else _value(started.encode()))
+    except PageError:
+        raise
+    except ValueError as error:
+        raise PageError(f"the metrics page has a label or start time that cannot be read: {error}.") from None
+
+
 # ---------------------------------------------------------------------------------------------------------------- lines
+PROCESS_START = "process_start_time_seconds"
 _PREFIX = b"vllm:"
 _SUM, _CAPACITY = b"", b"\0"  # no label name is either
 
@@ -85,6 +116,8 @@ def _names() -> dict[bytes, bytes]:
 
 
 _READ = _names()
+SERIES = frozenset(name.decode() for name in _READ)
+"""Names of all series that are read, but for `PROCESS_START`."""
 
 
 def _value(tail: bytes) -> float:
@@ -147,7 +180,7 @@ def _add_capacity(sum_so_far: float | None, labels: Mapping[str, str]) -> float 
 
 
 def _started(page: bytes) -> float | None:
-    at = page.find(b"\nprocess_start_time_seconds ")
+    at = page.find(f"\n{PROCESS_START} ".encode())
     if at < 0:
         return None
     return _value(page[at : page.index(b"\n", at + 1)].partition(b" ")[2])

@@ -35,6 +35,8 @@ class Observed:
     """Closed blocks of the analysis under way; some may have been seen before."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why the metrics page of a pod could not be believed the last few times, by name of the pod."""
+    source_trouble: str | None = ""
+    """What keeps spec.metrics.source from being of use; empty when nothing does, None while that is not known."""
     scatters: Mapping[str, Scatter] = field(default_factory=dict)
     """How blocks of equal pods of this resource scatter, by criterion."""
 

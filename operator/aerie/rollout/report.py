@@ -20,6 +20,7 @@ from aerie.rollout.route import refusal
 from aerie.rollout.wanted import Wanted
 
 KEPT_OUTCOMES = 10
+UNAVAILABLE = "MetricsUnavailable"
 DRIFT = 0.15
 """Share by which the acceptance length may lie below that of the acceptance, before it is worth a warning. Beside the stable pods
 there is nothing to compare with, and requests of another hour may well make some percent."""
@@ -161,9 +162,20 @@ def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm 
         return Finding(DEGRADED, "True", "RouteNotAccepted", unrouted)
     if trouble is not None and not trouble.waits:
         return Finding(DEGRADED, "True", trouble.reason, trouble.message)
+    if source := _source_trouble(observed):
+        return Finding(DEGRADED, "True", UNAVAILABLE, source)
     if drifted := _drift(stable):
         return Finding(DEGRADED, "True", "DriftSuspected", drifted)
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")
+
+
+def _source_trouble(observed: Observed) -> str:
+    """What is wrong with the source of the metrics; as the status has it, while an operator that has just begun does not know."""
+    if observed.source_trouble is not None or observed.resource.spec.metrics.source is None:
+        return observed.source_trouble or ""
+    status = observed.resource.status
+    known = (one for one in (status.conditions if status else []) if (one.type, one.reason) == (DEGRADED, UNAVAILABLE))
+    return next((one.message for one in known), "")
 
 
 def _drift(stable: Arm | None) -> str:

@@ -76,6 +76,18 @@ def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond
         ),
         ({"engine.image": None}, "spec.engine.image: Required value", {}),
         ({"model.source.huggingFace.revision": None}, "spec.model.source.huggingFace.revision: Required value", {}),
+        ({"metrics.source": {}}, "spec.metrics.source.prometheus: Required value", {}),
+        ({"metrics.source.prometheus": {"podLabel": "pod"}}, "spec.metrics.source.prometheus.address: Required value", {}),
+        (
+            {"metrics.source.prometheus": {"address": "http://a", "podLabel": "pod.name"}},
+            "spec.metrics.source.prometheus.podLabel in body should match",
+            {"metrics.source.prometheus": {"address": "http://a", "podLabel": "pod_name", "namespaceLabel": "ns"}},
+        ),
+        (
+            {"metrics.source.prometheus": {"address": "http://a", "matchLabels": {f"a{n}": "b" for n in range(9)}}},
+            "spec.metrics.source.prometheus.matchLabels: Too many: 9: must have at most 8 items",
+            {"metrics.source.prometheus": {"address": "http://a", "matchLabels": {f"a{n}": "b" for n in range(8)}}},
+        ),
         (
             {"engine.resources": {"limits": {"nvidia.com/gpu": "one"}}},
             "spec.engine.resources.limits.nvidia.com/gpu in body should match",

@@ -57,6 +57,10 @@ def gateway(**fields: Any) -> Changes:
     return {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}], **fields}}}
 
 
+def prometheus(**fields: Any) -> Changes:
+    return {"metrics.source": {"prometheus": {"address": "http://prometheus", **fields}}}
+
+
 REUSE = {"rollout.canary.capacity": "Reuse"}
 
 CASES = [
@@ -328,6 +332,29 @@ CASES = [
         "metrics.interval is more than half of rollout.analysis.block, and a block is the difference of two readings at least: "
         "shorten metrics.interval or lengthen rollout.analysis.block",
         {"metrics.interval": "1m"},
+    ),
+    *(
+        Case(
+            f"Prometheus at {bad}",
+            prometheus(address=bad),
+            "spec.metrics.source.prometheus.address",
+            "write the URL of the server as http://host:port or https://host/path, without user, query and /api/v1",
+            prometheus(address=good),
+        )
+        for bad, good in [
+            ("prometheus.monitoring:9090", "http://prometheus.monitoring:9090"),
+            ("https://me:secret@thanos.example", "https://thanos.example"),
+            ("http://10.0.0.1:9090/api/v1/", "http://10.0.0.1:9090/"),
+            ("http://mimir/prometheus?tenant=a", "http://mimir/prometheus"),
+            ("http://[fd00::1]:9090x", "http://[fd00::1]:9090"),
+        ]
+    ),
+    Case(
+        "a label that Prometheus does not know",
+        prometheus(matchLabels={"kubernetes.io/cluster": "west"}),
+        "spec.metrics.source.prometheus.matchLabels",
+        "write names of labels as Prometheus has them, with letters, digits and _ only",
+        prometheus(matchLabels={"kubernetes_io_cluster": 'west, or "east"'}),
     ),
 ]
 

@@ -79,6 +79,10 @@ def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path)
         ("networkPolicy.apiServerPorts={0}", "/networkPolicy/apiServerPorts/0", "minimum"),
         ("networkPolicy.apiServerCIDRs={10.0.0.1}", "/networkPolicy/apiServerCIDRs/0", "'10.0.0.1' does not match"),
         ("networkPolicy.dnsPeers[0].pods=x", "/networkPolicy/dnsPeers/0", "'pods' not allowed"),
+        ("networkPolicy.prometheusPorts={0}", "/networkPolicy/prometheusPorts/0", "minimum"),
+        ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0", "missing property 'secret'"),
+        ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0/address", "'thanos:9091' does not match"),
+        ("prometheus.authorities.file=x", "/prometheus/authorities", "'file' not allowed"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval", "'often' does not match"),
         ("fullnameOverride=Aerie", "/fullnameOverride", "'Aerie' does not match"),
         (

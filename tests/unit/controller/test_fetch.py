@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from aerie.controller import scrape
+from aerie.controller import fetch
 from aerie.engine.page import PageError, parse
 
 PAGE = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
@@ -30,8 +30,8 @@ def got(answer: Answer, path: str = "/metrics") -> bytes:
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             host, port = runner.addresses[0][:2]
-            async with scrape.client() as through:
-                return await scrape.fetch(through, f"http://{host}:{port}{path}")
+            async with fetch.client() as through:
+                return await fetch.fetch(through, f"http://{host}:{port}{path}")
         finally:
             await runner.cleanup()
 
@@ -39,7 +39,7 @@ def got(answer: Answer, path: str = "/metrics") -> bytes:
 
 
 def fails(reason: str, answer: Answer) -> None:
-    with pytest.raises(scrape.ScrapeError) as failure:
+    with pytest.raises(fetch.ScrapeError) as failure:
         got(answer)
     assert failure.value.reason == reason
 
@@ -79,7 +79,7 @@ def test_a_page_without_end() -> None:
 
 
 def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
 
     async def answer(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -89,7 +89,7 @@ def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_page_that_trickles_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "SECONDS", 0.5)
+    monkeypatch.setattr(fetch, "SECONDS", 0.5)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -130,10 +130,10 @@ def test_nobody_listens() -> None:
         port = taken.getsockname()[1]
 
         async def run() -> None:
-            async with scrape.client() as through:
-                await scrape.fetch(through, f"http://127.0.0.1:{port}/metrics")
+            async with fetch.client() as through:
+                await fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
 
-        with pytest.raises(scrape.ScrapeError) as failure:
+        with pytest.raises(fetch.ScrapeError) as failure:
             asyncio.run(run())
     assert failure.value.reason == "unreachable"
 
@@ -146,10 +146,10 @@ def test_what_speaks_no_http() -> None:
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, scrape.client() as through:
+        async with server, fetch.client() as through:
             port = server.sockets[0].getsockname()[1]
-            await scrape.fetch(through, f"http://127.0.0.1:{port}/metrics")
+            await fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
 
-    with pytest.raises(scrape.ScrapeError) as failure:
+    with pytest.raises(fetch.ScrapeError) as failure:
         asyncio.run(run())
     assert failure.value.reason == "broken"

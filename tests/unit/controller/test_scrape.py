@@ -16,7 +16,8 @@ import pytest
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.controller.queue import Key
-from aerie.controller.scrape import AT_ONCE, LONGEST_WAIT, Scraper, Target, targets
+from aerie.controller.scrape import AT_ONCE, LONGEST_WAIT, Scraper
+from aerie.controller.targets import Target, targets
 from aerie.rollout.figures import Figures
 from aerie.rollout.observed import Observed
 

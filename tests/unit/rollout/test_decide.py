@@ -229,3 +229,33 @@ def test_without_tokens_there_is_no_drafter() -> None:
     (engine,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--speculative-config" not in engine["args"]
     assert world.status["stable"]["setting"] == {"mode": "Off", "tokens": 0}
+
+
+def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_operator() -> None:
+    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    plan = world.step()
+    assert [(event.type, event.reason, event.message) for event in plan.events] == [
+        ("Warning", "MetricsUnavailable", "http://prometheus:9090 cannot be reached")
+    ]
+    assert world.condition("Degraded") == ("True", "MetricsUnavailable")
+    assert world.condition("Ready") == ("True", "Serving")
+    before = copy.deepcopy(world.status)
+    world.source_trouble = None  # another operator, which has not asked yet
+    assert world.step().events == ()
+    assert world.status == before
+    world.source_trouble = ""
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
+
+
+def test_a_source_that_is_gone_from_the_spec_is_no_trouble_any_more() -> None:
+    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    world.step()
+    world.edit(metrics={})
+    world.source_trouble = None
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    assert world.status["phase"] == "Ready", "where metrics come from is no matter of a revision"

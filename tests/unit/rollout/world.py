@@ -54,6 +54,7 @@ class World:
         self.foreign: list[dict[str, Any]] = []
         self.catalog = Catalog(())
         self.blocks: list[Block] = []
+        self.source_trouble: str | None = ""
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -77,6 +78,7 @@ class World:
             pods=tuple(copy.deepcopy(self.pods)),
             preflight_pods=tuple(copy.deepcopy(self.checks)),
             blocks=tuple(self.blocks),
+            source_trouble=self.source_trouble,
         )
 
     def plan(self) -> Plan:

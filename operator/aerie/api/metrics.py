@@ -1,0 +1,74 @@
+"""How Aerie gets at the engines' metrics: from the pods themselves, or from a Prometheus server that scrapes them.
+
+No credentials stand here. Whoever may write a resource could have them sent to a server of their own, and the operator would need
+the right to read Secrets; so tokens belong to the operator's own settings, each with the one address that it is for.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import Field
+
+from aerie.api.base import Between, Model, Rule, rules
+
+_LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
+_HOST = r"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]+\\])"
+_ADDRESS = f"^https?://{_HOST}(:[0-9]{{1,5}})?(/[-A-Za-z0-9._~/]*)?$"
+
+Label = Annotated[str, Field(min_length=1, max_length=128, pattern=_LABEL)]
+
+
+class Prometheus(Model):
+    """A Prometheus server, or one that answers as it does, that scrapes the engines' pods."""
+
+    address: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=512,
+            json_schema_extra=rules(
+                Rule(
+                    f"self.matches('{_ADDRESS}') && !self.matches('/api/v1/?$')",
+                    "write the URL of the server as http://host:port or https://host/path, without user, query and /api/v1",
+                )
+            ),
+        ),
+    ]
+    """URL of the server, such as http://prometheus.monitoring:9090. A token for it belongs to the operator (chart value
+    prometheus.tokens)."""
+    pod_label: Label = "pod"
+    """Label that holds the name of the pod."""
+    namespace_label: Label = "namespace"
+    """Label that holds the namespace of the pod."""
+    match_labels: Annotated[
+        dict[str, Annotated[str, Field(max_length=253)]],
+        Field(
+            max_length=8,
+            json_schema_extra=rules(
+                Rule(
+                    "self.all(key, key.matches('^\\\\w+$'))",
+                    "write names of labels as Prometheus has them, with letters, digits and _ only",
+                )
+            ),
+        ),
+    ] = Field(default_factory=dict)
+    """Further labels of the series, where the pod's name alone does not tell them: the cluster, where one server has several, or
+    the job, where two scrape the pods."""
+
+
+class MetricsSource(Model):
+    """What the metrics are read from instead of the pods."""
+
+    prometheus: Prometheus
+
+
+class Metrics(Model):
+    """How Aerie reads the engines' metrics."""
+
+    interval: Annotated[timedelta, Between("1s", "5m")] = timedelta(seconds=15)
+    """Time between two readings of a pod while a rollout is under way. All others are read four times slower, up to a minute
+    apart, for the figures in the status. Where source names a server, no shorter than the time between its scrapes."""
+    source: MetricsSource | None = None
+    """Where to read them. Default: from the pods' own /metrics."""

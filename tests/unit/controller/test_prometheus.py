@@ -1,0 +1,414 @@
+"""Prometheus servers that behave and others, and what becomes of what they say. Time is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aerie.api.metrics import MetricsSource, Prometheus
+from aerie.api.status import Status
+from aerie.controller.fetch import LARGEST, SECONDS, ScrapeError
+from aerie.controller.prometheus import AT_ONCE, LASTING, PODS, Access, Servers, Standing
+from aerie.controller.queue import Key
+from aerie.controller.scrape import UNBELIEVABLE, Scraper
+from aerie.engine.series import Scrape
+from aerie.rollout.figures import Figures
+from aerie.rollout.observed import Observed
+from aerie_lab.testing.prometheus import answer
+
+from .test_scrape import AFTER, BEFORE, FIGURES, deployment, pod, resource
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+URL = "http://prometheus.example:9090"
+SERVER = Prometheus(address=URL)
+T0 = 1_790_000_000.0
+NOBODY = answer({})
+
+
+def asked(request: httpx.Request) -> tuple[list[str], float, str]:
+    """The pods of a query, the seconds that it reaches back, and the query."""
+    text = httpx.QueryParams(request.content.decode())["query"]
+    pods, seconds = re.search(r'pod=~"(.*?)"', text), re.search(r"\[(\d+)ms\]$", text)
+    assert pods is not None
+    assert seconds is not None
+    return pods[1].replace("\\", "").split("|"), int(seconds[1]) / 1000, text
+
+
+def answers(status: int, body: bytes = b"", **headers: str) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda _: httpx.Response(status, stream=httpx.ByteStream(body), headers=headers))
+
+
+def said(document: dict[str, Any]) -> httpx.Response:
+    return httpx.Response(200, stream=httpx.ByteStream(json.dumps(document).encode()))
+
+
+async def ask(transport: httpx.AsyncBaseTransport, *pods: str, access: Access | None = None, server: Prometheus = SERVER) -> Any:
+    servers = Servers(access or Access(), transport)
+    try:
+        return await servers.ask(server, "default", pods, 15.0)
+    finally:
+        await servers.close()
+
+
+# --------------------------------------------------------------------------------------------------------------------- asking
+def test_pods_are_asked_for_a_few_at_a_time_by_the_labels_that_the_resource_names(run: Run) -> None:
+    calls = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        pods, seconds, text = asked(request)
+        calls.append((request.method, str(request.url), len(pods), seconds))
+        assert 'cluster="west"' in text
+        assert 'kube_namespace="default"' in text
+        assert request.headers["Accept-Encoding"] == "identity"
+        return said(answer({pods[0]: [(T0, BEFORE)]}))
+
+    async def story() -> None:
+        server = Prometheus(address=f"{URL}/select/", namespace_label="kube_namespace", match_labels={"cluster": "west"})
+        names = [f"chat-{number}" for number in range(2 * PODS + 1)]
+        found = await ask(httpx.MockTransport(handle), *names, server=server)
+        assert list(found) == names
+        assert [isinstance(one, Scrape) for one in found.values()].count(True) == 3
+        assert found["chat-1"] == (
+            f"has no sample at {URL}/select/ in the last 30 s, by the labels kube_namespace=default, pod=<its name>, cluster=west"
+        )
+        assert calls == [("POST", f"{URL}/select/api/v1/query", number, 30.0) for number in (PODS, PODS, 1)]
+
+    run(story())
+
+
+def test_what_a_server_says_of_other_pods_is_not_listened_to(run: Run) -> None:
+    async def story() -> None:
+        body = json.dumps(answer({"chat-0": [(T0, BEFORE)], "stranger": [(T0, BEFORE)]})).encode()
+        assert list(await ask(answers(200, body), "chat-0")) == ["chat-0"]
+
+    run(story())
+
+
+def test_queries_at_once_are_bounded_over_all_resources(run: Run) -> None:
+    now = most = 0
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(1)
+        now -= 1
+        return said(NOBODY)
+
+    async def story() -> None:
+        servers = Servers(Access(), httpx.MockTransport(handle))
+        await asyncio.gather(*(servers.ask(SERVER, f"n{number}", ["chat-0"], 15.0) for number in range(20)))
+        await servers.close()
+        assert most == AT_ONCE
+
+    run(story())
+
+
+def test_a_token_is_read_each_time_and_goes_to_its_address_alone(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    seen: list[str | None] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("Authorization"))
+        return said(NOBODY)
+
+    async def story() -> None:
+        access, transport = Access({f"{URL}/": file}), httpx.MockTransport(handle)
+        await ask(transport, "chat-0", access=access)
+        file.write_text("second")
+        await ask(transport, "chat-0", access=access)
+        for other in ("http://prometheus.example:9091", "http://prometheus.example.evil:9090", f"{URL}/other"):
+            await ask(transport, "chat-0", access=access, server=Prometheus(address=other))
+        assert seen == ["Bearer first", "Bearer second", None, None, None]
+        file.unlink()
+        with pytest.raises(ScrapeError, match=rf"the token for {URL} cannot be read from .*token: No such file"):
+            await ask(transport, "chat-0", access=access)
+        assert len(seen) == 5
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (401, b"Unauthorized", "status 401: name a token for this address in the chart value prometheus.tokens"),
+        (403, b"", "status 403: name a token"),
+        (
+            302,
+            b"",
+            "status 302: spec.metrics.source.prometheus.address has to be where /api/v1/query of a Prometheus server begins",
+        ),
+        (404, b"404 page not found", "status 404: spec.metrics.source.prometheus.address has to be where"),
+        (422, b'{"status": "error", "error": "too many samples"}', "status 422 (too many samples): correct spec.metrics.source"),
+        (503, b'{"error": ["x"]}', "status 503 (['x']): see to the server"),
+    ],
+)
+def test_a_status_is_told_with_the_way_out(run: Run, status: int, body: bytes, says: str) -> None:
+    async def story() -> None:
+        with pytest.raises(ScrapeError) as failure:
+            await ask(answers(status, body, location="http://elsewhere.example/"), "chat-0")
+        assert str(failure.value).startswith(f"{URL}/api/v1/query answered with {says}")
+        assert failure.value.reason == "status"
+
+    run(story())
+
+
+def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
+    async def silent(_: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(10 * SECONDS)
+        raise AssertionError
+
+    async def refuses(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("nobody listens")
+
+    cases = [
+        (
+            httpx.MockTransport(silent),
+            "timeout",
+            "did not answer in time: correct spec.metrics.source.prometheus.address, or let",
+        ),
+        (httpx.MockTransport(refuses), "unreachable", "cannot be reached: nobody listens: correct spec.metrics.source"),
+        (answers(200, b" " * (LARGEST + 1)), "too_large", f"answered with more than {LARGEST} bytes"),
+        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: b'<html>'"),
+    ]
+
+    async def story() -> None:
+        for transport, reason, says in cases:
+            with pytest.raises(ScrapeError) as failure:
+                await ask(transport, "chat-0")
+            assert says in str(failure.value)
+            assert URL in str(failure.value)
+            assert failure.value.reason == reason
+
+    run(story())
+
+
+# ----------------------------------------------------------------------------------------------------------------- its standing
+def test_a_trouble_is_told_once_it_has_lasted_and_again_only_when_it_is_another() -> None:
+    standing = Standing()
+    assert (standing.told, standing.well(), standing.told) == (None, False, "")
+    assert [standing.ill("timeout", "slow", at) for at in (0, LASTING, LASTING + 1)] == [False, False, True]
+    assert standing.told == "slow"
+    assert [standing.ill("timeout", "slower", LASTING + n) for n in (2, 3, 4)] == [False] * 3
+    assert [standing.ill(reason, "401", LASTING + 5) for reason in ("status", "timeout") * 5] == [
+        False
+    ] * 10  # now this, now that
+    assert [standing.ill("status", "401", LASTING + 6) for _ in range(4)] == [False, False, True, False]
+    assert standing.told == "401"
+    assert standing.well()
+    assert standing.told == ""
+    assert not standing.well()
+    assert not standing.ill("status", "401", LASTING + 7)
+
+
+def test_many_failures_in_a_moment_have_not_lasted() -> None:
+    standing = Standing()
+    assert not any(standing.ill("timeout", "slow", second) for second in range(int(LASTING)))
+    assert standing.ill("timeout", "slow", LASTING)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the scraper
+class Server:
+    """A Prometheus that scrapes pods each so many seconds of virtual time, and keeps what the engines' pages were then."""
+
+    def __init__(self, every: float = 15.0, turns: float = 1e9) -> None:
+        self.every, self.turns, self.status = every, turns, 200
+        self.away: set[str] = set()
+        self.calls: list[float] = []
+        self.page: Callable[[float], bytes] = lambda at: BEFORE if at < self.turns else AFTER
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        now = asyncio.get_running_loop().time()
+        self.calls.append(now)
+        if request.url.path != "/api/v1/query":
+            return httpx.Response(200, stream=httpx.ByteStream(self.page(now)))
+        if self.status != 200:
+            return httpx.Response(self.status, stream=httpx.ByteStream(b""))
+        pods, seconds, text = asked(request)
+        times = [n * self.every for n in range(int(now / self.every) + 1) if now - n * self.every <= seconds]
+        scrapes = [(T0 + at, self.page(at)) for at in times]
+        document = answer({pod: scrapes for pod in pods if pod not in self.away})
+        names = set(text.removeprefix('{__name__=~"').partition('"')[0].split("|"))
+        result = [one for one in document["data"]["result"] if one["metric"]["__name__"] in names]
+        return said({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+class Follower:
+    """A scraper whose resources name the server."""
+
+    def __init__(self, server: Server) -> None:
+        self.told: list[float] = []
+        self.ends: list[str] = []
+        self.scraper = Scraper(self._tell, lambda outcome, _: self.ends.append(outcome), httpx.MockTransport(server))
+
+    def _tell(self, _: Key) -> None:
+        self.told.append(asyncio.get_running_loop().time())
+
+    def follow(self, *pods: dict[str, Any], rolling: bool = False, source: bool = True, interval: str = "15s") -> Key:
+        of = resource(rolling=rolling, interval=interval)
+        metrics = of.spec.metrics.model_copy(update={"source": MetricsSource(prometheus=SERVER) if source else None})
+        of = of.model_copy(update={"spec": of.spec.model_copy(update={"metrics": metrics})})
+        key = Key("default", "chat")
+        self.scraper.follow(key, Observed(of, (deployment(),), pods=pods), of.status or Status())
+        return key
+
+    async def for_(self, seconds: float) -> None:
+        reading = asyncio.create_task(self.scraper.run())
+        await asyncio.sleep(seconds)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+def test_figures_come_from_the_server_and_no_pod_is_read(run: Run) -> None:
+    async def story() -> None:
+        server = Server(turns=200)
+        follower = Follower(server)
+        assert follower.scraper.trouble(Key("default", "chat")) is None
+        key = follower.follow(pod(), pod(1, address="10.0.0.2"))
+        assert follower.scraper.trouble(key) is None
+        await follower.for_(199)
+        assert follower.scraper.figures(key)["chat-r1"] == Figures()
+        assert follower.scraper.trouble(key) == ""
+        await follower.for_(61)
+        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert follower.told
+        assert set(follower.ends) == {"done"}
+        assert len(server.calls) <= 6  # both pods at once, once a minute
+
+    run(story())
+
+
+def test_a_scrape_that_was_seen_before_is_no_reading(run: Run) -> None:
+    async def story() -> None:
+        server = Server(every=60)
+        follower = Follower(server)
+        key = follower.follow(pod(), rolling=True)
+        read_at = set()
+        reading = asyncio.create_task(follower.for_(300))
+        while not reading.done():
+            await asyncio.sleep(3)
+            read_at.add(follower.scraper._pods[Key("default", "chat-r1-hash-0")].read_at)
+        assert len(server.calls) >= 19
+        assert len(read_at) <= 7  # one for each scrape, and nought before the first
+        assert follower.scraper.trouble(key) == (
+            f"{URL} scrapes the pods each 60 s, and spec.metrics.interval is 15 s, by which blocks are counted: raise it to the "
+            "time between two scrapes"
+        )
+        server.every = 15
+        await follower.for_(100)
+        assert follower.scraper.trouble(key) == ""
+
+    run(story())
+
+
+def test_scrapes_as_often_as_they_are_asked_for_are_no_trouble(run: Run) -> None:
+    async def story() -> None:
+        for every in (5, 15, 15.2):
+            follower = Follower(Server(every=every))
+            key = follower.follow(pod(), rolling=True)
+            await follower.for_(200)
+            assert follower.scraper.trouble(key) == ""
+            assert follower.told == []
+
+    run(story())
+
+
+def test_a_server_that_cannot_be_asked_is_a_trouble_that_passes(run: Run) -> None:
+    async def story() -> None:
+        server = Server(turns=100)
+        follower = Follower(server)
+        key = follower.follow(pod(), rolling=True)
+        await follower.for_(200)
+        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        server.status = 401
+        follower.told.clear()
+        await follower.for_(400)
+        assert follower.scraper.trouble(key) == (
+            f"{URL}/api/v1/query answered with status 401: name a token for this address in the chart value prometheus.tokens"
+        )
+        assert len(follower.told) == 1
+        assert follower.scraper.figures(key) == {}
+        server.calls.clear()
+        await follower.for_(600)
+        assert len(server.calls) <= 11  # less and less often, down to once a minute
+        server.status = 200
+        await follower.for_(100)
+        assert follower.scraper.trouble(key) == ""
+        assert len(follower.told) >= 2
+
+    run(story())
+
+
+def test_a_pod_that_the_server_does_not_scrape_is_named(run: Run) -> None:
+    async def story() -> None:
+        server = Server()
+        server.away.add("chat-r1-hash-1")
+        follower = Follower(server)
+        key = follower.follow(pod(), pod(1, address="10.0.0.2"), rolling=True)
+        await follower.for_(30)
+        assert not follower.scraper.trouble(key)  # it may have begun just now
+        await follower.for_(170)
+        assert (follower.scraper.trouble(key) or "").startswith("pod chat-r1-hash-1 has no sample at ")
+        follower.follow(pod(), rolling=True)
+        await follower.for_(40)
+        assert follower.scraper.trouble(key) == ""
+
+    run(story())
+
+
+def test_pages_that_cannot_be_believed_count_once_for_each_scrape(run: Run) -> None:
+    async def story() -> None:
+        server = Server(every=60)
+        server.page = lambda _: b"# nothing\n"
+        follower = Follower(server)
+        key = follower.follow(pod(), rolling=True)
+        await follower.for_(60 * UNBELIEVABLE - 61)
+        assert follower.scraper.unreadable(key) == {}
+        await follower.for_(80)
+        assert "as Prometheus has it, the metrics page has no vllm:" in follower.scraper.unreadable(key)["chat-r1-hash-0"]
+
+    run(story())
+
+
+def test_the_source_may_change_and_the_server_may_be_another(run: Run) -> None:
+    async def story() -> None:
+        server = Server()
+        follower = Follower(server)
+        key = follower.follow(pod(), rolling=True)
+        await follower.for_(100)
+        assert follower.scraper.trouble(key) == ""
+        server.calls.clear()
+        follower.follow(pod(), rolling=True, source=False)
+        await follower.for_(100)
+        assert follower.scraper.trouble(key) == ""
+        assert len(server.calls) >= 6
+        follower.follow(pod(), rolling=True)
+        server.status = 500
+        await follower.for_(200)
+        assert "status 500" in (follower.scraper.trouble(key) or "")
+        follower.scraper.forget(key)
+        server.calls.clear()
+        await follower.for_(200)
+        assert server.calls == []
+
+    run(story())
+
+
+def test_a_resource_without_pods_asks_nobody(run: Run) -> None:
+    async def story() -> None:
+        server = Server()
+        follower = Follower(server)
+        key = follower.follow(rolling=True)
+        await follower.for_(100)
+        assert server.calls == []
+        assert follower.scraper.trouble(key) == ""
+
+    run(story())

@@ -1,0 +1,173 @@
+"""Answers of Prometheus, made of captured pages: they give what the pages give, and nothing where the pages would be refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.engine.page import PageError, parse
+from aerie.engine.samples import Counters, Reset, between
+from aerie.engine.series import AnswerError, Scrape, query, read
+from aerie_lab.testing.prometheus import answer, merged
+
+DATA = Path(__file__).parent / "data"
+PAGES = sorted(DATA.glob("*.prom"))
+FIRST, SECOND = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
+T0 = 1_790_000_000.123
+Answer = dict[str, Any]
+
+
+def found(*answers: Answer, pod: str = "a") -> Scrape | str:
+    return read(merged(*answers), "pod")[pod]
+
+
+def scrape(*answers: Answer) -> Scrape:
+    one = found(*answers)
+    assert isinstance(one, Scrape), one
+    return one
+
+
+def without(page: bytes, name: str) -> bytes:
+    return b"".join(line for line in page.splitlines(keepends=True) if not line.startswith(name.encode()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- what it gives
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_an_answer_gives_what_the_page_gives(path: Path) -> None:
+    page = path.read_bytes()
+    one = scrape(answer({"a": [(T0, page)]}))
+    assert one.at == T0
+    assert one.sample() == parse(page)
+
+
+def test_the_newest_scrape_counts_of_each_pod() -> None:
+    answered = read(merged(answer({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod")
+    a, b = answered["a"], answered["b"]
+    assert isinstance(a, Scrape)
+    assert isinstance(b, Scrape)
+    assert (a.at, b.at) == (T0 + 15, T0 + 7)
+    assert (a.sample(), b.sample()) == (parse(SECOND), parse(FIRST))
+    assert isinstance(between(b.sample(), a.sample()), Counters)
+
+
+def test_the_pods_label_is_the_one_that_is_named() -> None:
+    document = answer({"a": [(T0, FIRST)]}, kubernetes_pod_name="mine")
+    assert list(read(merged(document), "kubernetes_pod_name")) == ["mine"]
+
+
+def test_a_scrape_of_which_not_all_has_arrived_is_passed_over_until_it_has_lasted() -> None:
+    part = without(SECOND, "vllm:time_to_first_token_seconds")
+    assert scrape(answer({"a": [(T0, FIRST), (T0 + 15, part)]})).at == T0
+    late = scrape(answer({"a": [(T0, FIRST), (T0 + 15, part), (T0 + 30, part)]}))
+    assert late.at == T0 + 30
+    with pytest.raises(
+        PageError, match=r"^as Prometheus has it, the metrics page has no vllm:time_to_first_token_seconds_bucket"
+    ):
+        late.sample()
+
+
+def test_series_of_two_scrapes_are_never_mixed() -> None:
+    page = FIRST.replace(b"vllm:num_preemptions_total", b"vllm:num_preemptions_total_of_before")
+    one = scrape(answer({"a": [(T0, FIRST), (T0 + 15, page), (T0 + 30, page)]}))
+    assert one.at == T0 + 30
+    with pytest.raises(PageError, match="no vllm:num_preemptions_total"):
+        one.sample()
+
+
+def test_another_container_of_the_pod_is_none_of_the_engines_business() -> None:
+    proxy = b"process_start_time_seconds 5.0\nistio_requests_total 7.0\n"
+    engine, side = answer({"a": [(T0, FIRST)]}), answer({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020")
+    one = scrape(side, engine)
+    assert one.at == T0
+    assert one.sample() == parse(FIRST)
+
+
+def test_an_engine_that_began_anew_shows() -> None:
+    page = re.sub(rb"(?m)^process_start_time_seconds .*$", b"process_start_time_seconds 1.9e+09", FIRST)
+    again = scrape(answer({"a": [(T0, SECOND), (T0 + 15, page)]})).sample()
+    reset = between(parse(SECOND), again)
+    assert isinstance(reset, Reset)
+    assert reset.sentence.startswith("the engine was restarted: it began at 1900000000")
+
+
+# -------------------------------------------------------------------------------------------------------------- what it refuses
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_what_is_no_number(value: str) -> None:
+    page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rf"\1 {value}".encode(), FIRST)
+    assert page != FIRST
+    with pytest.raises(PageError, match=r"as Prometheus has it, the metrics page has a value that cannot be read \(no finite"):
+        scrape(answer({"a": [(T0, page)]})).sample()
+
+
+def test_a_counter_below_what_it_was_is_a_reset_as_on_a_page() -> None:
+    page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rb"\1 1.0", SECOND)
+    one = scrape(answer({"a": [(T0, page)]})).sample()
+    assert one == parse(page)
+    assert isinstance(between(parse(FIRST), one), Reset)
+
+
+def test_a_page_under_other_names_is_refused_as_a_page_is() -> None:
+    page = FIRST.replace(b"vllm:", b"vllm_v2:")
+    with pytest.raises(PageError, match="no vllm:"):
+        parse(page)
+    with pytest.raises(PageError, match="no vllm:"):
+        scrape(answer({"a": [(T0, page)]})).sample()
+
+
+def test_a_pod_that_could_not_be_scraped_is_not_one_with_a_false_page() -> None:
+    down = json.loads(json.dumps(answer({"a": [(T0, "")]})).replace('"1"', '"0"'))
+    assert found(down) == "could not be scraped (up is 0)"
+    two = answer({"a": [(T0, "")]}, job="mesh")
+    assert "which of its scrapes would be the engine's does not show" in str(found(down, two))
+    nothing = answer({"a": [(T0, b"process_start_time_seconds 5.0\n")]}, up=False)
+    assert "has no metrics of vLLM there" in str(found(nothing))
+
+
+def test_a_pod_that_is_scraped_twice_is_not_counted_twice() -> None:
+    mine, other = answer({"a": [(T0, FIRST)]}), answer({"a": [(T0 + 3, FIRST)]}, job="annotations")
+    assert found(mine, other) == (
+        "is scraped more than once (job annotations and engines): name one of them in spec.metrics.source.prometheus.matchLabels"
+    )
+
+
+GOOD = answer({"a": [(T0, FIRST)]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"null",
+        b'{"status": "error", "errorType": "bad_data"}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": []}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": 7}}',
+        json.dumps(GOOD).replace('"pod"', '"pods"').encode(),
+        json.dumps(GOOD).replace(str(T0), '"soon"').encode(),
+        json.dumps(GOOD)[:1000].encode(),
+        b"\xff\xfe",
+    ],
+)
+def test_an_answer_that_is_none(body: bytes) -> None:
+    with pytest.raises(AnswerError, match=r"^answered with"):
+        read(body, "pod")
+
+
+def test_an_answer_without_series_and_one_with_native_histograms() -> None:
+    assert read(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "pod") == {}
+    native = {"metric": {"__name__": "vllm:time_to_first_token_seconds", "pod": "a"}, "histograms": [[T0, {}]]}
+    assert scrape(GOOD, {"data": {"result": [native]}}).sample() == parse(FIRST)
+
+
+# --------------------------------------------------------------------------------------------------------------------- the query
+def test_the_query_names_what_is_read_and_no_more() -> None:
+    text = query(["chat-r1-a", "chat.b"], "pod", {"namespace": "default", "cluster": 'a"\\b'}, 30)
+    names, rest = text.removeprefix('{__name__=~"').split('",', 1)
+    assert {"up", "process_start_time_seconds", "vllm:spec_decode_num_drafts_total"} <= set(names.split("|"))
+    assert "vllm:request_prompt_tokens_bucket" not in names
+    assert rest == r"""pod=~"chat\\-r1\\-a|chat\\.b",namespace="default",cluster="a\"\\b"}[30000ms]"""
