@@ -82,6 +82,7 @@ def test_the_definition_is_that_of_the_repository(objects: Objects, chart: Path)
         ("networkPolicy.prometheusPorts={0}", "/networkPolicy/prometheusPorts/0", "minimum"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0", "missing property 'secret'"),
         ("prometheus.tokens[0].address=thanos:9091", "/prometheus/tokens/0/address", "'thanos:9091' does not match"),
+        ("notifications.url=hooks.example", "/notifications/url", "'hooks.example' does not match"),
         ("prometheus.authorities.file=x", "/prometheus/authorities", "'file' not allowed"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval", "'often' does not match"),
         ("fullnameOverride=Aerie", "/fullnameOverride", "'Aerie' does not match"),
