@@ -1,7 +1,9 @@
 """Requests and answers as vLLM's OpenAI-compatible server reads and writes them: plain data, no I/O.
 
-Shapes and sentences were taken from answers of vLLM 0.32.0. An answer's text is made up: one word per token. Not offered: several
-answers to one request (n, best_of), several prompts in one request, log probabilities, tools, structured output.
+Shapes and sentences were taken from answers of vLLM 0.32.0. An answer's text is made up: one word per token, the same words on
+every engine, as those of one target are; but where the drafter is one that changes answers, some are others (`Ask.changes`). Not
+offered: several answers to one request (n, best_of), several prompts in one request, log probabilities of chats, of streams and
+of prompts, tools, structured output.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +19,8 @@ from typing import Any, Literal
 Kind = Literal["completion", "chat"]
 _TEXT = "the eyrie stands high above a river and watches over what comes up from below"
 _WORDS = _TEXT.split()
+MOST_LOGPROBS = 20
+"""vLLM's default of --max-logprobs."""
 
 
 class ApiError(Exception):
@@ -40,6 +45,26 @@ class Ask:
     stream: bool
     usage_in_stream: bool
     ignore_eos: bool
+    greedy: bool = False
+    logprobs: int | None = None
+    """How many likely tokens are told with each."""
+    as_ids: bool = False
+    """Whether log probabilities name tokens by their ids."""
+    seed: bytes = b""
+    """Tells the prompt from others."""
+
+    def _drawn(self, what: str) -> float:
+        """A number from 0 to below 1 that is always the same for this prompt."""
+        digest = hashlib.blake2b(f"{what} ".encode() + self.seed, digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+    def changes(self, index: int, lossy: float) -> bool:
+        """Whether a drafter that changes this share of the tokens changes this one."""
+        return lossy > 0 and self._drawn(str(index)) < lossy
+
+    def ends_after(self, mean: float) -> int:
+        """Tokens after which the model ends the answer, so many in the mean (geometric), and for this prompt always the same."""
+        return 1 if mean <= 1 else max(1, math.ceil(math.log1p(-self._drawn("end")) / math.log1p(-1 / mean)))
 
 
 @dataclass(frozen=True)
@@ -90,6 +115,11 @@ def read(kind: Kind, raw: bytes, limits: Limits) -> Ask:
             param="max_tokens",
         )
     options = body.get("stream_options") or {}
+    likely = body.get("logprobs") if kind == "completion" else None
+    if likely is not None and not (isinstance(likely, int) and 0 <= likely <= MOST_LOGPROBS):
+        raise ApiError(
+            400, f"Requested sample logprobs of {likely}, which is greater than max allowed: {MOST_LOGPROBS}", param="logprobs"
+        )
     return Ask(
         kind,
         model,
@@ -99,6 +129,10 @@ def read(kind: Kind, raw: bytes, limits: Limits) -> Ask:
         bool(body.get("stream")),
         bool(options.get("include_usage")),
         bool(body.get("ignore_eos")),
+        body.get("temperature") == 0,
+        likely,
+        bool(body.get("return_tokens_as_token_ids")),
+        hashlib.blake2b(repr(body.get("prompt") or body.get("messages")).encode(), digest_size=8).digest(),
     )
 
 
@@ -158,20 +192,52 @@ def text(first: int, count: int) -> str:
     )
 
 
+def words(ask: Ask, first: int, count: int, lossy: float) -> str:
+    """The same of one answer, by a drafter that changes this share of the tokens."""
+    if not lossy:
+        return text(first, count)
+    return "".join(f" {_WORDS[_token(ask, index, lossy)]}" for index in range(first, first + count))
+
+
+def _token(ask: Ask, index: int, lossy: float) -> int:
+    """The id of a token: its word's place."""
+    return (index + ask.changes(index, lossy)) % len(_WORDS)
+
+
+def _logprobs(ask: Ask, count: int, lossy: float) -> dict[str, list[Any]]:
+    """The target's own, of all tokens: it holds the right word for the likeliest, and the next ones for less and less so."""
+
+    def named(token: int) -> str:
+        return f"token_id:{token}" if ask.as_ids else f" {_WORDS[token]}"
+
+    told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for index in range(count):
+        given = _token(ask, index, lossy)
+        ranks = [(index + rank) % len(_WORDS) for rank in range(min(max(ask.logprobs or 0, 2), len(_WORDS)))]
+        likely = {token: -0.125 - 2.0 * rank for rank, token in enumerate(ranks)}
+        told["text_offset"].append(sum(map(len, told["tokens"])))
+        told["token_logprobs"].append(likely[given])
+        told["tokens"].append(named(given))
+        told["top_logprobs"].append({named(token): likely[token] for token in dict.fromkeys([given, *ranks[: ask.logprobs]])})
+    return told
+
+
 def usage(prompt: int, generated: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
 
 
-def answer(ask: Ask, name: str, created: int, generated: int, reason: str, version: str) -> dict[str, Any]:
+def answer(ask: Ask, name: str, created: int, generated: int, reason: str, version: str, lossy: float = 0.0) -> dict[str, Any]:
     """The whole body of an answer that is not streamed."""
-    content = text(0, generated)
+    content = words(ask, 0, generated, lossy)
     common: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None, "token_ids": None}
     if ask.kind == "chat":
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": None, "audio": None}
         message |= {"function_call": None, "reasoning": None}
         choice, kind = common | {"message": message, "routed_experts": None}, "chat.completion"
     else:
-        more = {"text": content, "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
+        more: dict[str, Any] = {"text": content, "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
+        if ask.logprobs is not None:
+            more["logprobs"] = _logprobs(ask, generated, lossy)
         choice, kind = common | more, "text_completion"
     return {
         "id": name,
@@ -188,13 +254,14 @@ def answer(ask: Ask, name: str, created: int, generated: int, reason: str, versi
     }
 
 
-def chunk(ask: Ask, name: str, created: int, first: int, count: int, reason: str | None) -> dict[str, Any]:
+def chunk(ask: Ask, name: str, created: int, first: int, count: int, reason: str | None, lossy: float = 0.0) -> dict[str, Any]:
     """One event of a stream: tokens `first` to `first + count`."""
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+    content = words(ask, first, count, lossy)
     if ask.kind == "chat":
-        choice |= {"delta": {"content": text(first, count)}, "token_ids": None}
+        choice |= {"delta": {"content": content}, "token_ids": None}
     else:
-        choice |= {"text": text(first, count), "stop_reason": None, "prompt_token_ids": None, "token_ids": None}
+        choice |= {"text": content, "stop_reason": None, "prompt_token_ids": None, "token_ids": None}
     return _event(ask, name, created, [choice])
 
 

@@ -32,6 +32,8 @@ class Drafter:
     """Shift of each position's conditional on the logit scale; later positions carry the last on."""
     rates: tuple[float, ...] | None = None
     """Per-position acceptance that the config names for the simulator, instead of the traffic classes'."""
+    lossy: float = 0.0
+    """Share of the tokens that it changes, as the config says: the fault that no drafter may have."""
 
     @property
     def drops_last_block(self) -> bool:
@@ -61,9 +63,9 @@ def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
     config = files.config
     simulated = config.get("simulator") or {}
     rates = tuple(simulated["rates"]) if "rates" in simulated else None
-    extra = float(simulated.get("shift", 0.0))
+    extra, lossy = float(simulated.get("shift", 0.0)), float(simulated.get("lossy", 0.0))
     if method != "eagle3":
-        return Drafter(method, method, (extra,), rates)
+        return Drafter(method, method, (extra,), rates, lossy)
     fc_norm, norm_output = config.get("fc_norm") is True, config.get("norm_output") is True
     has_norms = fc_norm
     if files.tensors is not None:
@@ -83,4 +85,4 @@ def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
         form, shifts = "eagle3.1", _EAGLE_31
     else:
         form, shifts = "eagle3", (0.0,)
-    return Drafter(method, form, tuple(shift + extra for shift in shifts), rates)
+    return Drafter(method, form, tuple(shift + extra for shift in shifts), rates, lossy)

@@ -65,6 +65,7 @@ class Server:
         """Whether the engine takes no new requests, because the process is ending."""
         self.open_requests = 0
         self.found_dead = asyncio.Event()
+        self._lossy = setup.drafter.lossy if setup.drafter is not None else 0.0
         self._limits = api.Limits(
             arguments.served_model_names,
             setup.settings.max_model_len,
@@ -137,7 +138,8 @@ class Server:
             async for _ in ticket.progress():
                 pass
             done = ticket.request
-            body = api.answer(ask, name, int(time.time()), done.generated, done.finish_reason or "", self.options.version)
+            reason, version = done.finish_reason or "", self.options.version
+            body = api.answer(ask, name, int(time.time()), done.generated, reason, version, self._lossy)
             return web.json_response(body)
         except ApiError as refusal:
             return web.json_response(refusal.body, status=refusal.status)
@@ -156,7 +158,8 @@ class Server:
         acceptance = self.setup.acceptance.get(kind) or self.setup.acceptance[self.options.default_class]
         stop_after = None
         if self.options.answer_tokens is not None and not ask.ignore_eos:
-            stop_after = int(self.driver.replica.random.geometric(1 / self.options.answer_tokens))
+            mean = self.options.answer_tokens
+            stop_after = ask.ends_after(mean) if ask.greedy else int(self.driver.replica.random.geometric(1 / mean))
         return Request(name, ask.prompt_tokens, ask.max_tokens, acceptance, stop_after=stop_after, segments=ask.segments)
 
     async def _stream(self, http: web.Request, ask: api.Ask, ticket: Ticket) -> web.StreamResponse:
@@ -169,7 +172,8 @@ class Server:
             told = 0
             try:
                 async for new in ticket.progress():
-                    await response.write(_event(api.chunk(ask, request.name, created, told, new, request.finish_reason)))
+                    event = api.chunk(ask, request.name, created, told, new, request.finish_reason, self._lossy)
+                    await response.write(_event(event))
                     told += new
             except EngineStoppedError:
                 await response.write(_event(_engine_dead().body))

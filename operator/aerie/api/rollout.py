@@ -117,6 +117,10 @@ class Analysis(Model):
     ] = 0.02
     """Loss of acceptance length that goal NonInferior tolerates, as a fraction of the control's: 0.02 is 2 %. The smaller, the
     longer a decision takes. Goal Superior tolerates none."""
+    greedy_answers: Literal["Compare", "Skip"] = "Compare"
+    """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each
+    of canary, control and stable, 24 prompts with answers of at most 64 tokens, during warmup where it is long enough. Skip: no
+    request but the clients' is sent to an engine."""
     on_inconclusive: Literal["Hold", "Rollback"] = "Hold"
     """What follows when the deadline passes without a decision. Hold: canary and control keep their traffic until a person
     decides by the annotation aerie.dev/promote or aerie.dev/rollback, whose value is the canary's revision. Rollback: the canary

@@ -146,7 +146,9 @@ class Comparison(Model):
     metric: Word
     """Name of the metric."""
     blocks: Count
-    """Blocks counted so far."""
+    """Blocks counted so far; of GreedyAnswers, prompts that were answered."""
+    message: Text | None = None
+    """What was found, where no figure says it."""
     estimate: float | None = None
     """Canary over control, less one: 0.05 is 5 % more."""
     lower: float | None = None

@@ -25,6 +25,7 @@ from aerie.controller.clock import Clock
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Notifier
 from aerie.controller.observe import observe, recall
+from aerie.controller.probe import Prober
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
@@ -46,6 +47,7 @@ class Reconciler:
     queue: WorkQueue
     telemetry: Telemetry
     scraper: Scraper
+    prober: Prober
     preflight_image: str
     dry_run: bool = False
     catalog: Catalog = NO_CATALOG
@@ -88,11 +90,12 @@ class Reconciler:
         if document is None or document["metadata"].get("deletionTimestamp"):
             self.scraper.forget(key)
             self.notifier.forget(key)
+            self.prober.forget(key)
             return None
         observed = self._with_readings(key, recall(self.mirror, document))
         plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
         if not to_do(plan, document) and not self.dry_run:
-            self.scraper.follow(key, observed, plan.status)
+            self._follow(key, observed, plan)
             self.notifier.look(key, observed.resource, plan.status, self.clock.now())
             return plan.again
         version = document["metadata"]["resourceVersion"]
@@ -109,10 +112,14 @@ class Reconciler:
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
-        self.scraper.follow(key, observed, plan.status)
+        self._follow(key, observed, plan)
         plan = await act(self.cluster, self.mirror, document, observed, plan, now)
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
+
+    def _follow(self, key: Key, observed: Observed, plan: Plan) -> None:
+        self.scraper.follow(key, observed, plan.status)
+        self.prober.follow(key, observed, plan.status)
 
     def _with_readings(self, key: Key, observed: Observed) -> Observed:
         scraper = self.scraper
@@ -120,6 +127,7 @@ class Reconciler:
             observed,
             figures=scraper.figures(key),
             blocks=scraper.blocks(key),
+            answers=self.prober.answers(key),
             unreadable=scraper.unreadable(key),
             source_trouble=scraper.trouble(key),
         )

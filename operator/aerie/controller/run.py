@@ -22,6 +22,7 @@ from aerie.controller.clock import Clock
 from aerie.controller.lease import Elector
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Hook, Notifier
+from aerie.controller.probe import Prober
 from aerie.controller.prometheus import Access
 from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
@@ -105,11 +106,12 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     clock = Clock()
-    notifier = Notifier(options.hook, telemetry.noticed)
     scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access)
+    prober = Prober(queue.add)
+    notifier = Notifier(options.hook, telemetry.noticed)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
-        cluster, mirror, queue, telemetry, scraper, options.preflight_image, options.dry_run, options.catalog, clock
+        cluster, mirror, queue, telemetry, scraper, prober, options.preflight_image, options.dry_run, options.catalog, clock
     )
     reconciler.notifier = notifier
     telemetry.leading(True)
@@ -134,11 +136,12 @@ async def _lead(
     lister = asyncio.create_task(resync, name="resync")
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
+    asker = asyncio.create_task(prober.run(), name="prober")
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
-        await asyncio.wait({watcher, lister, reader, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (watcher, lister, reader, *workers):
+        await asyncio.wait({watcher, lister, reader, asker, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (watcher, lister, reader, asker, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -151,6 +154,7 @@ async def _lead(
             watcher.cancel()
         lister.cancel()
         reader.cancel()
+        asker.cancel()
         if lost.is_set():  # not one call more
             for worker in workers:
                 worker.cancel()
@@ -160,7 +164,7 @@ async def _lead(
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
-        await asyncio.gather(watcher, lister, reader, *workers, *ends, return_exceptions=True)
+        await asyncio.gather(watcher, lister, reader, asker, *workers, *ends, return_exceptions=True)
 
 
 async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:

@@ -30,6 +30,7 @@ from aerie.rollout.faults import stops
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
 from aerie.rollout.observed import Observed
+from aerie.rollout.questions import unasked
 from aerie.rollout.route import refusal
 from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, told
 from aerie.rollout.wanted import Wanted
@@ -186,7 +187,9 @@ def _judged(
     if evidence is None or phase in ("Starting", "WarmingUp"):
         return evidence, None
     evidence = evidence.passed_over(observed.blocks) if refusal(observed) else evidence.counted(observed.blocks)
-    return evidence.judged(now, faults) if phase == "Analyzing" else evidence.watching(now, faults)
+    if phase == "Analyzing":
+        return evidence.answered(observed.answers).judged(now, faults)
+    return evidence.watching(now, faults)
 
 
 def _entered(
@@ -231,7 +234,8 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
         for one in status.history
     )
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
-    return begun(spec.rollout.analysis, (wanted.arm, stable), sizes, edges, attempt, observed.scatters, now)
+    why_not = unasked(observed, stable, wanted.arm)
+    return begun(spec.rollout.analysis, (wanted.arm, stable), sizes, edges, attempt, observed.scatters, now, why_not)
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:

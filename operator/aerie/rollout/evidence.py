@@ -23,6 +23,7 @@ from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import Scatter
 from aerie.rollout.analysis.criteria import Terms
 from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
+from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.readings import Kept
 
 FULL_BLOCK, DRAFTS, FINISHED = 120.0, 2000.0, 20.0
@@ -59,6 +60,12 @@ class Evidence:
     def passed_over(self, blocks: Iterable[Block]) -> Evidence:
         """As if these blocks had not been: requests did not go where they should."""
         return replace(self, until=max([self.until, *(block.ended for block in blocks)]))
+
+    def answered(self, answers: Answers | None) -> Evidence:
+        """With the engines' greedy answers, if they are there; those that came first stay."""
+        if answers is None or self.state.answers is not None or self.terms.unasked:
+            return self
+        return replace(self, state=replace(self.state, answers=answers))
 
     def judged(self, now: datetime, stops: Sequence[str]) -> tuple[Evidence, Judgement]:
         """The verdict now."""
@@ -112,11 +119,12 @@ def begun(
     attempt: int,
     scatters: Mapping[str, Scatter],
     now: datetime,
+    unasked: str = "",
 ) -> Evidence:
     """An analysis that begins now, of the arms canary and control with so many pods.
 
     `edges`: bucket edges for the objectives of time per output token and time to first token. `attempt`: how many analyses of
-    this revision have ended without a promotion.
+    this revision have ended without a promotion. `unasked`: why greedy answers are not asked for.
     """
     canary, control = arms
     tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
@@ -132,6 +140,7 @@ def begun(
         incomparable=incomparable(canary, control),
         attempt=attempt,
         scatters=scatters,
+        unasked=unasked,
     )
     return Evidence(terms, State(now.timestamp()), now.timestamp())
 

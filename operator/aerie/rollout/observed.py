@@ -10,6 +10,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.figures import Figures
 
 Object = Mapping[str, Any]
@@ -33,6 +34,8 @@ class Observed:
     """What engines achieve, by name of their Deployment, as far as their metrics have been read."""
     blocks: tuple[Block, ...] = ()
     """Closed blocks of the analysis under way; some may have been seen before."""
+    answers: Answers | None = None
+    """What the engines' greedy answers show, once all have been asked for; it may have been seen before."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why the metrics page of a pod could not be believed the last few times, by name of the pod."""
     source_trouble: str | None = ""

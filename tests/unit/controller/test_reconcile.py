@@ -14,6 +14,7 @@ import pytest
 from aerie.controller import edge
 from aerie.controller.client import ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
+from aerie.controller.probe import Prober
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.reconcile import Reconciler
 from aerie.controller.scrape import Scraper
@@ -147,7 +148,8 @@ class Operator:
         self.queue = WorkQueue()
         self.mirror = Mirror(self.queue.add)
         scraper = Scraper(self.queue.add, lambda *_: None)
-        self.reconciler = Reconciler(server, self.mirror, self.queue, Telemetry(), scraper, "aerie.dev/aerie:test")
+        prober = Prober(self.queue.add)
+        self.reconciler = Reconciler(server, self.mirror, self.queue, Telemetry(), scraper, prober, "aerie.dev/aerie:test")
         self.heard = 0
 
     def hear(self) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aerie.rollout.pods import ready
-from tests.unit.rollout.world import DRAFTERS, World, canarying, watching
+from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
 
 NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
@@ -71,6 +71,10 @@ class Rollouts(RuleBasedStateMachine):
         for _ in range(blocks):
             self.world.measure(1, better, step=False)
             self.look(parts)
+
+    @rule(odd=st.sampled_from([0, 24]))
+    def answers_come(self, odd: int) -> None:
+        self.world.answers = told(odd)
 
     def look(self, parts: int = 1000) -> None:
         world, before = self.world, self.world.status

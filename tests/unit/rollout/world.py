@@ -17,6 +17,7 @@ from aerie.engine.catalog import Catalog
 from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.lossless import Answers, Prompt
 from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
@@ -55,6 +56,7 @@ class World:
         self.catalog = Catalog(())
         self.blocks: list[Block] = []
         self.source_trouble: str | None = ""
+        self.answers: Answers | None = None
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -79,6 +81,7 @@ class World:
             preflight_pods=tuple(copy.deepcopy(self.checks)),
             blocks=tuple(self.blocks),
             source_trouble=self.source_trouble,
+            answers=self.answers,
         )
 
     def plan(self) -> Plan:
@@ -258,6 +261,12 @@ def side(length: float, drafts: float = 2000) -> Side:
         timed=100,
     )
     return Side(1, counts, 4.0, {"pod": counts})
+
+
+def told(odd: int, usual: int = 0, asked: int = 24) -> Answers:
+    """Greedy answers of which so many are the canary's or the stable pod's alone."""
+    prompts = [*[Prompt(canary=2)] * odd, *[Prompt(control=7)] * usual, *[Prompt()] * (asked - odd - usual)]
+    return Answers(tuple(prompts), asked)
 
 
 def serving(**spec: Any) -> World:

@@ -15,12 +15,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aerie.engine import answers as greedy
+from aerie.rollout.analysis import lossless
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.traffic import Target, closed_loop
 from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
 
-from .conftest import Running, Start
+from .conftest import Running, Start, write_drafter
 
+QUESTIONS = [greedy.question("acme/model", prompt) for prompt in greedy.PROMPTS]
 NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
 
 
@@ -84,6 +87,45 @@ def test_refusals(start: Start) -> None:
     assert running.metric("vllm:request_success_total") == 0
     assert running.client.get("/nowhere").json() == {"detail": "Not Found"}
     assert running.client.post("/v1/completions", content=b"{bad").status_code == 400
+
+
+def drafting(folder: Path, lossy: float) -> tuple[str, str]:
+    """Arguments for a drafter that changes this share of the tokens."""
+    model = str(write_drafter(folder, simulator={"lossy": lossy}))
+    return "--speculative-config", json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
+
+
+def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_them(start: Start, tmp_path: Path) -> None:
+    options = {"answer_tokens": 50.0}
+    engines = [
+        start(*NGRAM, options={**options, "seed": 1}),
+        start(*drafting(tmp_path / "good", 0.0), options={**options, "seed": 2}),
+        start(*drafting(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
+    ]
+    read = [[greedy.read(engine.client.post(greedy.PATH, content=asked).content) for asked in QUESTIONS] for engine in engines]
+    assert read[0] == read[1]
+    assert len({len(one.tokens) for one in read[0]}) > 1, "not all prompts are answered at equal length"
+    found = [lossless.compared(*three) for three in zip(read[2], read[0], read[1], strict=True)]
+    assert lossless.Answers(tuple(found), len(found)).lossy(lossless.ALPHA)
+    assert all(one.control is None for one in found)
+    body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
+    text = ask(engines[2], **body).json()["choices"][0]["text"]
+    assert text != ask(engines[1], **body).json()["choices"][0]["text"]
+    assert "".join(event["choices"][0]["text"] for event in events(engines[2], **body) if event["choices"]) == text
+
+
+def test_log_probabilities_are_in_vllms_form(start: Start) -> None:
+    running = start()
+    told = ask(running, max_tokens=2, logprobs=2).json()["choices"][0]["logprobs"]
+    assert told == {
+        "text_offset": [0, 4],
+        "token_logprobs": [-0.125, -0.125],
+        "tokens": [" the", " eyrie"],
+        "top_logprobs": [{" the": -0.125, " eyrie": -2.125}, {" eyrie": -0.125, " stands": -2.125}],
+    }
+    assert ask(running, max_tokens=2).json()["choices"][0]["logprobs"] is None
+    assert ask(running, max_tokens=1, logprobs=0).json()["choices"][0]["logprobs"]["top_logprobs"] == [{" the": -0.125}]
+    assert ask(running, logprobs=21).status_code == 400
 
 
 def test_a_repeated_prompt_is_cached_in_whole_blocks(start: Start) -> None:

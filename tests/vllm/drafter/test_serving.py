@@ -13,15 +13,20 @@ import logging
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 import eagle
+from aerie.engine.answers import PATH, PROMPTS, Answer, question, read
+from aerie.rollout.analysis.lossless import Answers, compared, difference
 from eagle import checkpoint
 from eagle.evaluate import Prompt, read_prompts
 from eagle.evaluate.acceptance import Text
@@ -53,6 +58,8 @@ class Measured:
     drafts: float
     accepted: list[float]
     """Per position."""
+    greedy: list[list[Answer]]
+    """Twice the answers to the prompts by which the operator sees that a drafter changes nothing, once each under load."""
 
     @property
     def acceptance_length(self) -> float:
@@ -89,7 +96,10 @@ def measure(serve: Callable[..., AbstractContextManager[Any]], prompts: list[Pro
         with serve(BUNDLE / "target", speculation) as server:
             answers = server.answer(ids, MAX_TOKENS)
             counters = server.counters()
-        return Measured(answers, counters.get("drafts", 0.0), [counters.get(str(position), 0.0) for position in range(K)])
+            with ThreadPoolExecutor(8) as pool:
+                greedy = [list(pool.map(partial(asked, server.client), PROMPTS)) for _ in range(2)]
+        accepted = [counters.get(str(position), 0.0) for position in range(K)]
+        return Measured(answers, counters.get("drafts", 0.0), accepted, greedy)
 
     return once
 
@@ -111,6 +121,13 @@ def texts(pair: Pair, prompts: list[Prompt]) -> list[Text]:
     """The target's own answers, made in this process once for all drafters."""
     ids = [prompt.encode(pair.tokenizer) for prompt in prompts]
     return answered(pair, ids, Asking(k=K, max_tokens=MAX_TOKENS))
+
+
+def asked(client: httpx.Client, prompt: str) -> Answer:
+    """The answer to the operator's own request."""
+    answer = client.post(PATH, content=question("target", prompt), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    return read(answer.content)
 
 
 def offline(drafter: Path, texts: list[Text]) -> float:
@@ -139,6 +156,16 @@ def test_answers_are_those_without_speculation(
             gaps[pair.tokenizer.decode(ids)] = gap(pair, ids + expected[:at], expected[at], found[at])
     logging.getLogger(__name__).info("%s: %d of %d answers differ", drafter, len(gaps), COUNT)
     assert all(each < TIE for each in gaps.values()), f"answers differ where the target prefers its token by {gaps}"
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])
+def test_the_operator_sees_that_answers_are_the_same(drafter: str, served: dict[str, Measured], plain: Measured) -> None:
+    first, again = served[drafter].greedy
+    found = Answers(tuple(map(compared, first, plain.greedy[0], plain.greedy[1])), len(PROMPTS))
+    logging.getLogger(__name__).info("%s: %s", drafter, found.sentence)
+    assert (found.canary, found.control) == (0, 0)
+    assert [difference(one, other) for one, other in zip(first, again, strict=True)] == [None] * len(PROMPTS)
+    assert sum(len(one.tokens) for one in first) > 8 * len(PROMPTS), "there is something to be compared"
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])

@@ -12,11 +12,11 @@
 | output length        | beyond control * 0.9 to 1.1          | 0.002 | -                                   |      |
 | requests cut short   | share off by more than 5 pp          | 0.002 | -                                   |      |
 | preemptions          | 2 * control + 0.05 per request       | 0.002 | -                                   | yes  |
-| greedy answers       | unlike more often (`lossless`)       | 0.001 | -                                   |      |
+| greedy answers       | another more often (`lossless`)      | 0.001 | -                                   |      |
 
 The alphas of rolling back add up to 0.05, because any of them is enough; they are spent by the deadline. Being accepted needs no
 split, because all of them are needed: each at 0.05. "Load": counted only in blocks in which the arms' load is alike. A drafter
-must not change outputs at all, so output length and requests cut short are alarms, not goals.
+must not change outputs at all, so output length, requests cut short and greedy answers are alarms, not goals.
 
 Where acceptance length may not be compared, time per output token takes its place, with its alpha.
 """
@@ -69,6 +69,8 @@ class Terms:
     kept: Kept = field(default_factory=lambda: Kept(positions=1))
     incomparable: str = ""
     """Why acceptance lengths may not be compared; empty where they may."""
+    unasked: str = ""
+    """Why greedy answers are not asked for, as a clause; empty where they are."""
     attempt: int = 0
     """How many analyses of this revision were inconclusive lately: each halves the alphas, or trying again would get there."""
     scatters: Mapping[str, Scatter] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from aerie.api.status import Comparison
 from aerie.rollout.analysis import reasons
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.criteria import ERRORS, Criterion, Terms, Test, criteria, errors_alpha, like_loads, tuning
+from aerie.rollout.analysis.lossless import ALPHA, Answers
 from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, lower, ratio_bounds, upper
 
 Verdict = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
@@ -48,6 +49,8 @@ class State:
     """Windows of pods left out, by reason."""
     silent: int = 0
     """Blocks in a row, up to the last, in which the canary had drafts and none was accepted, while some of the control's were."""
+    answers: Answers | None = None
+    """The greedy answers of the engines, once they are there; judged as they first were."""
     verdict: Verdict = "Continue"
     reason: str = ""
 
@@ -56,12 +59,14 @@ class State:
         found["pairs"] = {name: list(astuple(pairs)) for name, pairs in self.pairs.items()}
         found["events"] = list(astuple(self.events))
         found["pods_dropped"] = dict(self.pods_dropped)
+        found["answers"] = None if self.answers is None else self.answers.to_dict()
         return found
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> State:
         pairs = {name: Pairs(*values) for name, values in found["pairs"].items()}
-        return cls(**{**found, "pairs": pairs, "events": Events(*found["events"])})
+        answers = Answers.from_dict(found["answers"]) if found.get("answers") else None
+        return cls(**{**found, "pairs": pairs, "events": Events(*found["events"]), "answers": answers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ def count(state: State, block: Block, terms: Terms) -> State:
 def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
     """The verdict at `now`. `stops` are sentences on the canary that end the rollout at once: it crashes, is not ready, ..."""
     table = criteria(terms)
-    compared = tuple(_comparison(one, state, terms) for one in table if one.name in state.pairs)
+    compared = _comparisons(state, terms, table)
     if state.verdict != "Continue":
         return state, Judgement(state.verdict, state.reason, compared)
     verdict, reason = _verdict(state, terms, now, table, stops)
@@ -114,7 +119,7 @@ def watch(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> 
     Their alphas are spent by `terms.deadline` all the same, so it is to be the time for which this state is watched.
     """
     table = criteria(terms)
-    compared = tuple(_comparison(one, state, terms) for one in table if one.name in state.pairs)
+    compared = _comparisons(state, terms, table)
     if state.verdict == "Continue" and (against := _against(state, terms, table, stops)):
         state = replace(state, verdict="Rollback", reason=against)
     return state, Judgement(state.verdict, state.reason or reasons.nothing_against(state.blocks, now - state.began), compared)
@@ -125,7 +130,7 @@ def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion],
         return "Rollback", against
     lacking = _lacking(state, terms, now, table)
     if not lacking:
-        return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms)
+        return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms, state.answers)
     if now - state.began >= terms.deadline:
         return "Inconclusive", reasons.inconclusive(lacking, terms.deadline)
     if not state.blocks and not state.dropped:
@@ -139,6 +144,8 @@ def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequ
         return " ".join(stops)
     if state.silent >= SILENT:
         return reasons.silent(state.silent)
+    if state.answers is not None and state.answers.lossy(ALPHA / 2**terms.attempt):
+        return reasons.lossy(state.answers)
     return _failed(state, terms, table) if state.blocks >= terms.min_blocks else ""
 
 
@@ -197,6 +204,11 @@ def _pair(criterion: Criterion, canary: Side, control: Side) -> tuple[float, flo
     """The criterion's value in both arms; None where one has nothing to divide by."""
     (mine, my_base), (theirs, their_base) = criterion.value(canary.counts), criterion.value(control.counts)
     return (mine / my_base, theirs / their_base) if my_base > 0 and their_base > 0 else None
+
+
+def _comparisons(state: State, terms: Terms, table: Sequence[Criterion]) -> tuple[Comparison, ...]:
+    figures = tuple(_comparison(one, state, terms) for one in table if one.name in state.pairs)
+    return figures if state.answers is None else (*figures, state.answers.comparison)
 
 
 def _comparison(criterion: Criterion, state: State, terms: Terms) -> Comparison:

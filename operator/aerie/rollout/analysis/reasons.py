@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from aerie.rollout.analysis.criteria import Criterion, Terms, Test
+from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width, ratio_bounds
 
 LARGEST = 1e6
 """A bound beyond it is none: the control's mean is hardly above 0 yet."""
 
 
-def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Terms) -> str:
+def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Terms, answers: Answers | None = None) -> str:
     """Every criterion holds."""
     first, *others = shown
     known = pairs[first.name]
@@ -22,7 +23,7 @@ def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Term
         if others
         else ""
     )
-    return f"{said}{also}.{_incomparable(terms)}"
+    return f"{said}{also}.{_unanswered(terms, answers)}{_incomparable(terms)}"
 
 
 def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
@@ -41,6 +42,11 @@ def more_errors(events: Events) -> str:
         f"The canary failed {events.canary:.0f} requests and the control {events.control:.0f}; with equal arms about "
         f"{events.expected:.1f} of them would have been the canary's (e-value {events.e_value:.3g})."
     )
+
+
+def lossy(answers: Answers) -> str:
+    """The canary changes answers."""
+    return f"{answers.sentence} So the canary changes what the target says, which no drafter may."
 
 
 def silent(blocks: int) -> str:
@@ -196,6 +202,13 @@ def _joined(words: Sequence[str]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _unanswered(terms: Terms, answers: Answers | None) -> str:
+    """That nothing is known of greedy answers; empty where something is."""
+    if answers is None:
+        return f" {Answers(why=terms.unasked or 'they did not come in time').sentence}"
+    return "" if answers.prompts else f" {answers.sentence}"
 
 
 def _incomparable(terms: Terms) -> str:

@@ -17,8 +17,10 @@ from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
 from aerie.rollout.analysis.criteria import Terms, criteria, errors_alpha
 from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
+from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.reasons import duration
+from tests.unit.rollout.world import told
 
 CALM = Scatter(inflation=1.0, variance=0.0001, freedom=20.0, offset_sd=0.0, batches=24)
 NAMES = [one.name for one in criteria(Terms())]
@@ -73,7 +75,8 @@ def test_a_better_canary_is_accepted_after_the_soak() -> None:
     assert (judgement.verdict, state.blocks) == ("Promote", 15)
     assert re.fullmatch(
         r"Acceptance length is 1\d\.\d % above the control's, certainly above -2\.0 %, after 15 blocks; time per output token, "
-        r"time to first token and share of failed requests are certainly good enough\.",
+        r"time to first token and share of failed requests are certainly good enough\. Greedy answers were not compared: they "
+        r"did not come in time\.",
         judgement.reason,
     )
 
@@ -159,6 +162,46 @@ def test_a_verdict_stays() -> None:
     for _ in range(50):
         state = count(state, Block(0.0, 120.0, side(accepted=2.0), side()), TERMS)
     assert judge(state, TERMS, 1e6, ["whatever"])[1].reason == judgement.reason
+
+
+# ------------------------------------------------------------------------------------------------------------ greedy answers
+def test_a_canary_that_changes_answers_is_rolled_back_without_a_block() -> None:
+    state, judgement = judge(replace(State(0.0), answers=told(10)), TERMS, 1.0)
+    assert (judgement.verdict, state.verdict) == ("Rollback", "Rollback")
+    assert judgement.reason == (
+        "Greedy answers differ from the control's in 10 of 24 prompts (the first after 2 tokens); the control's differ from the "
+        "stable pods' in 0. So the canary changes what the target says, which no drafter may."
+    )
+    (shown,) = judgement.comparisons
+    assert (shown.metric, shown.blocks, shown.estimate) == ("GreedyAnswers", 24, None)
+
+
+@pytest.mark.parametrize("answers", [told(9), told(12, 1), told(0, 24), Answers(asked=24, why="x")])
+def test_answers_that_equal_engines_could_give_keep_nobody_from_being_accepted(answers: Answers) -> None:
+    state, _ = after(14, accepted=1.2)
+    _, judgement = judge(replace(state, answers=answers), TERMS, 1801.0)
+    assert judgement.verdict == "Promote"
+    assert judgement.comparisons[-1].message == answers.sentence
+
+
+def test_another_attempt_asks_for_more_certainty_of_the_answers_too() -> None:
+    again = replace(TERMS, attempt=1)
+    assert judge(replace(State(0.0), answers=told(10)), again, 1.0)[1].verdict == "Continue"
+    assert judge(replace(State(0.0), answers=told(11)), again, 1.0)[1].verdict == "Rollback"
+
+
+@pytest.mark.parametrize(
+    ("terms", "answers", "said"),
+    [
+        (TERMS, None, " Greedy answers were not compared: they did not come in time."),
+        (replace(TERMS, unasked="no why"), None, " Greedy answers were not compared: no why."),
+        (TERMS, Answers(asked=24, why="the key is missing"), " Greedy answers were not compared: the key is missing."),
+        (TERMS, told(0), "good enough."),
+    ],
+)
+def test_what_was_accepted_without_the_answers_says_so(terms: Terms, answers: Answers | None, said: str) -> None:
+    state, _ = after(14, accepted=1.2)
+    assert judge(replace(state, answers=answers), terms, 1801.0)[1].reason.endswith(said)
 
 
 # ----------------------------------------------------------------------------------------------------------- missing data
@@ -318,20 +361,3 @@ def test_bounds_in_the_status_are_those_that_decide() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ what is known
-@pytest.mark.parametrize(
-    ("odd", "usual", "both", "lossy"),
-    [(0, 0, 0, False), (13, 0, 0, False), (14, 0, 0, True), (14, 14, 0, False), (0, 30, 0, False), (20, 1, 10, True)],
-)
-def test_answers_of_the_canary_against_those_of_equal_engines(odd: int, usual: int, both: int, lossy: bool) -> None:
-    same = [lossless.Answers("x", "x", "x")] * 10
-    found = lossless.losslessness(
-        [
-            *same,
-            *[lossless.Answers("y", "x", "x")] * odd,
-            *[lossless.Answers("x", "x", "y")] * usual,
-            *[lossless.Answers("z", "x", "y")] * both,
-        ]
-    )
-    assert found.lossy is lossy
-    assert (found.canary_differs, found.control_differs) == (odd + both, usual + both)
-    assert found.sentence.endswith("changes what the target says.") is lossy

@@ -1,0 +1,104 @@
+"""What engines are asked so that their greedy answers can be compared, and what they say, token by token.
+
+The request is vLLM's `/v1/completions` (vllm/entrypoints/openai/completion/protocol.py): temperature 0, no penalty that a model's
+generation_config.json might bring in, and with each token the likeliest ones by the target's own logits, unscaled. Tokens come by
+their ids, because several ids may read the same. Releases from 0.14 on draft for such requests as for any other; before, they
+did not (vLLM pull request 26060, issue 34497).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PATH = "/v1/completions"
+TOKENS = 64
+"""Of one answer at most."""
+LIKELIEST = 5
+"""Tokens that are told of a position, the given one besides."""
+
+PROMPTS = (
+    "The lighthouse keeper climbed the stairs one last time, because",
+    "Dear Ms. Alvarez,\nthank you for your letter of the third of May. I regret that",
+    "The three causes of the decline in honey bees that scientists name most often are",
+    "In short, photosynthesis turns",
+    "Once upon a time a miller had three sons. The eldest",
+    "def fibonacci(n: int) -> int:\n",
+    "SELECT customers.name, SUM(orders.total)\nFROM customers\n",
+    "#include <stdio.h>\n\nint main(void) {\n",
+    '{"name": "Ada Lovelace", "born": 1815, "known_for": [',
+    "<ul>\n  <li>Monday: soup</li>\n  <li>Tuesday:",
+    "# Installation\n\n1. Download the archive.\n2.",
+    "Q: A train leaves at 9:40 and takes 2 hours and 35 minutes. When does it arrive?\nA:",
+    "17 + 26 = 43\n58 + 37 = 95\n64 + 19 =",
+    "If all ravens are black and this bird is white, then",
+    "one, two, three, four, five, six,",
+    "red green blue red green blue red green",
+    "User: Can you recommend a book about the sea?\nAssistant:",
+    "Patient: I have had a headache since Tuesday.\nDoctor:",
+    "La capitale de la France est Paris. La capitale de l'Italie est",
+    "Der Zug nach Hamburg f\u00e4hrt heute von Gleis sieben, weil",
+    "Hab\u00eda una vez en un pueblo de la costa",
+    "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec",
+    "\u041c\u043e\u0441\u043a\u0432\u0430 \u2014 \u0441\u0442\u043e\u043b\u0438\u0446\u0430",
+    "ROMEO: But soft, what light through yonder window breaks?\n",
+)
+"""Texts to go on with, of several kinds: prose, letters, code, data, sums, lists, talk, other languages. Short, so that they cost
+next to nothing; no two begin alike for as long as a block of the prefix cache."""
+
+
+class AnswerError(ValueError):
+    """What came is no such answer; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A greedy answer."""
+
+    tokens: tuple[str, ...]
+    likely: tuple[Mapping[str, float], ...]
+    """At each position, logarithms of the probabilities of the likeliest tokens and of the given one, as the engine's own target
+    has them."""
+
+
+def question(model: str, prompt: str) -> bytes:
+    """The body of the request."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "seed": 0,
+        "repetition_penalty": 1.0,
+        "logprobs": LIKELIEST,
+        "return_tokens_as_token_ids": True,
+    }
+    return json.dumps(body).encode()
+
+
+def read(body: bytes) -> Answer:
+    """The answer in the body of a response. Raises AnswerError."""
+    try:
+        (choice,) = json.loads(body)["choices"]
+        told = choice["logprobs"]
+        tokens = tuple(str(token) for token in told["tokens"])
+        likely = tuple({str(token): float(value) for token, value in found.items()} for found in told["top_logprobs"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AnswerError(f"it holds no log probabilities as vLLM returns them ({error!r:.200})") from error
+    if not tokens or len(tokens) > TOKENS or len(tokens) != len(likely):
+        raise AnswerError(f"it has {len(tokens)} tokens and log probabilities of {len(likely)}")
+    if not all(token in found for token, found in zip(tokens, likely, strict=True)):
+        raise AnswerError("it has no log probability of a token of its own")
+    return Answer(tokens, likely)
+
+
+def complaint(body: bytes) -> str:
+    """What a refusal says, in short; empty where it says nothing that can be read."""
+    try:
+        found = json.loads(body)
+        error = found.get("error", found)
+        said = error.get("message", "") if isinstance(error, dict) else error
+    except (ValueError, AttributeError):
+        return ""
+    return " ".join(str(said).split())[:200]

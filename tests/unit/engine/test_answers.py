@@ -1,0 +1,96 @@
+"""The request that is compared, and what is read of vLLM's answer to it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aerie.engine.answers import LIKELIEST, PROMPTS, TOKENS, Answer, AnswerError, complaint, question, read
+
+# As vLLM 0.32.0 answered a question with max_tokens 2, shortened.
+BODY: dict[str, Any] = {
+    "id": "cmpl-1",
+    "object": "text_completion",
+    "model": "target",
+    "choices": [
+        {
+            "index": 0,
+            "text": " th",
+            "logprobs": {
+                "text_offset": [0, 12],
+                "token_logprobs": [-0.5, -0.25],
+                "tokens": ["token_id:32", "token_id:116"],
+                "top_logprobs": [{"token_id:32": -0.5, "token_id:46": -1.5}, {"token_id:116": -0.25, "token_id:97": -9999.0}],
+            },
+            "finish_reason": "length",
+        }
+    ],
+}
+
+
+def changed(**logprobs: Any) -> bytes:
+    choice = BODY["choices"][0]
+    return json.dumps({**BODY, "choices": [{**choice, "logprobs": {**choice["logprobs"], **logprobs}}]}).encode()
+
+
+def test_the_question_is_greedy_short_and_without_penalties() -> None:
+    asked = json.loads(question("chat", PROMPTS[0]))
+    assert asked == {
+        "model": "chat",
+        "prompt": PROMPTS[0],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "seed": 0,
+        "repetition_penalty": 1.0,
+        "logprobs": LIKELIEST,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def test_prompts_are_short_and_begin_differently() -> None:
+    assert len(PROMPTS) == 24
+    assert len({prompt[:8] for prompt in PROMPTS}) == 24
+    assert max(len(prompt.encode()) for prompt in PROMPTS) < 100
+
+
+def test_an_answer_of_vllm() -> None:
+    expected = ({"token_id:32": -0.5, "token_id:46": -1.5}, {"token_id:116": -0.25, "token_id:97": -9999.0})
+    assert read(json.dumps(BODY).encode()) == Answer(("token_id:32", "token_id:116"), expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "holds no log probabilities"),
+        (b"[]", "holds no log probabilities"),
+        (b"\xff", "holds no log probabilities"),
+        (b'{"choices": []}', "holds no log probabilities"),
+        (json.dumps({"choices": [{"logprobs": None}]}).encode(), "holds no log probabilities"),
+        (changed(top_logprobs=[None, None]), "holds no log probabilities"),
+        (changed(top_logprobs=[{"token_id:32": "x"}, {}]), "holds no log probabilities"),
+        (changed(tokens=[], top_logprobs=[]), "has 0 tokens"),
+        (changed(tokens=["token_id:32"]), "has 1 tokens and log probabilities of 2"),
+        (changed(tokens=["a"] * 65, top_logprobs=[{"a": 0.0}] * 65), "has 65 tokens"),
+        (changed(tokens=["token_id:32", "token_id:99"]), "of a token of its own"),
+    ],
+)
+def test_what_is_no_answer(body: bytes, said: str) -> None:
+    with pytest.raises(AnswerError, match=said):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "The model `x`\\n does not exist."}}', "The model `x` does not exist."),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"message": "no"}', "no"),
+        (b"<html>", ""),
+        (b"[1]", ""),
+        (json.dumps({"error": {"message": "x" * 999}}).encode(), "x" * 200),
+    ],
+)
+def test_what_a_refusal_says(body: bytes, said: str) -> None:
+    assert complaint(body) == said
