@@ -173,6 +173,11 @@ class AnalysisStatus(Model):
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
+    history_blocks: Count | None = None
+    """Blocks in which stable pods were counted before the analysis began, each of them: these tell how metrics scatter between
+    equal pods. Absent while there were fewer than 120: then the bounds are those of a cautious guess, and wider."""
+    inflation: float | None = None
+    """How many blocks of the first metric count as one, because neighbours are alike; 3 is the cautious guess."""
     state: Annotated[str, Field(max_length=65536)] = ""
     """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
 

@@ -1,10 +1,11 @@
-"""Blocks of the analyses under way, from what the scraper reads: once per interval, a round over the pods of both arms.
+"""Blocks from what the scraper reads: once per interval, a round over the pods of both arms, or over the stable pods alone.
 
-    readings of pods ─► round, each spec.metrics.interval ─► blocks.observe ─► closed blocks ─► next pass
+    readings of pods ─► round, each interval ─► blocks.observe ─┬─► blocks of an analysis ─► next pass
+                                                                └─► blocks of stable pods ─► their history (histories.py)
 
 Guarantees: a round shows a pod's reading once; one that did not come since the last round counts as failed. What is compared is
-told by the status alone, so a new leader goes on where the old one stood, but for the block that was open. Not guaranteed: that
-the readings of a round are of one moment; they are up to an interval apart, and for each pod always by the same.
+told by spec and status alone, so a new leader goes on where the old one stood, but for the block that was open. Not guaranteed:
+that the readings of a round are of one moment; they are up to an interval apart, and for each pod always by the same.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ class Subject:
     """By name of the Deployment."""
     kept: Kept
     rule: Rule
+    warmup: float = 0.0
+    """Seconds after its first reading for which a pod counts for nothing."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing is compared: the stable pods are followed for their own sake."""
+        return "canary" not in self.arms.values()
 
 
 def subject(name: str, status: Status, interval: float) -> Subject | None:
@@ -74,6 +82,8 @@ class Comparison:
     subject: Subject
     blocks: deque[Block] = field(default_factory=lambda: deque(maxlen=HELD))
     _open: Open | None = None
+    _since: dict[str, float] = field(default_factory=dict)
+    """When each pod was read first."""
     _due: float = 0.0
     _last: float = 0.0
 
@@ -84,10 +94,16 @@ class Comparison:
     def round(self, now: float, pods: Iterable[tuple[str, str, float, Sample | None]]) -> bool:
         """One round over the pods (name, Deployment, when it was read, what was read); whether it has closed a block."""
         seen: dict[str, Seen] = {}
+        since, self._since = self._since, {}
         for name, group, at, sample in pods:
             arm = self.subject.arms.get(group)
-            if arm is not None:
-                seen[name] = Seen(arm, _reading(sample, self.subject.kept) if at > self._last else None)
+            if arm is None:
+                continue
+            if sample is not None:
+                self._since[name] = since.get(name, at)
+            if now < self._since.get(name, now) + self.subject.warmup:
+                continue
+            seen[name] = Seen(arm, _reading(sample, self.subject.kept) if at > self._last else None)
         interval = self.subject.rule.interval
         self._due = now + interval if self._open is None else max(self._due + interval, now + interval / 2)
         self._last = now

@@ -130,6 +130,7 @@ class Reconciler:
             answers=self.prober.answers(key),
             unreadable=scraper.unreadable(key),
             source_trouble=scraper.trouble(key),
+            memory=scraper.memory(key, observed.resource.metadata.uid),
         )
 
 

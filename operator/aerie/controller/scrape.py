@@ -4,6 +4,7 @@
                                         or resources ─► two lanes ─► ask ──┘
                                                   urgent: of resources with a rollout under way, each spec.metrics.interval
                                                   calm:   of all others, four times slower, up to a minute
+                                                           and often enough for two readings in a block
 
 Guarantees: only pods that the resource owns are read, on the port that their engine names; a page has limits in time and size,
 a lane one in pages at once; first readings are spread over an interval, so that a thousand resources make no burst; a pod that
@@ -29,6 +30,7 @@ from aerie.api.status import Arm, Status
 from aerie.controller.clock import Clock
 from aerie.controller.compare import Comparison, subject
 from aerie.controller.fetch import ScrapeError, client, fetch
+from aerie.controller.histories import Histories
 from aerie.controller.prometheus import Access, Servers, Standing
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.readings import Readings
@@ -38,6 +40,7 @@ from aerie.engine.samples import Counters, Sample
 from aerie.engine.series import Scrape
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import LATE, Block
+from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures, figures_of, settled, shown_by
 from aerie.rollout.observed import Observed
 
@@ -135,6 +138,7 @@ class Scraper:
         self._of: dict[Key, frozenset[Key]] = {}
         self._shown: dict[Key, Mapping[str, Figures]] = {}
         self._comparisons: dict[Key, Comparison] = {}
+        self._histories = Histories()
 
     def follow(self, key: Key, observed: Observed, status: Status) -> None:
         """Read the resource's pods from now on, as was observed, and tell when their figures leave those of its status."""
@@ -142,7 +146,8 @@ class Scraper:
         metrics, rolling = resource.spec.metrics, status.canary is not None or status.previous is not None
         interval = shortest = metrics.interval.total_seconds()
         if not rolling:
-            interval = max(interval, min(SLOWEST, SLOWER * interval))
+            half = resource.spec.rollout.analysis.block.total_seconds() / 2
+            interval = max(interval, min(SLOWEST, SLOWER * interval, half))
         if metrics.source is None:
             self._asked.pop(key, None)
             lane = self._urgent if rolling else self._calm
@@ -163,7 +168,7 @@ class Scraper:
             if metrics.source is None:
                 lane.queue.add_after(name, interval * _share(name))
         self._of[key] = frozenset(found)
-        compared = subject(key.name, status, shortest)
+        compared = subject(key.name, status, shortest) or self._histories.follow(key, observed, status, interval)
         if compared is None:
             self._comparisons.pop(key, None)
         elif key not in self._comparisons or self._comparisons[key].subject != compared:
@@ -188,6 +193,11 @@ class Scraper:
             del self._pods[name]
         self._shown.pop(key, None)
         self._comparisons.pop(key, None)
+        self._histories.forget(key)
+
+    def memory(self, key: Key, uid: str | None) -> Memory | None:
+        """What is held of the stable pods of the resource with this uid."""
+        return self._histories.memory(key, uid)
 
     def blocks(self, key: Key) -> tuple[Block, ...]:
         """The latest closed blocks of the resource's analysis."""
@@ -343,12 +353,17 @@ class Scraper:
         return gap
 
     def _round(self, key: Key) -> bool:
-        """A round of the resource's comparison, if one is due; whether it has closed a block."""
+        """A round of the resource's comparison, if one is due; whether it has closed a block that is worth a pass."""
         comparison, now = self._comparisons.get(key), self._clock.now().timestamp()
         if comparison is None or not comparison.wants(now):
             return False
-        pods = ((name, self._pods[name]) for name in self._of.get(key, frozenset()))
-        return comparison.round(now, ((name.name, pod.target.group, pod.read_at, pod.latest) for name, pod in pods))
+        pods = {name.name: self._pods[name] for name in self._of.get(key, frozenset())}
+        alone = comparison.subject.alone
+        if alone and all(pod.latest is None for pod in pods.values()):
+            return False  # nothing to remember, and it would take memory
+        if not comparison.round(now, ((name, pod.target.group, pod.read_at, pod.latest) for name, pod in pods.items())):
+            return False
+        return not alone or self._histories.count(key, comparison.blocks.pop(), comparison.subject)
 
     def _has_moved(self, key: Key) -> bool:
         found = self.figures(key)

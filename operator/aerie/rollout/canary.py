@@ -19,13 +19,11 @@ from typing import Literal
 from aerie.api import SpeculativeDeployment, duration
 from aerie.api.rollout import Analysis
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Status
-from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
-from aerie.rollout import capacity, pods, traffic
+from aerie.rollout import capacity, history, pods, traffic
 from aerie.rollout.analysis.judgement import Judgement
-from aerie.rollout.analysis.readings import nearest_edge
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding, shortened
-from aerie.rollout.evidence import Evidence, begun
+from aerie.rollout.evidence import Evidence, begun, edges_of, terms_of
 from aerie.rollout.faults import stops
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
@@ -221,13 +219,6 @@ def _is_broken(observed: Observed, stable: Arm) -> bool:
 
 def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: datetime) -> Evidence:
     spec, status = observed.resource.spec, observed.resource.status or Status()
-    objective = spec.speculation.tuning.slo
-    per_token = objective.time_per_output_token if objective else None
-    first = objective.time_to_first_token if objective else None
-    edges = (
-        nearest_edge(per_token.total_seconds(), Metric.TIME_PER_OUTPUT_TOKEN.value.buckets) if per_token else None,
-        nearest_edge(first.total_seconds(), TIME_TO_FIRST_TOKEN_BUCKETS) if first else None,
-    )
     places = fleet.places
     attempt = sum(
         one.revision == wanted.revision and bool(one.comparisons) and one.result != "Promoted" and one.ended_at + REMEMBERED > now
@@ -235,7 +226,9 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
     )
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
     why_not = unasked(observed, stable, wanted.arm)
-    return begun(spec.rollout.analysis, (wanted.arm, stable), sizes, edges, attempt, observed.scatters, now, why_not)
+    asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, edges_of(spec.speculation.tuning.slo), attempt)
+    memory = history.recalled(observed)
+    return begun(*asked, memory.scatters(terms_of(*asked)) if memory else {}, now, why_not)
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:
@@ -271,6 +264,8 @@ def _analysis(
             verdict=judgement.verdict if judgement else "Continue",
             reason=judgement.reason if judgement else "",
             started_at=datetime.fromtimestamp(evidence.state.began, tz=UTC),
+            history_blocks=evidence.history_blocks,
+            inflation=round(evidence.inflation, 2),
             comparisons=list(judgement.comparisons) if judgement else [],
             state=state,
         )

@@ -15,6 +15,8 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.resources import names, network, preflight, workload
 from aerie.resources.drift import stamped
+from aerie.resources.history import name as history_name
+from aerie.rollout import history
 from aerie.rollout.course import Course
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
@@ -33,6 +35,9 @@ def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict
     if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
         made.append(preflight.job(resource, wanted.revision, image))
     made += _deployments(observed, wanted, course)
+    memory = observed.memory
+    if memory is not None and history.due(memory, history.written(observed), rolling=course.canary is not None):
+        made.append(history.record(resource, memory))
     for item in made:
         yield stamped(_owned_by(resource, item))
 
@@ -116,6 +121,8 @@ def superfluous(
             continue  # a crash may have kept what comes after it out of the status
         if kind == "ConfigMap" and (of in named or of == wanted.revision):
             continue  # the record of its pods
+        if key == ("ConfigMap", history_name(resource.metadata.name)):
+            continue  # what stable pods told, of whatever revision
         if kind == "Job" and of == wanted.revision and not over:
             continue  # the record of the verdict
         yield Reference(*key, child["metadata"]["uid"])

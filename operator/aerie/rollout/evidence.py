@@ -10,21 +10,21 @@ ended; it is lost, and not counted as dropped.
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from aerie.api.rollout import Analysis
+from aerie.api.speculation import LatencyObjective
 from aerie.api.status import Arm
+from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
+from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
-from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import Terms
+from aerie.rollout.analysis.calibration import BATCH, Scatter
+from aerie.rollout.analysis.criteria import Terms, criteria
 from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
 from aerie.rollout.analysis.lossless import Answers
-from aerie.rollout.analysis.readings import Kept
+from aerie.rollout.analysis.readings import Kept, nearest_edge
 
 FULL_BLOCK, DRAFTS, FINISHED = 120.0, 2000.0, 20.0
 """Seconds of a full block, and drafts and finished requests that each arm needs in it. Shorter blocks need fewer in proportion,
@@ -82,6 +82,17 @@ class Evidence:
         return replace(self, watched=State(now.timestamp()), until=now.timestamp())
 
     @property
+    def history_blocks(self) -> int | None:
+        """Blocks of stable pods that told how metrics scatter; None where none did."""
+        batches = max((scatter.batches for scatter in self.terms.scatters.values()), default=0)
+        return BATCH * batches or None
+
+    @property
+    def inflation(self) -> float:
+        """That of the first criterion."""
+        return self.terms.scatter(criteria(self.terms)[0].name).inflation
+
+    @property
     def _watch_terms(self) -> Terms:
         return replace(self.terms, deadline=max(3600 * WATCHED, self.terms.min_blocks * self.terms.block))
 
@@ -93,13 +104,13 @@ class Evidence:
             "until": self.until,
             "watched": None if self.watched is None else self.watched.to_dict(),
         }
-        return base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 9)).decode()
+        return packing.pack(found)
 
     @classmethod
     def unpack(cls, text: str) -> Evidence | None:
         """What `pack` made; None for what is none of this release's."""
         try:
-            found = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            found = packing.unpack(text)
             watched = found["watched"]
             return cls(
                 Terms.from_dict(found["terms"]),
@@ -107,7 +118,7 @@ class Evidence:
                 found["until"],
                 None if watched is None else State.from_dict(watched),
             )
-        except (ValueError, KeyError, TypeError, zlib.error):
+        except (ValueError, KeyError, TypeError):
             return None
 
 
@@ -121,14 +132,23 @@ def begun(
     now: datetime,
     unasked: str = "",
 ) -> Evidence:
-    """An analysis that begins now, of the arms canary and control with so many pods.
+    """An analysis that begins now; `scatters` are what stable pods told before it, by criterion, and `unasked` is why greedy
+    answers are not asked for."""
+    terms = replace(terms_of(analysis, arms, pods, edges, attempt), scatters=scatters, unasked=unasked)
+    return Evidence(terms, State(now.timestamp()), now.timestamp())
+
+
+def terms_of(
+    analysis: Analysis, arms: tuple[Arm, Arm], pods: tuple[int, int], edges: tuple[float | None, float | None], attempt: int = 0
+) -> Terms:
+    """By what the arms canary and control, with so many pods, would be judged.
 
     `edges`: bucket edges for the objectives of time per output token and time to first token. `attempt`: how many analyses of
-    this revision have ended without a promotion. `unasked`: why greedy answers are not asked for.
+    this revision have ended without a promotion.
     """
     canary, control = arms
     tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
-    terms = Terms(
+    return Terms(
         goal=analysis.goal,
         margin=analysis.margin,
         min_blocks=analysis.min_blocks,
@@ -139,10 +159,17 @@ def begun(
         kept=Kept(max(1, min(tokens)), *edges),
         incomparable=incomparable(canary, control),
         attempt=attempt,
-        scatters=scatters,
-        unasked=unasked,
     )
-    return Evidence(terms, State(now.timestamp()), now.timestamp())
+
+
+def edges_of(objective: LatencyObjective | None) -> tuple[float | None, float | None]:
+    """The bucket edges at which the objectives of time per output token and time to first token are counted."""
+    per_token = objective.time_per_output_token if objective else None
+    first = objective.time_to_first_token if objective else None
+    return (
+        nearest_edge(per_token.total_seconds(), Metric.TIME_PER_OUTPUT_TOKEN.value.buckets) if per_token else None,
+        nearest_edge(first.total_seconds(), TIME_TO_FIRST_TOKEN_BUCKETS) if first else None,
+    )
 
 
 def incomparable(canary: Arm, control: Arm) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.figures import Figures
 
@@ -40,8 +40,8 @@ class Observed:
     """Why the metrics page of a pod could not be believed the last few times, by name of the pod."""
     source_trouble: str | None = ""
     """What keeps spec.metrics.source from being of use; empty when nothing does, None while that is not known."""
-    scatters: Mapping[str, Scatter] = field(default_factory=dict)
-    """How blocks of equal pods of this resource scatter, by criterion."""
+    memory: Memory | None = None
+    """What the operator holds of the stable pods; None where it has counted none, and may have to read what is written."""
 
     def child(self, kind: str, name: str) -> Object | None:
         """The child of that kind and name."""

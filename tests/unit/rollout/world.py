@@ -18,6 +18,7 @@ from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.lossless import Answers, Prompt
+from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
@@ -56,6 +57,7 @@ class World:
         self.catalog = Catalog(())
         self.blocks: list[Block] = []
         self.source_trouble: str | None = ""
+        self.memory: Memory | None = None
         self.answers: Answers | None = None
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
@@ -81,6 +83,7 @@ class World:
             preflight_pods=tuple(copy.deepcopy(self.checks)),
             blocks=tuple(self.blocks),
             source_trouble=self.source_trouble,
+            memory=self.memory,
             answers=self.answers,
         )
 

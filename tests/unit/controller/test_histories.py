@@ -1,0 +1,177 @@
+"""Stable pods are followed while nothing is rolled out: who counts, from when on, and what the next operator finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Status
+from aerie.controller.clock import Clock
+from aerie.controller.compare import Comparison, Subject
+from aerie.controller.histories import Histories
+from aerie.controller.queue import Key
+from aerie.controller.scrape import Scraper
+from aerie.rollout import history
+from aerie.rollout.observed import Observed
+from tests.unit.controller.conftest import Run
+from tests.unit.controller.test_compare import sample
+from tests.unit.controller.test_scrape import deployment, pod
+
+CHAT = Key("default", "chat")
+OLD = "2026-01-01T00:00:00Z"
+T0 = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def resource(revision: str = "r1", uid: str = "uid-chat", *, rolling: bool = False, **spec: Any) -> SpeculativeDeployment:
+    setting = {"mode": "Static", "tokens": 3}
+    canary = {"canary": {"revision": "r2", "change": "K=5", "startedAt": OLD}} if rolling else {}
+    return SpeculativeDeployment.from_dict(
+        {
+            "metadata": {"name": "chat", "namespace": "default", "uid": uid},
+            "spec": {
+                "replicas": 2,
+                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+                "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+                **spec,
+            },
+            "status": {"stable": {"revision": revision, "setting": setting}, **canary},
+        }
+    )
+
+
+def followed(histories: Histories, of: SpeculativeDeployment, *children: dict[str, Any]) -> Subject | None:
+    return histories.follow(CHAT, Observed(of, children), of.status or Status(), 60.0)
+
+
+def grown(histories: Histories, of: SpeculativeDeployment, blocks: int, begin: float = 0.0) -> bool:
+    """So many blocks of two pods; whether the last one is worth a write."""
+    subject = followed(histories, of)
+    assert subject is not None
+    comparison, due, n = Comparison(replace(subject, warmup=0.0)), False, 0
+    while blocks:
+        now = begin + 60.0 * n
+        pods = [(name, "chat-r1", now, sample(1500.0 * n, 2000.0 * n + 10 * n * (name == "a"), 30.0 * n)) for name in "ab"]
+        if comparison.round(now, pods):
+            due = histories.count(CHAT, comparison.blocks.pop(), subject)
+            blocks -= 1
+        n += 1
+    return due
+
+
+def test_the_stable_pods_are_followed_at_the_slow_pace() -> None:
+    subject = followed(Histories(), resource())
+    assert subject is not None
+    assert subject.alone
+    assert subject.arms == {"chat-r1": "control"}
+    assert (subject.rule.seconds, subject.rule.interval, subject.rule.per) == (120.0, 60.0, 1)
+    assert subject.kept.positions == 3
+    assert subject == followed(Histories(), resource(metrics={"interval": "5s"})), "what does not matter is no other subject"
+
+
+def test_nobody_is_followed_during_a_rollout_nor_alone_nor_before_anything_is_stable() -> None:
+    assert followed(Histories(), resource(rolling=True)) is None
+    assert followed(Histories(), resource(replicas=1)) is None
+    first = resource()
+    assert Histories().follow(CHAT, Observed(first), Status(), 60.0) is None
+
+
+def test_a_pod_counts_when_it_has_warmed_up() -> None:
+    subject = followed(Histories(), resource())
+    assert subject is not None
+    assert subject.warmup == 300.0
+    comparison, blocks = Comparison(subject), []
+    for n in range(30):
+        now = 60.0 * n
+        pods = [("a", "chat-r1", now, sample(1500.0 * n, 2000.0 * n, 30.0 * n))]
+        if n >= 10:
+            pods.append(("b", "chat-r1", now, sample(1500.0 * n, 2000.0 * n, 30.0 * n)))
+        pods.append(("mute", "chat-r1", 0.0, None))  # type: ignore[arg-type]
+        if comparison.round(now, pods):
+            blocks.append(comparison.blocks.pop())
+    counted = [(one.began, set(one.control.by_pod)) for one in blocks if one.control is not None]
+    assert min(began for began, _ in counted) >= 300.0 - 60.0, "the reading with which a window begins may be an interval late"
+    assert min(began for began, names in counted if "b" in names) >= 900.0 - 60.0
+    assert not any("mute" in names for _, names in counted)
+
+
+def test_what_is_known_waits_for_the_analysis_and_goes_with_the_resource() -> None:
+    histories = Histories()
+    assert histories.memory(CHAT, "uid-chat") is None
+    assert grown(histories, resource(), 1), "the first block is written"
+    assert not grown(histories, resource(), 0)
+    known = histories.memory(CHAT, "uid-chat")
+    assert known is not None
+    assert known.blocks == 1
+    followed(histories, resource(rolling=True))
+    assert histories.memory(CHAT, "uid-chat") == known
+    assert histories.memory(CHAT, "another") is None
+    followed(histories, resource(uid="another"))
+    assert histories.memory(CHAT, "another") is None
+    histories.forget(CHAT)
+    assert histories.memory(CHAT, "uid-chat") is None
+
+
+def test_another_operator_goes_on_from_what_is_written() -> None:
+    histories, mine = Histories(), resource()
+    grown(histories, mine, 5)
+    known = histories.memory(CHAT, "uid-chat")
+    assert known is not None
+    written = history.record(mine, known)
+    written["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
+    later = Histories()
+    followed(later, mine, written)
+    assert later.memory(CHAT, "uid-chat") == known
+    assert not history.due(known, history.written(Observed(mine, (written,))), rolling=True)
+    stranger = Histories()
+    followed(stranger, mine, {**written, "metadata": {**written["metadata"], "ownerReferences": []}})
+    assert stranger.memory(CHAT, "uid-chat") is None
+    promoted = Histories()
+    followed(promoted, resource("r2"), written)
+    assert promoted.memory(CHAT, "uid-chat") == known
+    shorter = Histories()
+    followed(shorter, resource(rollout={"analysis": {"block": "60s"}}), written)
+    assert shorter.memory(CHAT, "uid-chat") is None
+
+
+class Set(Clock):
+    moment = T0
+
+    def now(self) -> datetime:
+        return self.moment
+
+
+def test_the_scraper_tells_of_a_history_only_when_it_is_to_be_written(run: Run) -> None:
+    run(told_by_a_scraper())
+
+
+async def told_by_a_scraper() -> None:
+    clock = Set()
+    scraper = Scraper(lambda _: None, lambda *_: None, clock=clock)
+    of = resource()
+    pods = (pod(), pod(1, address="10.0.0.2"))
+    scraper.follow(CHAT, Observed(of, (deployment(),), pods=pods), of.status or Status())
+    told = []
+    for n in range(200):
+        clock.moment = T0 + timedelta(seconds=60 * n)
+        for name, one in scraper._pods.items():
+            if n < 20:
+                continue  # they load, and do not answer
+            one.latest = sample(1500.0 * n, 2000.0 * n + 10 * n * name.name.endswith("0"), 30.0 * n)
+            one.read_at = clock.moment.timestamp()
+        if scraper._round(CHAT):
+            held = scraper.memory(CHAT, "uid-chat")
+            assert held is not None
+            told.append(held.blocks)
+            written = history.record(of, held)
+            written["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
+            scraper.follow(CHAT, Observed(of, (deployment(), written), pods=pods), of.status or Status())
+        assert scraper.blocks(CHAT) == (), "an analysis that begins finds no blocks of before"
+    assert told == [1, 2, 4, 8, 16, 32, 62]
+    rolling = Observed(resource(rolling=True), (deployment(),), pods=pods)
+    scraper.follow(CHAT, rolling, rolling.resource.status or Status())
+    assert not scraper._round(CHAT)
+    assert scraper.memory(CHAT, "uid-chat") is not None
+    scraper.forget(CHAT)
+    assert scraper.memory(CHAT, "uid-chat") is None

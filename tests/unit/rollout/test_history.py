@@ -1,0 +1,228 @@
+"""What stable pods told: when it is written down, that it stays, and that the next analysis goes by it."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie.resources import history as child
+from aerie.rollout import history
+from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.criteria import Terms
+from aerie.rollout.analysis.memory import Memory
+from aerie.rollout.analysis.readings import Counts
+from aerie.rollout.evidence import rule_of
+from aerie.rollout.history import OFTEN, Written, due
+from tests.unit.rollout.world import START, World, canarying, serving, side
+
+PLACE = ("ConfigMap", "chat-aerie-history")
+
+
+def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
+    """So many blocks of two stable pods that scatter by 2 %, as the operator would have counted them."""
+    resource = world.observed().resource
+    assert resource.status is not None
+    assert resource.status.stable is not None
+    terms = history.terms(resource, resource.status.stable)
+    memory = (world.memory or Memory(terms)).fitted(terms)
+    for _ in range(blocks):
+        began = world.now.timestamp()
+        world.now += timedelta(seconds=seconds)
+        pods = {name: side(2.5 * (1 + world.chance.gauss(0, 0.02))).counts for name in ("a", "b")}
+        block = Block(began, world.now.timestamp(), None, Side(2, Counts(), None, pods))
+        memory = memory.counted(block, rule_of(terms, 60.0))
+    world.memory = memory
+
+
+def blocks_written(world: World) -> int:
+    return int(world.objects[PLACE]["data"][child.BLOCKS])
+
+
+def analysis(world: World) -> Any:
+    world.drafter("eagle31")
+    for _ in range(3):
+        world.step()
+        world.check()
+    world.schedule()
+    world.ready()
+    world.step()
+    world.now += timedelta(minutes=5)
+    world.step()
+    assert world.status["phase"] == "Analyzing"
+    return world.status["analysis"]
+
+
+# ------------------------------------------------------------------------------------------------------------- when it is due
+def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
+    world = serving()
+    assert PLACE not in world.objects
+    written = []
+    for number in range(1, 241):
+        lived(world, 1)
+        before = world.status
+        if world.step().apply:
+            written.append(number)
+        assert world.status == before, "the resource itself is left alone"
+        assert not world.step().apply
+    assert written == [1, 2, 4, 8, 16, 32, 62, 92, 122, 152, 182, 212]
+
+
+def test_it_is_the_resources_and_goes_with_it() -> None:
+    world = serving()
+    lived(world, 3)
+    world.step()
+    made = world.objects[PLACE]
+    assert made["metadata"]["labels"]["aerie.dev/name"] == "chat"
+    assert [one["uid"] for one in made["metadata"]["ownerReferences"]] == ["u1"]
+    assert made["data"][child.BLOCKS] == "3"
+    assert made["data"][child.UNTIL] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
+    assert Memory.unpack(made["data"][child.MEMORY]) == world.memory
+
+
+@pytest.mark.parametrize("hand", ["deleted", "edited", "emptied"])
+def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(hand: str) -> None:
+    world = serving()
+    lived(world, 3)
+    world.step()
+    if hand == "deleted":
+        del world.objects[PLACE]
+    elif hand == "edited":
+        world.objects[PLACE]["data"][child.BLOCKS] = "many"
+    else:
+        del world.objects[PLACE]["data"]
+    assert [item["metadata"]["name"] for item in world.step().apply] == ["chat-aerie-history"]
+    assert blocks_written(world) == 3
+
+
+def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
+    world = serving()
+    lived(world, 3)
+    world.step()
+    world.memory = None
+    plan = world.step()
+    assert not plan.apply
+    assert not plan.delete
+    assert PLACE in world.objects
+
+
+def test_nothing_is_written_in_a_pause() -> None:
+    world = serving()
+    lived(world, 3)
+    world.edit(rollout={"paused": True})
+    world.step()
+    assert PLACE not in world.objects
+
+
+def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
+    world = serving()
+    lived(world, 200)
+    world.step()
+    world.edit(rollout={"analysis": {"block": "60s"}})
+    lived(world, 1, 60.0)
+    world.step()
+    assert blocks_written(world) == 1
+
+
+@given(st.lists(st.floats(2.0, 20_000.0), min_size=1, max_size=200))
+def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) -> None:
+    memory, written, writes, now = Memory(Terms()), Written(), 0, 0.0
+    for number, seconds in enumerate(lengths, start=1):
+        now += seconds
+        memory = Memory(Terms(), {}, number, now)
+        if due(memory, written, rolling=False):
+            written, writes = Written(memory.blocks, memory.until), writes + 1
+        assert memory.blocks - written.blocks <= written.blocks
+        assert memory.until - written.until < OFTEN
+        assert not due(memory, Written(memory.blocks, memory.until), rolling=True)
+    assert writes <= 1 + math.log2(len(lengths)) + now / OFTEN
+
+
+# ----------------------------------------------------------------------------------------------------------- what becomes of it
+def test_the_next_analysis_goes_by_it_and_says_so() -> None:
+    world = serving()
+    lived(world, 720)
+    found = analysis(world)
+    assert found["historyBlocks"] == 720
+    assert 1 <= found["inflation"] < 2
+    assert blocks_written(world) == 720
+
+
+def test_without_it_an_analysis_is_cautious_and_says_so() -> None:
+    world, _ = canarying("Analyzing")
+    assert "historyBlocks" not in world.status["analysis"]
+    assert world.status["analysis"]["inflation"] == 3.0
+
+
+def test_with_it_the_same_figures_decide_sooner() -> None:
+    def blocks(known: int) -> int:
+        world = serving(rollout={"analysis": {"soak": "0s"}})
+        lived(world, known)
+        analysis(world)
+        for number in range(1, 60):
+            world.measure(1, +0.1)
+            if world.status["phase"] == "Ramping":
+                return number
+        raise AssertionError("never")
+
+    assert blocks(720) < blocks(0)
+
+
+def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_survives_its_operator() -> None:
+    world = serving()
+    lived(world, 130)
+    world.step()
+    lived(world, 20)
+    assert not world.step().apply
+    world.drafter("eagle31")
+    for _ in range(3):
+        world.step()
+        world.check()
+    assert blocks_written(world) == 150
+    world.memory = None  # killed
+    world.schedule()
+    world.ready()
+    world.step()
+    world.now += timedelta(minutes=5)
+    world.step()
+    assert world.status["analysis"]["historyBlocks"] == 150
+
+
+def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
+    world = serving()
+    lived(world, 150)
+    began = analysis(world)
+    world.memory = None
+    del world.objects[PLACE]
+    world.measure(3, 0.0)
+    now = world.status["analysis"]
+    assert (now["historyBlocks"], now["inflation"]) == (began["historyBlocks"], began["inflation"])
+
+
+def test_it_stays_over_a_promotion_and_a_rollback() -> None:
+    world, _ = canarying("Promoting")
+    lived(world, 5)
+    world.settle()
+    assert world.status["stable"]["revision"] == world.wanted
+    assert blocks_written(world) == 5
+    world.memory = None
+    world.drafter("eagle3")
+    world.settle()
+    assert PLACE in world.objects
+
+
+def test_a_resource_made_anew_does_not_inherit_it() -> None:
+    world = serving()
+    lived(world, 150)
+    world.step()
+    world.memory = None
+    observed = world.observed()
+    assert history.recalled(observed) is not None
+    world.document["metadata"]["uid"] = "u2"
+    observed = world.observed()
+    assert history.recalled(observed) is None
+    assert history.written(observed) == Written()
