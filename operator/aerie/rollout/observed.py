@@ -9,8 +9,8 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.lossless import Answers
+from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures
 
 Object = Mapping[str, Any]
