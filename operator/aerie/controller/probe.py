@@ -47,7 +47,7 @@ AT_ONCE = 16
 TRIES = 3
 """Of a prompt, before it is left out."""
 SHORTEST, LONGEST_WARM, LONGEST = 0.2, 5.0, 60.0
-"""Seconds between two questions: at least, at most in WarmingUp, and at most."""
+"""Seconds: from an answer to the next question at least; from one question to the next at most, in WarmingUp and ever."""
 
 
 class QuestionError(Exception):
@@ -146,7 +146,7 @@ def whom(observed: Observed, status: Status) -> Pods | None:
 
 
 def pace(observed: Observed, status: Status) -> float:
-    """Seconds between two questions."""
+    """Seconds from one question to the next."""
     analysis = observed.resource.spec.rollout.analysis
     if status.canary is not None and status.canary.phase == "WarmingUp":
         return min(LONGEST_WARM, max(SHORTEST, analysis.warmup.total_seconds() / 2 / len(engines.PROMPTS)))
@@ -176,9 +176,9 @@ class _Asking:
         """What is known, once nothing is left to be asked."""
         return None if self.left else Answers(tuple(self.prompts), len(engines.PROMPTS), self.why)
 
-    def wait(self) -> float:
-        """Seconds until the next question."""
-        return float(min(LONGEST, self.pace * 2.0 ** min(self.failures, 30)))
+    def wait(self, spent: float) -> float:
+        """Seconds until the next question, after one that took so many."""
+        return max(SHORTEST, min(LONGEST, self.pace * 2.0 ** min(self.failures, 30)) - spent)
 
     def answered(self, prompt: int, found: Prompt) -> None:
         self.left.remove(prompt)
@@ -239,14 +239,14 @@ class Prober:
                 group.create_task(self._turn(key, through))
 
     async def _turn(self, key: Key, through: httpx.AsyncClient) -> None:
-        asking = self._asking.get(key)
+        asking, began = self._asking.get(key), asyncio.get_running_loop().time()
         try:
             if asking is None or not asking.left:
                 return
             if asking.pods is not None:
                 await self._question(key, asking, asking.pods, through)
             if asking.left:
-                self._queue.add_after(key, asking.wait())
+                self._queue.add_after(key, asking.wait(asyncio.get_running_loop().time() - began))
             elif self._asking.get(key) is asking:
                 self._tell(key)
         finally:

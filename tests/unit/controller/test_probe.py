@@ -329,7 +329,7 @@ def test_engines_that_never_answer_are_given_up_after_a_while_and_are_asked_ever
         assert found == Answers((), NUMBER, f"http://{CANARY}:8000/v1/completions did not answer in time")
         assert engines.counts() == {CANARY: TRIES * NUMBER}
         times = [at for at, _, _ in engines.asked]
-        assert times[-1] - times[-2] == 60.0 + SECONDS
+        assert times[-1] - times[-2] == 60.0 > SECONDS
 
     run(test())
 
