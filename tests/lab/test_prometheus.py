@@ -1,0 +1,90 @@
+"""A real Prometheus that scrapes simulated engines: what Aerie reads from it is what the engines' own pages say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+
+from aerie.api.metrics import Prometheus
+from aerie.controller.fetch import ScrapeError
+from aerie.controller.prometheus import Access, Servers
+from aerie.engine.page import parse
+from aerie.engine.samples import Counters, between
+from aerie.engine.series import Scrape
+from aerie_lab.testing import agreement, prometheus, until
+
+SPECULATION = ("--speculative-config", agreement.speculation(agreement.BUNDLE / "eagle31"))
+INTERVAL = 1.0
+
+
+def ask(server: Prometheus, *pods: str) -> dict[str, Scrape | str]:
+    async def run() -> dict[str, Scrape | str]:
+        servers = Servers(Access())
+        try:
+            return dict(await servers.ask(server, "default", pods, INTERVAL))
+        finally:
+            await servers.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.timeout(600)
+def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        engines = {
+            "chat-a": stack.enter_context(agreement.engine("simulated", Path(), tmp_path, *SPECULATION)),
+            "chat-b": stack.enter_context(agreement.engine("simulated", Path(), tmp_path)),
+        }
+        pods = {pod: engine.url.removeprefix("http://") for pod, engine in engines.items()}
+        url = stack.enter_context(prometheus.process(tmp_path, pods))
+        server = Prometheus(address=url)
+
+        def scraped(pod: str) -> Scrape:
+            def look() -> Scrape | None:
+                found = ask(server, pod)[pod]
+                return found if isinstance(found, Scrape) else None
+
+            found = until(look, f"{pod} is scraped")
+            assert found is not None
+            return found
+
+        before = {pod: scraped(pod) for pod in pods}
+        for engine in engines.values():
+            engine.load(2, 8, 20, seed=1)
+        # Nothing is asked any more, so the pages stand still, and the next scrape has what they say.
+        pages = {pod: parse(engine.page().encode()) for pod, engine in engines.items()}
+        for pod, page in pages.items():
+            until(lambda pod=pod, page=page: scraped(pod).sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
+        found = ask(server, "chat-a", "chat-b", "chat-c")
+        assert found["chat-c"] == (f"has no sample at {url} in the last 5 s, by the labels namespace=default, pod=<its name>")
+        for pod, page in pages.items():
+            one = found[pod]
+            assert isinstance(one, Scrape)
+            assert one.at > before[pod].at
+            window = between(before[pod].sample(), one.sample())
+            assert isinstance(window, Counters)
+            assert window.first_tokens == 8
+            assert (window.speculation is not None) == (pod == "chat-a")
+            assert one.sample().started == page.started is not None
+
+        # By other labels there is nothing, and what Prometheus cannot read it says.
+        job = Prometheus(address=url, match_labels={"job": "engines", "namespace": "default"})
+        assert isinstance(ask(job, "chat-a")["chat-a"], Scrape)
+        other = Prometheus(address=url, match_labels={"job": "others"})
+        assert "has no sample" in str(ask(other, "chat-a")["chat-a"])
+        with pytest.raises(ScrapeError, match=r"answered with status 400 \(.*parse error.*\): correct spec\.metrics\.source"):
+            ask(Prometheus(address=url, match_labels={"0": "x"}), "chat-a")
+        with pytest.raises(ScrapeError, match=r"status 404.*has to be where /api/v1/query of a Prometheus server begins"):
+            ask(Prometheus(address=f"{url}/nowhere"), "chat-a")
+
+        engines["chat-a"].process.send_signal(signal.SIGKILL)
+        until(
+            lambda: ask(server, "chat-a")["chat-a"] == "could not be scraped (up is 0)", "its scrapes fail, and the last is over"
+        )
+        assert scraped("chat-b").sample() == pages["chat-b"]
+    with pytest.raises(ScrapeError, match=f"{url}/api/v1/query cannot be reached"):
+        ask(server, "chat-a")
