@@ -47,7 +47,7 @@ class Canary(Model):
     Service in whole pods, at least the share. Empty: promoted at once."""
     ramp_hold: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
     """How long each step of the ramp lasts, and in any case until its pods serve, with only the tests armed that roll back."""
-    scale_down_delay: Annotated[timedelta, Between("0s", "24h")] = timedelta(0)
+    scale_down_delay: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=10)
     """How long after a promotion pods of the previous revision stay, so that the way back needs no model to be loaded first: as
     many as canary and control were. They get no requests unless the acceptance length falls; then they are what it is compared
     with. 0s: they go at once. With capacity Reuse there is no place for them, and they go at once too."""

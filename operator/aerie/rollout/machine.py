@@ -98,7 +98,7 @@ TABLE: dict[tuple[Phase, Input], Phase | End] = {
 """The whole of it. An input that a phase has no row for means nothing there."""
 
 RECHECK = timedelta(hours=1)
-"""How long old pods get requests again at most: so long that falls of a few percent show, and no longer than GPUs may be lent."""
+"""How long old pods get requests again: enough for a fall of some percent to show in pairs (docs/canary-decisions.md)."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ DURATIONS = [
     ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
     ("speculation.tuning.slo.timeToFirstToken", "1ms", "1h", "61m", "1h"),
     ("rollout.canary.rampHold", "0s", "24h", "24h1ms", "24h"),
+    ("rollout.canary.scaleDownDelay", "0s", "24h", "24h1ms", "24h"),
     ("rollout.analysis.block", "2s", "1h", "61m", "30s"),
     ("rollout.analysis.warmup", "0s", "24h", "25h", "0s"),
     ("rollout.analysis.soak", "0s", "168h", "169h", "0s"),

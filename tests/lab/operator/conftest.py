@@ -342,7 +342,7 @@ def light() -> Callable[..., dict[str, Any]]:
                 "model": image("target"),
                 "drafter": image(drafter),
                 "engine": engine,
-                "rollout": {"canary": {"ramp": []}},
+                "rollout": {"canary": {"ramp": [], "scaleDownDelay": "0s"}},
                 **spec,
             },
         }

@@ -1,4 +1,5 @@
-"""Canaries on a real API server, under traffic through a real gateway: what is better stays, and what is worse goes."""
+"""Canaries on a real API server, under traffic through a real gateway: what is worse goes, what is better stays, and goes too
+when a person says so."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from aerie.rollout.sentences import ROLL_BACK
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
 from aerie_lab.testing import Namespace, until
@@ -41,7 +43,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
             # So long that a slow machine does not fail them: what is compared here is the drafters.
             "speculation": {"tokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
             "rollout": {
-                "canary": {"ramp": [50], "rampHold": "1s"},
+                "canary": {"ramp": [50], "rampHold": "1s", "scaleDownDelay": "1h"},
                 "analysis": {"warmup": "1s", "block": "2s", "soak": "10s", "deadline": "1h", "margin": 0.05},
                 "traffic": {
                     "mode": "Gateway",
@@ -69,7 +71,7 @@ def engines(namespace: Namespace, revision: str) -> dict[str, list[int]]:
     }
 
 
-def test_a_better_drafter_is_promoted_and_a_worse_one_rolled_back_under_traffic(
+def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back_under_traffic(
     namespace: Namespace, inside: Any, specdep: Wait
 ) -> None:
     host = f"{namespace.name}.example"
@@ -78,6 +80,19 @@ def test_a_better_drafter_is_promoted_and_a_worse_one_rolled_back_under_traffic(
     url = namespace.lab.gateway_url or ""
     until(lambda: answers(url, host), "the gateway answers")
     with Background(Target(url, "chat", host, timeout=120), RATE) as traffic:
+        served = engines(namespace, first)
+        namespace.apply(resource(host, "worse"))
+        status = specdep(lambda s: s["phase"] == "RolledBack", "the worse drafter is rolled back", PATIENCE)["status"]
+        assert status["stable"]["revision"] == first
+        told = status["history"][0]
+        assert told["result"] == "RolledBack"
+        assert "certainly at most" in told["reason"]
+        known = lengths({"analysis": told})
+        assert known["estimate"] < known["upper"] <= 0
+        assert [told["drafter"], told["against"]] == ["models.example/worse", "models.example/eagle3"]
+        until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
+        assert engines(namespace, first) == served, "the stable pods serve throughout"
+
         namespace.apply(resource(host, "better"))
         split = {"stable": 50, "canary": 25, "control": 25}
         status = specdep(lambda s: lengths(s)["blocks"] >= 3 and weights(s) == split, "three blocks are counted", PATIENCE)[
@@ -99,30 +114,65 @@ def test_a_better_drafter_is_promoted_and_a_worse_one_rolled_back_under_traffic(
         promoted = engines(namespace, better)
         assert judged.keys() <= promoted.keys()
         assert promoted == {uid: [0] for uid in promoted}
-        until(lambda: not engines(namespace, first), "the old pods are gone")
 
-        namespace.apply(resource(host, "worse"))
-        status = specdep(lambda s: s["phase"] == "RolledBack", "the worse drafter is rolled back", PATIENCE)["status"]
-        assert status["stable"]["revision"] == better
+        # Two of the old pods, as many as canary and control were, stay as they are; nothing leads to them.
+        kept = specdep(lambda s: s["phase"] == "Watching", "pods are kept")["status"]["previous"]
+        assert (kept["revision"], kept["replicas"], kept["weight"]) == (first, 2, 0)
+        assert engines(namespace, first) == served
+        until(lambda: addressed(namespace) == set(promoted), "all requests are for the promoted pods")
+        word = f"{ROLL_BACK}={better}"
+        namespace.kubectl("annotate", "--overwrite", "specdep", "chat", word)
+        status = specdep(lambda s: s["stable"]["revision"] == first, "it is taken back")["status"]
         told = status["history"][0]
-        assert told["result"] == "RolledBack"
-        assert "certainly at most" in told["reason"]
-        known = lengths({"analysis": told})
-        assert known["estimate"] < known["upper"] <= 0
-        assert [told["drafter"], told["against"]] == ["models.example/worse", "models.example/better"]
+        assert (told["result"], told["reason"]) == (
+            "RolledBack",
+            "Taken back after its promotion. A person asked for the rollback.",
+        )
+        specdep(lambda s: s["phase"] == "RolledBack", "it is gone")
         until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
-    assert engines(namespace, better) == promoted, "the promoted pods serve throughout"
+        assert engines(namespace, first) == served, "what serves again was never gone"
+        until(lambda: addressed(namespace) == set(served), "all requests are for what serves again")
     assert len(traffic.report.outcomes) > 100
     assert not traffic.report.errors
     assert inside.end() == 0
 
 
-def test_a_canary_of_which_nothing_can_be_counted_is_never_promoted(namespace: Namespace, inside: Any, specdep: Wait) -> None:
+def addressed(namespace: Namespace) -> set[str]:
+    """The pods, by uid, to which the Services of the resource lead."""
+    return {
+        endpoint["targetRef"]["uid"]
+        for service in ("chat", "chat-stable")
+        for item in namespace.list_all("endpointslices", f"kubernetes.io/service-name={service}")
+        for endpoint in item.get("endpoints") or []
+        if endpoint["conditions"].get("ready")
+    }
+
+
+def unasked(name: str, drafter: str) -> dict[str, Any]:
+    """A resource that no client sends a request to, whose warm-up is long enough for the operator's own."""
+    document = resource("", drafter)
+    rollout = document["spec"]["rollout"] | {"traffic": {"mode": "Service"}}
+    rollout["analysis"] |= {"warmup": "20s", "block": "10s", "soak": "30m"}
+    return document | {"metadata": {"name": name}, "spec": document["spec"] | {"replicas": 1, "rollout": rollout}}
+
+
+def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_pages_or_their_answers(
+    namespace: Namespace, inside: Any, specdep: Wait
+) -> None:
     host = f"{namespace.name}.example"
     document = resource(host, "eagle3")
     spec = document["spec"]
     spec["replicas"] = 1
     namespace.apply(document)
+    namespace.apply(unasked("letters", "eagle3"))
+
+    def letters(phase: str) -> dict[str, Any]:
+        look: Callable[[dict[str, Any]], bool] = lambda item: (item.get("status") or {}).get("phase") == phase  # noqa: E731
+        found: dict[str, Any] = namespace.until("specdep", "letters", look, f"letters is {phase}", within=PATIENCE)["status"]
+        return found
+
+    served = letters("Ready")["stable"]["revision"]
+    namespace.apply(unasked("letters", "lossy"))
     first = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
     url = namespace.lab.gateway_url or ""
     until(lambda: answers(url, host), "the gateway answers")
@@ -135,6 +185,14 @@ def test_a_canary_of_which_nothing_can_be_counted_is_never_promoted(namespace: N
     assert "cannot be believed: the metrics page has no vllm:" in status["history"][0]["reason"]
     assert "comparisons" not in status["history"][0]
     assert not traffic.report.errors
+    status = letters("RolledBack")
+    assert status["stable"]["revision"] == served
+    told = status["history"][0]
+    assert told["reason"].startswith("Greedy answers differ from the control's in ")
+    assert told["reason"].endswith("the canary changes what the target says, which no drafter may.")
+    compared = next(one for one in told["comparisons"] if one["metric"] == "GreedyAnswers")
+    assert compared["blocks"] == 24
+    assert "the control's differ from the stable pods' in 0." in compared["message"]
     assert inside.end() == 0
 
 

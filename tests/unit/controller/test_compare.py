@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 from aerie.api.rollout import Analysis
-from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Setting, Status
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Setting, Status
 from aerie.controller.compare import Comparison, Subject, subject
 from aerie.engine.histogram import Histogram
 from aerie.engine.samples import Counters, Gauges, Sample, Speculation
@@ -75,6 +75,22 @@ def test_the_canary_is_compared_with_its_control_and_later_with_the_stable_pods(
     assert compared().arms == {"chat-new": "canary", "chat-old-control": "control"}
     assert compared(control=False).arms == {"chat-new": "canary", "chat-old": "control"}
     assert compared("Ramping").arms == {"chat-new": "canary", "chat-old": "control"}
+
+
+def test_after_a_promotion_the_stable_pods_are_followed_and_in_a_recheck_compared_with_those_before() -> None:
+    found = begun(Analysis(), (Arm(revision="new"), Arm(revision="old")), (1, 1), (None, None), 0, {}, NOW).renewed(NOW)
+    promoted = status("Promoting", evidence=found).model_copy(update={"stable": Arm(revision="new"), "canary": None})
+
+    def arms(phase: str) -> dict[str, str]:
+        previous = {"revision": "old", "phase": phase, "since": NOW, "change": "drafter", "startedAt": NOW}
+        kept = promoted.model_copy(update={"previous": PreviousArm.model_validate(previous)})
+        compared = subject("chat", kept, INTERVAL)
+        assert compared is not None
+        return dict(compared.arms)
+
+    assert arms("Watching") == {"chat-new": "canary"}
+    assert arms("Rechecking") == {"chat-new": "canary", "chat-old": "control"}
+    assert subject("chat", promoted, INTERVAL) is None
 
 
 def test_evidence_that_begins_anew_is_another_comparison_and_a_block_more_is_not() -> None:

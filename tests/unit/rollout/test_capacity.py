@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from aerie.api.rollout import Canary
 from aerie.rollout import traffic
-from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, ramp_goal
+from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal
 
 
 def places(replicas: int, /, **canary: object) -> Places:
@@ -35,6 +35,14 @@ def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
     assert grown(four, 4, Pods(3, 0, 3), Pods(3, 0, 1), Pods(0, 0, 0)) == Arms(3, 3)
     assert grown(four, 4, Pods(3, 0, 3), Pods(3, 0, 3), Pods(0, 0, 0)) == Arms(2, 3)
     assert grown(four, 4, Pods(2, 0, 2), Pods(3, 0, 3), Pods(0, 0, 0)) == Arms(2, 4)
+
+
+def test_what_is_kept_after_a_promotion_has_the_places_of_canary_and_control() -> None:
+    assert kept(places(4, replicas=1)) == 2
+    assert kept(places(4, replicas=1, control="Stable")) == 1
+    assert kept(places(1, replicas=1)) == 1, "no more than it was"
+    assert kept(places(4, replicas=1, capacity="Reuse")) == 0
+    assert kept(places(0)) == 0
 
 
 def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share() -> None:

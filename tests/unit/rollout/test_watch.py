@@ -11,7 +11,7 @@ import pytest
 from aerie.resources import names
 from aerie.rollout.decide import decide
 from aerie.rollout.figures import Figures
-from tests.unit.rollout.world import IMAGE, World, canarying, watching
+from tests.unit.rollout.world import IMAGE, World, watching
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
 MINUTE = timedelta(minutes=1)
@@ -238,8 +238,10 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
 
 
 def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
-    world, _ = canarying("Promoting", replicas=4)
+    world, _ = watching()
+    world.now += 10 * MINUTE
     world.settle()
+    assert world.status["phase"] == "Ready"
     assert world.condition("Degraded")[0] == "False"
     group = names.deployment("chat", world.wanted, control=False)
 

@@ -1,0 +1,86 @@
+"""A fall below the level of the acceptance: how it is counted, and how often it is told, rightly and wrongly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aerie.rollout.analysis import drift
+from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms
+from aerie.rollout.analysis.judgement import State
+from aerie.rollout.analysis.sequential import Pairs
+from tests.unit.rollout.world import side
+
+TERMS = Terms(min_blocks=5)
+
+
+def accepted(lengths: list[float], terms: Terms = TERMS) -> drift.Level | None:
+    pairs = Pairs()
+    for length in lengths:
+        pairs = pairs.add(length, 2.0)
+    return drift.level_of(State(0.0, {ACCEPTANCE_LENGTH: pairs}), terms)
+
+
+def watched(lengths: list[float], level: drift.Level) -> State:
+    state = State(0.0)
+    for n, length in enumerate(lengths):
+        state = drift.count(state, Block(120.0 * n, 120.0 * (n + 1), side(length), None), level, TERMS)
+    return state
+
+
+def test_the_level_is_the_mean_of_the_analysis_as_sure_as_its_blocks() -> None:
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    assert level.mean == pytest.approx(2.5)
+    assert level.variance == pytest.approx(0.0069, abs=1e-4)
+    assert level.sd == pytest.approx((level.variance * 3 / 30) ** 0.5), "blocks are alike: three are worth one"
+    assert level.freedom == 9
+
+
+def test_there_is_none_where_it_was_not_compared_or_hardly() -> None:
+    assert accepted([2.5] * 4) is None
+    assert accepted([2.5] * 40, Terms(incomparable="the canary serves without a drafter.")) is None
+
+
+def test_blocks_without_a_whole_pod_or_drafts_say_nothing() -> None:
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    state = drift.count(State(0.0), Block(0.0, 120.0, None, None), level, TERMS)
+    assert (state.blocks, state.dropped) == (0, 1)
+    state = drift.count(state, Block(0.0, 120.0, side(2.5, drafts=0), None), level, TERMS)
+    assert (state.blocks, drift.fallen(state, level, TERMS, 4)) == (0, "")
+
+
+def test_no_accepted_token_is_told_at_once() -> None:
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    assert drift.silent(watched([1.0], level)) == ""
+    assert "in 2 blocks in a row" in drift.silent(watched([2.5, 1.0, 1.0], level))
+    assert drift.silent(watched([1.0, 1.0, 2.5], level)) == ""
+
+
+def seen(fall: float, blocks: int, runs: int = 200) -> float:
+    """Share of runs in which a fall is told within so many blocks. One canary pod was accepted; four are watched."""
+    chance, found = random.Random(7), 0  # noqa: S311 - no secrets
+    for _ in range(runs):
+        level = accepted([2.5 * (1 + chance.gauss(0, 0.045)) for _ in range(30)])
+        assert level is not None
+        lengths = [2.5 * (1 - fall) * (1 + chance.gauss(0, 0.0225)) for _ in range(blocks)]
+        found += any(drift.fallen(watched(lengths[:n], level), level, TERMS, 4) for n in range(1, blocks + 1))
+    return found / runs
+
+
+def test_a_fall_of_15_percent_is_told_within_five_blocks_and_none_where_there_is_none() -> None:
+    assert seen(0.15, 5) > 0.9
+    assert seen(0.0, 15) < 0.02
+
+
+def test_the_sentence_names_both_lengths() -> None:
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    told = drift.fallen(watched([1.9, 2.0, 2.1, 2.0, 2.0], level), level, TERMS, 4)
+    assert told.startswith(
+        "Acceptance length is 2.00 since the promotion, 20 % below the 2.50 of the acceptance and certainly at most 2."
+    )
