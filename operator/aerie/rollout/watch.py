@@ -140,6 +140,9 @@ def taken_back(
     before = status.model_copy(update={"stable": old})
     outcome = outcome_of(leaving, result, f"Taken back after its promotion. {why}", before, analysis, now)
     way = canary.withdraw(observed, old, leaving, closed(analysis), outcome)
+    # Traffic first: its pods go with the next look, when it is written that they are to.
+    asked = Fleet.of(observed, old.revision, leaving.revision).canary.pods.asked
+    way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, asked)))
     return Watch(None, way.analysis, way.weights, way.progressing, way, old.revision, way.again)
 
 

@@ -126,6 +126,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
     assert selector(world) == {names.NAME: "chat"}
     assert not rollout or weights(world) == {"stable": 50, "canary": 50}, "two of four"
+    assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
     assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
     assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
         "RolledBack",
