@@ -142,9 +142,9 @@ the error that the level of 5 % is about; at "equal", a rollback.
 
 What is simulated, and assumed: requests of two classes with lengths and acceptance of their own, a mix that drifts on all pods
 and on each, 15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). Latency is not: every guard but acceptance length is taken to
-hold, and the soak to be over, so in practice a promotion takes 30 minutes or more. A day of stable pods comes before each
-rollout, from the same kind of traffic ({histories} such days are shared by the rollouts of a scenario). The constants are
-assumptions, and a fleet with another memory has other figures.
+hold, and the soak to be over, so in practice a promotion takes 30 minutes or more. A [day of stable
+pods](rollouts.md#the-history-of-stable-pods) comes before each rollout, from the same kind of traffic ({histories} such days are
+shared by the rollouts of a scenario). The constants are assumptions, and a fleet with another memory has other figures.
 
 What the others do is in `benchmarks/_canary_rules.py`. They compare against numbers; that the number is the ratio of two arms,
 over minutes that nothing disturbs, is taken in their favour.

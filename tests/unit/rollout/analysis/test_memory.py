@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule, Side
-from aerie.rollout.analysis.calibration import BATCH, ENOUGH
+from aerie.rollout.analysis.calibration import BATCH, ENOUGH, KEPT, PODS, History
 from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, ERRORS, FIRST_TIME, OUTPUT_TIME, Terms, criteria
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts, Kept
@@ -143,3 +144,16 @@ def test_a_wild_block_does_not_spoil_a_day() -> None:
     assert odd.variance == pytest.approx(usual.variance, rel=0.25)
     assert odd.inflation == pytest.approx(usual.inflation, rel=0.25)
     assert json.loads(json.dumps(found.histories[ACCEPTANCE_LENGTH].to_dict()))
+
+
+def test_it_is_small_however_long_it_lives() -> None:
+    noise = np.random.default_rng(3)
+
+    def pod() -> dict[str, Any]:
+        closed = np.column_stack([noise.normal(0, 0.01, KEPT), noise.normal(0.001, 0.0002, KEPT)]).astype("<f4").tobytes()
+        return {"closed": base64.b64encode(closed).decode(), "open": [29, *noise.normal(0, 0.1, 2).tolist()]}
+
+    pods = {name: {f"chat-0123456789-5d4b8c7f6-{index}": pod() for index in range(PODS)} for name in NAMES}
+    full = Memory(TERMS, {name: History.from_dict(found) for name, found in pods.items()}, 2000, 240_000.0)
+    assert 20_000 < len(full.pack()) < 40_000
+    assert Memory.unpack(full.pack()) == full

@@ -1,0 +1,80 @@
+"""What stable pods tell of themselves under traffic: it is written down, and an operator that begins goes on from it."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from aerie.rollout.analysis.blocks import Block, Rule, Side
+from aerie.rollout.analysis.calibration import BATCH, ENOUGH
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH
+from aerie.rollout.analysis.memory import Memory
+from aerie.rollout.analysis.readings import Counts
+from aerie_lab.engine.background import Background
+from aerie_lab.engine.traffic import Target
+from aerie_lab.testing import Namespace, until
+from tests.lab.operator.test_canary import PATIENCE, RATE, answers, resource
+
+NAME = "chat-aerie-history"
+
+
+def written(namespace: Namespace) -> Memory | None:
+    """What is written of the resource's stable pods."""
+    found = next((one for one in namespace.list_all("configmaps") if one["metadata"]["name"] == NAME), None)
+    return None if found is None else Memory.unpack(found["data"]["memory"])
+
+
+def a_day_later(memory: Memory) -> Memory:
+    """The same pods after a day's worth of blocks, for which a test has no time."""
+    chance = random.Random(1)  # noqa: S311 - no secrets
+    for _ in range(ENOUGH * BATCH):
+        pods = {}
+        for name in memory.histories[ACCEPTANCE_LENGTH].pods:
+            accepted, seconds = 2000 * chance.gauss(1.5, 0.1), chance.gauss(1, 0.1)
+            pods[name] = Counts(
+                drafts=2000,
+                accepted=accepted,
+                decode_tokens=4000,
+                decode_seconds=40 * seconds,
+                output_tokens=4100,
+                finished=100,
+                first_tokens=100,
+                first_seconds=10 * seconds,
+                timed=100,
+            )
+        block = Block(memory.until, memory.until + memory.terms.block, None, Side(len(pods), Counts(), None, pods))
+        memory = memory.counted(block, Rule(per=1))
+    return memory
+
+
+def test_what_stable_pods_told_outlives_a_killed_operator_and_the_next_analysis_goes_by_it(
+    namespace: Namespace, inside: Any, specdep: Callable[..., dict[str, Any]]
+) -> None:
+    host = f"{namespace.name}.example"
+    namespace.apply(resource(host, "eagle3"))
+    status = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]
+    url = namespace.lab.gateway_url or ""
+    until(lambda: answers(url, host), "the gateway answers")
+    with Background(Target(url, "chat", host, timeout=120), RATE):
+        first = until(lambda: written(namespace), "what stable pods tell is written", within=PATIENCE)
+        assert first is not None
+        until(lambda: (written(namespace) or first).blocks >= 2 * first.blocks, "and again when it has doubled", within=PATIENCE)
+        assert inside.end(signal.SIGKILL) == -signal.SIGKILL
+        known = written(namespace)
+        assert known is not None
+        assert all(name.startswith(f"chat-{status['stable']['revision']}-") for name in known.histories[ACCEPTANCE_LENGTH].pods)
+        day = a_day_later(known)
+        data = {"blocks": str(day.blocks), "memory": day.pack()}
+        namespace.kubectl("patch", "configmap", NAME, "--type=merge", "--patch", json.dumps({"data": data}))
+        inside.start()
+        namespace.apply(resource(host, "worse"))
+        begun = specdep(lambda s: s.get("analysis"), "another drafter is analyzed", PATIENCE)["status"]["analysis"]
+    assert begun["historyBlocks"] >= ENOUGH * BATCH
+    assert 1 <= begun["inflation"] < 3
+    kept = written(namespace)
+    assert kept is not None
+    assert kept.blocks >= day.blocks, "nothing that was known is lost"
+    assert inside.end() == 0
