@@ -358,6 +358,3 @@ def test_bounds_in_the_status_are_those_that_decide() -> None:
         elif judgement.reason.startswith("Acceptance"):
             assert (figures.upper or 1) <= 0
         assert state.pairs["AcceptanceLength"].count == figures.blocks
-
-
-# ------------------------------------------------------------------------------------------------------------ what is known
