@@ -20,7 +20,7 @@ TARGET = Shape(layers=4)
 def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off.
 
-    better, worse: drafters by which the simulated engine accepts clearly more, or less.
+    better, worse: drafters by which the simulated engine accepts clearly more, or less; lossy: one that changes answers.
 
     aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
     aerie.dev/test/mute: the simulated engine without its metrics.
@@ -33,11 +33,11 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         checkpoint.save(folder / name, drafter(is_31), {})
     weights = folder / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    for name, shift in (("better", 0.8), ("worse", -0.8)):
+    for name, simulated in (("better", {"shift": 0.8}), ("worse", {"shift": -0.8}), ("lossy", {"lossy": 0.2})):
         shutil.copytree(folder / "eagle31", folder / name)
         config = json.loads((folder / name / "config.json").read_text())
-        (folder / name / "config.json").write_text(json.dumps({**config, "simulator": {"shift": shift}}))
-    names = ("target", "eagle3", "eagle31", "torn", "better", "worse")
+        (folder / name / "config.json").write_text(json.dumps({**config, "simulator": simulated}))
+    names = ("target", "eagle3", "eagle31", "torn", "better", "worse", "lossy")
     rows = {"aerie.dev/test/model": "model"} | {f"models.example/{name}": name for name in names}
     table = folder / "images.toml"
     images = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'

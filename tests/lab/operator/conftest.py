@@ -41,7 +41,9 @@ def definition(lab: Lab) -> Iterator[None]:
     document = yaml.safe_load(DEFINITION.read_text())
     name = document["metadata"]["name"]
     lab.apply(document)
-    lab.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=180s")
+    # It fails at once for as long as the definition has no conditions at all.
+    wait = ("wait", "--for=condition=Established", f"crd/{name}", "--timeout=180s")
+    until(lambda: lab.kubectl(*wait), "the definition is established", within=180)
     yield
     lab.kubectl("delete", "crd", name)
 
