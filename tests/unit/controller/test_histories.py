@@ -135,6 +135,17 @@ def test_another_operator_goes_on_from_what_is_written() -> None:
     assert shorter.memory(CHAT, "uid-chat") is None
 
 
+def test_stable_pods_are_read_twice_in_a_block_of_an_analysis(run: Run) -> None:
+    async def paces() -> None:
+        for block, pace in (("2m", 60.0), ("1h", 60.0), ("40s", 20.0), ("10s", 15.0)):
+            of = resource(rollout={"analysis": {"block": block}})
+            scraper = Scraper(lambda _: None, lambda *_: None)
+            scraper.follow(CHAT, Observed(of, (deployment(),), pods=(pod(),)), of.status or Status())
+            assert [one.interval for one in scraper._pods.values()] == [pace]
+
+    run(paces())
+
+
 class Set(Clock):
     moment = T0
 

@@ -13,7 +13,8 @@ All are relative to the level of the metric. With less than a day the inflation 
 Guarantees: it forgets, batch by batch, and stays small. What pods told that are gone holds until others have told as much, so
 that a promotion, which replaces every pod, does not begin anew. A block that is far off counts as one that is `ODD` standard
 deviations off, so that no single one spoils a day. Not guaranteed: that tomorrow's traffic is like yesterday's; and among a
-history's first blocks nothing tells what is odd.
+history's first blocks nothing tells what is odd. What is alike for longer than a batch does not show: with blocks of seconds, a
+batch is a minute.
 """
 
 from __future__ import annotations
