@@ -214,6 +214,25 @@ def _adaptive_reasons(method: str, version: Version, arguments: Arguments) -> It
             yield f"adaptive verification does not go with {what}: leave one of them out."
 
 
+def model_runner(
+    version: Version, method: str | None, environment: Mapping[str, str], *, experts: bool | None, parallel_drafting: bool = False
+) -> tuple[int, str]:
+    """1 or 2, and why: which of vLLM's two model runners will run (vllm/config/vllm.py, use_v2_model_runner).
+
+    `experts`: whether the target is a mixture of experts; None: not known, and then taken for one.
+    """
+    setting = environment.get("VLLM_USE_V2_MODEL_RUNNER")
+    if setting is not None:
+        return (1 if setting.strip().lower() in ("0", "false") else 2), f"VLLM_USE_V2_MODEL_RUNNER={setting}"
+    if parallel_drafting or method in ("suffix", "custom_class", "medusa", "mlp_speculator"):
+        return 1, f"{'parallel drafting' if parallel_drafting else method} needs it"
+    if supports(version, Feature.V2_RUNNER_ALL):
+        return 2, f"the default of vLLM {version}"
+    if supports(version, Feature.V2_RUNNER_DENSE) and experts is False:
+        return 2, f"the default of vLLM {version} for models without experts"
+    return 1, f"the default of vLLM {version}"
+
+
 def _listed(names: frozenset[str]) -> str:
     return ", ".join(sorted(names))
 

@@ -89,18 +89,27 @@ def survival(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown
     speculation = _speculation(window, setting)
     if isinstance(speculation, Unknown):
         return speculation
-    accepted = speculation.accepted_per_position
-    if len(accepted) != max_tokens(setting):
-        return Unknown(f"the engine counts {len(accepted)} positions, not the {max_tokens(setting)} of the setting '{setting}'.")
-    offered = _offered(window, speculation, setting)
+    offered = drafts_by_position(window, setting)
     if isinstance(offered, Unknown):
         return offered
     found: list[Bounds] = []
-    for count, drafts in zip(accepted, offered, strict=True):
+    for count, drafts in zip(speculation.accepted_per_position, offered, strict=True):
         low = min(1.0, count / drafts.high) if drafts.high > 0 else 0.0
         known = drafts.low > 0 and not isinstance(setting, Adaptive)
         found.append(Bounds(low, min(1.0, count / drafts.low) if known else 1.0))
     return tuple(found)
+
+
+def drafts_by_position(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown:
+    """By position, how many drafts had a token there: the denominators of `survival`, with its bounds and its limits."""
+    speculation = _speculation(window, setting)
+    if isinstance(speculation, Unknown):
+        return speculation
+    counted = len(speculation.accepted_per_position)
+    if counted != max_tokens(setting):
+        return Unknown(f"the engine counts {counted} positions, not the {max_tokens(setting)} of the setting '{setting}'.")
+    offered = _offered(window, speculation, setting)
+    return offered if isinstance(offered, Unknown) else tuple(offered)
 
 
 def true_drafts(window: Counters, setting: Setting) -> Bounds:

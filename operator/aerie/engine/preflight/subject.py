@@ -9,6 +9,7 @@ from typing import Any
 
 from aerie.engine.arguments import Arguments
 from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.flags import model_runner
 from aerie.engine.memory import Estimate, Layout, estimate
 from aerie.engine.models import DrafterModel, TargetModel, drafter_model, target_model
 from aerie.engine.versions import Feature, Version, supports
@@ -60,17 +61,11 @@ class Subject:
 
     @property
     def model_runner(self) -> tuple[int, str]:
-        """1 or 2, and why: which of vLLM's two model runners will run (vllm/config/vllm.py, use_v2_model_runner)."""
-        setting = self.environment.get("VLLM_USE_V2_MODEL_RUNNER")
-        if setting is not None:
-            return (1 if setting.strip().lower() in ("0", "false") else 2), f"VLLM_USE_V2_MODEL_RUNNER={setting}"
-        if self.parallel_drafting or self.method in ("suffix", "custom_class", "medusa", "mlp_speculator"):
-            return 1, f"{'parallel drafting' if self.parallel_drafting else self.method} needs it"
-        if self.supports(Feature.V2_RUNNER_ALL):
-            return 2, f"the default of vLLM {self.version}"
-        if self.supports(Feature.V2_RUNNER_DENSE) and not self.target_model.experts:
-            return 2, f"the default of vLLM {self.version} for models without experts"
-        return 1, f"the default of vLLM {self.version}"
+        """1 or 2, and why: which of vLLM's two model runners will run."""
+        experts = self.target_model.experts
+        return model_runner(
+            self.version, self.method, self.environment, experts=experts, parallel_drafting=self.parallel_drafting
+        )
 
     @property
     def max_model_len(self) -> int | None:
