@@ -176,7 +176,11 @@ def grid(name: str, *, cached: float = 0.0, prefill: float = 0.0, noise: float =
     """
     if name not in _published():
         raise StateError(f"step-time grid '{name}' is unknown: one of {', '.join(grid_names())}.")
-    data = _published()[name]
+    return of_table(name, _published()[name], cached=cached, prefill=prefill, noise=noise)
+
+
+def of_table(name: str, data: Mapping[str, Any], *, cached: float = 0.0, prefill: float = 0.0, noise: float = 0.0) -> Grid:
+    """A grid in the form of step_time_grids.json: `batch`, `acceptance_length` by K, and `throughput` by K and batch."""
     lengths = {int(k): float(length) for k, length in data["acceptance_length"].items()}
     columns = {}
     for key, throughputs in data["throughput"].items():
