@@ -43,12 +43,14 @@ class Rollouts(RuleBasedStateMachine):
         """What served when all Deployments were last decided upon; None when the spec is another one since."""
 
     @initialize(
-        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Watching"]),
+        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Watching", "Rechecking"]),
         replicas=st.integers(1, 4),
     )
     def somewhere_on_the_way(self, phase: str | None, replicas: int) -> None:
-        if phase == "Watching":
+        if phase in ("Watching", "Rechecking"):
             self.world, _ = watching(replicas=replicas)
+            self.world.measure_alone(4 if phase == "Rechecking" else 0, 2.4)
+            assert self.world.status["phase"] == phase
         elif phase is not None:
             self.world, _ = canarying(phase, replicas=replicas)
 
