@@ -9,12 +9,15 @@ import contextlib
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from aerie_lab.binaries import USUAL, ensure
 from aerie_lab.errors import LabError
 
 pytest_plugins = ["aerie_lab.testing.plugin"]
+hypothesis.settings.register_profile("any machine", deadline=None)  # an example that takes 200 ms is no fault of the code
+hypothesis.settings.load_profile("any machine")
 
 TIERS = ("unit", "lab", "vllm")
 BINARIES = {"unit": (), "lab": USUAL, "vllm": (*USUAL, "vllm")}
