@@ -13,6 +13,7 @@ from aerie.cli.console import CommandError, err
 from aerie.cli.operator import operator
 from aerie.cli.preflight import preflight
 from aerie.cli.preflight_job import preflight_job
+from aerie.cli.tune import app as tune
 from aerie.engine.arguments import ArgumentError
 from aerie.engine.catalog import CatalogError
 from aerie.engine.checkpoint import CheckpointError
@@ -27,6 +28,7 @@ app.command()(preflight)
 app.command()(catalog)
 app.command()(operator)
 app.command(hidden=True)(preflight_job)
+app.add_typer(tune, name="tune")
 
 _EXPECTED = (CommandError, CheckpointError, CatalogError, ResourceError, ArgumentError)
 

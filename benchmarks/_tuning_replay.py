@@ -1,0 +1,204 @@
+"""Published grids as engines: what a tuner would have counted on them, and what its choice is worth there.
+
+A grid is a table of throughputs by batch and K; a step's time is looked up in it, bilinear between its cells
+(`aerie_lab.engine.step.Grid`), so nothing that a tuner fits is what it is judged by. The batches of the windows are spread
+evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token, acceptance
+as published at every K, with 2 % noise a window; graphs are captured up to 512 tokens, vLLM's default in the releases that the
+grids were taken with. The engine that chooses is otherwise vLLM 0.33, so that schedules are open to it.
+
+Choices are judged in the grid's own cells only. A cell that is not usable is open to no rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aerie.engine.arguments import Arguments
+from aerie.engine.histogram import Histogram
+from aerie.engine.samples import Counters, Speculation
+from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier, max_tokens
+from aerie.engine.versions import Version
+from aerie.tuning.candidates import Engine, fits_graphs
+from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.forecast import Load, forecast
+from aerie.tuning.policy import Policy
+from aerie.tuning.telemetry import Reading, Telemetry
+from aerie_lab.engine import step
+from aerie_lab.engine.acceptance import from_lengths
+
+ENGINE = Engine(Version.parse("0.33.0"), Arguments(max_capture_size=512))
+REPLICAS = 4
+_PREFILL = 10e-6
+_EMPTY = Histogram((0.1, math.inf), (0.0, 0.0), 0.0)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One grid."""
+
+    name: str
+    batches: tuple[int, ...]
+    lengths: dict[int, float]
+    """Acceptance length by K."""
+    throughput: dict[int, tuple[float | None, ...]]
+    step_time: step.Grid
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The values of K, rising."""
+        return tuple(sorted(self.throughput))
+
+    @property
+    def start(self) -> int:
+        """K = 3, or the K of the grid that is nearest."""
+        return min((k for k in self.tokens if k > 0), key=lambda k: abs(k - 3))
+
+    def usable(self, column: int) -> list[int]:
+        """The K that may be chosen at a batch."""
+        return [k for k in self.tokens if self.throughput[k][column] is not None]
+
+    def regret(self, tokens: int, column: int) -> float:
+        """Throughput lost against the best K of the batch; a K that the cell lacks is the nearest that it has."""
+        usable = {k: value for k in self.usable(column) if (value := self.throughput[k][column]) is not None}
+        chosen = min(usable, key=lambda k: (abs(k - tokens), k))
+        return 1 - usable[chosen] / max(usable.values())
+
+    def seconds(self, batch: float, tokens: int) -> float:
+        """Of a step with a mean batch between whole ones."""
+        low = math.floor(batch)
+        at_low, at_high = (self.step_time.fixed(one, tokens) for one in (low, low + 1))
+        return at_low + (batch - low) * (at_high - at_low)
+
+
+def grids(file: str | None = None) -> list[Published]:
+    """Those of a file in the form of step_time_grids.json; default: $GRIDS, else the ones of the simulator."""
+    named = file or os.environ.get("GRIDS")
+    path = Path(named) if named else Path(step.__file__).parent / "step_time_grids.json"
+    return [_published(data) for data in json.loads(path.read_text())["grids"]]
+
+
+def _published(data: dict[str, Any]) -> Published:
+    name = str(data.get("title", data["name"]))
+    throughput = {int(k): tuple(values) for k, values in data["throughput"].items()}
+    grid = step.of_table(name, data)
+    return Published(name, tuple(data["batch"]), dict(grid.lengths), throughput, grid)
+
+
+# --------------------------------------------------------------------------------------------------------------- telemetry
+def counted(grid: Published, setting: Setting, batch: float, seconds: float, random: np.random.Generator) -> Counters:
+    """A window of one replica."""
+    tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_tokens(setting)
+    prefill = batch * float(random.uniform(0.2, 1.0))
+    interval = grid.seconds(batch, tokens) * math.exp(0.03 * random.standard_normal()) + _PREFILL * prefill
+    iterations = seconds / interval
+    steps = iterations * batch
+    speculation = None
+    accepted = np.zeros(max_tokens(setting))
+    if max_tokens(setting):
+        survival = np.cumprod(from_lengths(grid.lengths))[:tokens]
+        accepted[:tokens] = steps * np.clip(survival * (1 + 0.02 * random.standard_normal()), 0, 1)
+        drafts = steps if tokens else 0.0
+        speculation = Speculation(drafts, tokens * drafts, float(accepted.sum()), tuple(accepted.tolist()))
+    return Counters(
+        generation_tokens=steps + float(accepted.sum()),
+        prompt_tokens=prefill * iterations,
+        computed_prompt_tokens=prefill * iterations,
+        prefix_cache_queries=0.0,
+        prefix_cache_hits=0.0,
+        preemptions=0.0,
+        finished={},
+        request_steps=steps,
+        step_seconds=steps * interval,
+        iterations=iterations,
+        queued_requests=0.0,
+        queue_seconds=0.0,
+        time_to_first_token=_EMPTY,
+        time_per_output_token=_EMPTY,
+        speculation=speculation,
+    )
+
+
+def record(
+    telemetry: Telemetry,
+    grid: Published,
+    setting: Setting,
+    replicas: int,
+    hours: float,
+    start: float,
+    random: np.random.Generator,
+) -> float:
+    """Windows of a minute; returns when the last ends."""
+    octaves = math.log2(grid.batches[-1] / grid.batches[0])
+    now = start
+    for _ in range(round(60 * hours)):
+        now += 60.0
+        for replica in range(replicas):
+            batch = grid.batches[0] * 2 ** float(random.uniform(0, octaves))
+            window = counted(grid, setting, batch, 60.0, random)
+            telemetry.add(Reading(f"{setting}-{replica}", now, setting, window))
+    return now
+
+
+# ------------------------------------------------------------------------------------------------------------------ choice
+@dataclass(frozen=True)
+class Chosen:
+    """By batch of the grid the K that the tuner would run, and what it did to know."""
+
+    tokens: list[int]
+    canary: Setting | None
+    decision: Decision
+    error: float
+    """Median relative error of the step times predicted in the grid's cells that run with a captured graph."""
+
+
+def choose(grid: Published, seed: int, *, canaries: int = 1, hours: float = 2.0) -> Chosen:
+    """From `hours` of K = 3 on four replicas, and at most so many canaries of half an hour: those that the tuner asks for, be it
+    to explore or to prove a change."""
+    random = np.random.default_rng(seed)
+    telemetry = Telemetry()
+    current = Static(grid.start)
+    now = record(telemetry, grid, current, REPLICAS, hours, 0.0, random)
+    situation = Situation(ENGINE, current, max(grid.tokens), REPLICAS, now)
+    policy = Policy()
+    canary: Setting | None = None
+    for _ in range(canaries):
+        decision = decide(telemetry, situation, policy, seed)
+        if decision.action not in (Action.EXPLORE, Action.CHANGE) or decision.setting is None:
+            break
+        canary = _in_grid(decision.setting, grid)
+        now = record(telemetry, grid, canary, 1, 0.5, now, random)
+        situation = replace(situation, now=now)
+    decision = decide(telemetry, situation, policy, seed)
+    known = decision.evidence
+    assert known.acceptance is not None, decision.reason
+    assert known.step_time is not None, decision.reason
+    batches = np.array(grid.batches, dtype=float)
+    cells = Load(batches, np.full(len(batches), 1 / len(batches)))
+    drawn = forecast(cells, known.acceptance, known.step_time, max(grid.tokens), np.random.default_rng(seed))
+    seconds, cost = drawn.seconds.mean(axis=0), drawn.cautious(ENGINE, current)
+    chosen, errors = [], []
+    for column, batch in enumerate(grid.batches):
+        open_to = [k for k in grid.usable(column) if k == 0 or fits_graphs(ENGINE, batch, k)]
+        chosen.append(min(open_to, key=lambda k: float(cost[k, column])))
+        errors += [abs(float(seconds[k, column]) / grid.step_time.fixed(batch, k) - 1) for k in open_to]
+    return Chosen(chosen, canary, decision, float(np.median(errors)))
+
+
+def _in_grid(setting: Setting, grid: Published) -> Setting:
+    """The setting with each K replaced by the nearest that the grid has; adaptive verification is not in a grid."""
+
+    def nearest(tokens: int) -> int:
+        return min(grid.tokens, key=lambda k: (abs(k - tokens), -k))
+
+    if isinstance(setting, Schedule):
+        tiers = tuple(Tier(tier.first, tier.last, nearest(tier.tokens)) for tier in setting.tiers)
+        return Schedule(tiers, max(tier.tokens for tier in tiers))
+    tokens = nearest(max_tokens(setting))
+    return Static(tokens) if tokens else Off()

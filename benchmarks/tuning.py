@@ -1,0 +1,154 @@
+"""How much throughput a choice of K loses against the best K at every batch: Aerie's and others', on published grids.
+
+| key                          | what is measured                                                                            |
+|------------------------------|---------------------------------------------------------------------------------------------|
+| grids, seeds                 | grids, and runs on each                                                                     |
+| grid_mean_regret_pct         | Aerie, from two hours of K = 3 and at most one canary: throughput lost against the best K   |
+|                              | of the batch, mean over batches, grids and seeds                                            |
+| grid_worst_batch_regret_pct  | the same at the worst batch of each grid, mean over grids and seeds                         |
+| grid_no_canary_mean_regret_pct, grid_no_canary_worst_batch_regret_pct | the same without any canary                        |
+| grid_canaries                | canaries asked for, mean                                                                    |
+| grid_day_regret_pct          | the first 24 hours: two of K = 3, the canary, one roll, then the choice                     |
+| step_time_error_pct          | predicted step times against the grids' captured cells, median; mean over grids and seeds   |
+| RULE_mean_regret_pct, RULE_worst_batch_regret_pct | other rules, told the acceptance; the profiled tables also the cells   |
+| best_baseline_mean_regret_pct | the least of those                                                                         |
+| BANDIT_day_regret_pct        | bandits over the K of the grid, 24 hours at each batch, 5 minutes of reload for each change |
+| decision_ms, decision_mib    | a decision for 64 replicas with 24 h of 15 s windows: CPU time, median of 7, and the        |
+|                              | memory of process, numpy and telemetry above what it had before; decision_cells: its cells  |
+
+GRIDS=file.json takes another file of the form of lab/aerie_lab/engine/step_time_grids.json. Seeds are fixed. The fleet's keys
+come with the fleet simulation. With SAVE=1 the table in docs/tuning.md is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._tuning_replay import REPLICAS, Published, choose, grids
+from benchmarks._tuning_rules import BANDITS, DAY_MINUTES, MEASURE_MINUTES, RELOAD_MINUTES, RULES, day
+
+SEEDS = 5
+_BANDIT_RUNS = 20
+ROOT = Path(__file__).resolve().parent.parent
+
+_rows: list[tuple[str, str]] = []
+"""The rows of the last run's table: name and cells."""
+
+
+def measure(seeds: int = SEEDS) -> dict[str, float]:
+    found = grids()
+    _rows.clear()
+    figures: dict[str, float] = {"grids": len(found), "seeds": seeds, **_ours(found, seeds)}
+    for key, (name, rule) in RULES.items():
+        regrets = [_regrets(grid, rule(grid)) for grid in found]
+        figures |= _figures(f"{key}_", regrets)
+        _row(name, regrets)
+    figures["best_baseline_mean_regret_pct"] = min(figures[f"{key}_mean_regret_pct"] for key in RULES)
+    for key, (name, bandit) in BANDITS.items():
+        random = np.random.default_rng(1)
+        lost = [
+            statistics.fmean(
+                day(grid, column, bandit, random) for _ in range(_BANDIT_RUNS) for column in range(len(grid.batches))
+            )
+            for grid in found
+        ]
+        figures[f"{key}_day_regret_pct"] = 100 * statistics.fmean(lost)
+        _rows.append((name, f"{_each(lost)} | | | {100 * statistics.fmean(lost):.1f}"))
+    if "GRIDS" not in os.environ:
+        figures |= decision_cost()
+    print(table([grid.name for grid in found]), flush=True)
+    return {key: round(value, 2) for key, value in figures.items()}
+
+
+def _ours(found: Sequence[Published], seeds: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for canaries, prefix in ((1, "grid_"), (0, "grid_no_canary_")):
+        regrets, days, errors, asked = [], [], [], []
+        for grid in found:
+            own = []
+            for seed in range(1, seeds + 1):
+                chosen = choose(grid, seed, canaries=canaries)
+                own.append(_regrets(grid, chosen.tokens))
+                errors.append(chosen.error)
+                asked.append(chosen.canary is not None)
+                days.append(_first_day(grid, chosen.tokens, chosen.canary is not None))
+                if canaries:
+                    print(f"{grid.name} seed {seed}: K {chosen.tokens}, canary {chosen.canary}: {chosen.decision.reason}")
+            regrets += own
+        figures |= _figures(prefix, regrets)
+        by_grid = [regrets[i * seeds : (i + 1) * seeds] for i in range(len(found))]
+        if canaries:
+            figures["grid_canaries"] = statistics.fmean(asked)
+            figures["grid_day_regret_pct"] = 100 * statistics.fmean(days)
+            figures["step_time_error_pct"] = 100 * statistics.fmean(errors)
+        name = "**Aerie, at most one canary**" if canaries else "Aerie, no canary"
+        means = [statistics.fmean(statistics.fmean(one) for one in runs) for runs in by_grid]
+        cells = f"{_each(means)} | {_percent(figures[f'{prefix}mean_regret_pct'])} | "
+        cells += f"{_percent(figures[f'{prefix}worst_batch_regret_pct'])} | {100 * statistics.fmean(days):.1f}"
+        _rows.append((name, cells))
+    return figures
+
+
+def _regrets(grid: Published, tokens: Sequence[int]) -> list[float]:
+    return [grid.regret(k, column) for column, k in enumerate(tokens)]
+
+
+def _first_day(grid: Published, tokens: Sequence[int], canary: bool) -> float:
+    """Two hours as before; a canary costs its replica two reloads, and goes on as before; a roll costs every replica one."""
+    before = statistics.fmean(_regrets(grid, [grid.start] * len(grid.batches)))
+    after = statistics.fmean(_regrets(grid, tokens))
+    waited = 120.0 + (MEASURE_MINUTES + 2 * RELOAD_MINUTES if canary else 0.0)
+    down = RELOAD_MINUTES * (1 + (2 / REPLICAS if canary else 0.0))
+    return (waited * before + down + (DAY_MINUTES - waited - down) * after) / DAY_MINUTES
+
+
+def _figures(prefix: str, regrets: Sequence[Sequence[float]]) -> dict[str, float]:
+    return {
+        f"{prefix}mean_regret_pct": 100 * statistics.fmean(statistics.fmean(one) for one in regrets),
+        f"{prefix}worst_batch_regret_pct": 100 * statistics.fmean(max(one) for one in regrets),
+    }
+
+
+def decision_cost() -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks._tuning_cost"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    return {"decision_ms": float(done[0]), "decision_mib": float(done[1]), "decision_cells": float(done[2])}
+
+
+# --------------------------------------------------------------------------------------------------------------------- page
+def _row(name: str, regrets: Sequence[Sequence[float]]) -> None:
+    means = [statistics.fmean(one) for one in regrets]
+    worst = statistics.fmean(max(one) for one in regrets)
+    _rows.append((name, f"{_each(means)} | {100 * statistics.fmean(means):.1f} | {100 * worst:.1f} | "))
+
+
+def _each(shares: Sequence[float]) -> str:
+    return " | ".join(f"{100 * share:.1f}" for share in shares)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def table(names: Sequence[str]) -> str:
+    """Regret in per cent by rule: each grid's mean over its batches, then the means over the grids."""
+    head = f"| rule | {' | '.join(names)} | mean | worst batch | first day |"
+    rows = [f"| {name} | {cells} |" for name, cells in _rows]
+    return "\n".join([head, "|---|" + "---:|" * (len(names) + 3), *rows])
+
+
+def document(docs: Path) -> None:
+    """Write the table of the last run into its place in the page."""
+    page = docs / "tuning.md"
+    place = re.compile(r"(<!-- results -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    written = table([grid.name for grid in grids()])
+    page.write_text(place.sub(lambda match: match[1] + written + match[2], page.read_text()))

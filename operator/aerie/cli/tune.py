@@ -1,0 +1,187 @@
+"""`aerie tune`: the tuner on recorded metrics, for whoever wants its opinion without the operator."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from aerie.cli.console import CommandError, err, out
+from aerie.cli.files import read_deployment
+from aerie.cli.preflight import Output
+from aerie.cli.recorded import Recorded, read_recorded
+from aerie.engine import arguments, flags, versions
+from aerie.engine.samples import Reset, Sample, between
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
+
+if TYPE_CHECKING:  # numpy comes with it: only who tunes pays for that
+    from aerie.tuning.decide import Situation
+    from aerie.tuning.telemetry import Telemetry
+
+SHORTEST_WINDOW = 10.0
+LONGEST_WINDOW = 300.0
+"""Seconds between two scrapes that are looked at together."""
+
+app = typer.Typer(no_args_is_help=True, help="What speculation setting an engine should have, from its metrics.")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What is known besides the metrics."""
+
+    version: versions.Version
+    arguments: arguments.Arguments
+    method: str
+    most: int
+    time_per_output_token: timedelta | None = None
+    time_to_first_token: timedelta | None = None
+    percentile: int = 95
+
+
+@app.command()
+def offline(
+    metrics: Annotated[Path, typer.Option(help="Recorded metrics: lines of JSON with pages, or an answer of query_range.")],
+    file: Annotated[
+        str | None,
+        typer.Option("-f", "--file", help="Manifest of the SpeculativeDeployment that was recorded; -: standard input."),
+    ] = None,
+    vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=15, help="Most draft tokens to choose from.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="The engines ran a schedule, like 1-8:5,9-64:3.")] = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="The engines ran with adaptive verification.")] = False,
+    experts: Annotated[bool | None, typer.Option("--experts/--dense", help="Whether the target is a mixture of experts.")] = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to print the decision.")] = Output.TEXT,
+    seed: Annotated[int, typer.Option(help="Seed of the draws: the same file and seed give the same answer.")] = 1,
+) -> None:
+    """Say what num_speculative_tokens should be, with the expected gain, from recorded metrics of running engines.
+
+    A fixed K is read off the pages. Exit status: 0 there is an answer, 1 the metrics do not identify one, 2 it could not be done.
+    """
+    from aerie.tuning.decide import Action, decide
+    from aerie.tuning.explain import explain, to_json
+    from aerie.tuning.policy import Policy
+
+    given = _given(file, vllm, max_tokens)
+    recorded = read_recorded(metrics)
+    telemetry, situation = _observe(recorded, given, schedule, adaptive, experts)
+    policy = Policy()
+    decision = decide(telemetry, situation, policy, seed)
+    for sentence, count in Counter(recorded.unreadable).most_common(3):
+        err.print(f"[yellow]note:[/] {count} scrapes were left out: {escape(sentence)}")
+    if output is Output.JSON:
+        typer.echo(json.dumps(to_json(decision), indent=2))
+    else:
+        out.print(escape(explain(decision, telemetry, situation, policy)), end="")
+    raise typer.Exit(1 if decision.action is Action.INSUFFICIENT else 0)
+
+
+def _given(file: str | None, vllm: str | None, most: int | None) -> _Given:
+    if file is None:
+        try:
+            version = versions.Version.parse(vllm) if vllm else versions.NEWEST_KNOWN
+        except versions.VersionError as error:
+            raise CommandError(f"--vllm: {error}") from None
+        return _Given(version, arguments.Arguments(), "eagle3", most or 7)
+    spec = read_deployment(file).spec
+    engine = versions.resolve(spec.engine.image, vllm or spec.engine.version)
+    if isinstance(engine, versions.NoVersion):
+        raise CommandError(engine.sentence)
+    if refused := flags.refused(spec.engine.args):
+        raise CommandError(" ".join(refused))
+    tuning = spec.speculation.tuning
+    found = _Given(
+        engine.version,
+        arguments.read(spec.engine.args),
+        spec.drafter.method if spec.drafter is not None else "eagle3",
+        most or max(tuning.max_tokens, spec.speculation.tokens),
+    )
+    if (slo := tuning.slo) is None:
+        return found
+    return _Given(
+        found.version,
+        found.arguments,
+        found.method,
+        found.most,
+        slo.time_per_output_token,
+        slo.time_to_first_token,
+        slo.percentile,
+    )
+
+
+def _observe(
+    recorded: Recorded, given: _Given, schedule: str | None, adaptive: bool, experts: bool | None
+) -> tuple[Telemetry, Situation]:
+    from aerie.tuning.candidates import Engine
+    from aerie.tuning.decide import Situation
+    from aerie.tuning.policy import History, Objectives
+    from aerie.tuning.telemetry import Reading, Telemetry
+
+    telemetry = Telemetry(api_servers=given.arguments.api_servers)
+    last: dict[str, tuple[float, Sample]] = {}
+    running: dict[str, Setting] = {}
+    speculated: float | None = None
+    for time, replica, sample in recorded.scrapes:
+        setting = running[replica] = _setting(sample, schedule, adaptive)
+        before = last.get(replica)
+        if before is not None and time - before[0] < SHORTEST_WINDOW:
+            continue
+        last[replica] = (time, sample)
+        if before is None:
+            continue
+        if time - before[0] > LONGEST_WINDOW:
+            telemetry.left_out[f"more than {LONGEST_WINDOW / 60:.0f} minutes lay between two scrapes."] += 1
+            continue
+        window = between(before[1], sample)
+        if isinstance(window, Reset):
+            telemetry.left_out["the engine was restarted between two scrapes."] += 1
+            continue
+        if window.speculation is not None and window.speculation.drafts > 0:
+            speculated = time
+        age = before[0] - sample.started if sample.started is not None else float("inf")
+        telemetry.add(Reading(replica, time, setting, window, age))
+    newest = recorded.scrapes[-1][0]
+    alive = [replica for replica, (time, _) in last.items() if time > newest - LONGEST_WINDOW]
+    current = Counter(running[replica] for replica in alive).most_common(1)[0][0]
+    situation = Situation(
+        engine=Engine(given.version, given.arguments, given.method, experts=experts),
+        current=current,
+        most=max(given.most, max_tokens(current)),
+        replicas=len(alive),
+        now=newest,
+        objectives=Objectives(_seconds(given.time_per_output_token), _seconds(given.time_to_first_token), given.percentile),
+        history=History(speculated=speculated),
+        waiting=sum(last[replica][1].gauges.waiting or 0.0 for replica in alive),
+    )
+    return telemetry, situation
+
+
+def _setting(sample: Sample, schedule: str | None, adaptive: bool) -> Setting:
+    """What the engine runs: the positions that it counts are its K."""
+    if sample.counters.speculation is None:
+        return Off()
+    tokens = len(sample.counters.speculation.accepted_per_position)
+    if schedule is not None:
+        return _schedule(schedule, tokens)
+    return Adaptive(tokens) if adaptive else Static(tokens)
+
+
+def _schedule(text: str, most: int) -> Schedule:
+    parts = [re.fullmatch(r"(\d+)-(\d+):(\d+)", part.strip()) for part in text.split(",")]
+    try:
+        tiers = tuple(Tier(int(match[1]), int(match[2]), int(match[3])) for match in parts if match)
+        if len(tiers) != len(parts):
+            raise SettingError(f"'{text}' is no schedule.")
+        return Schedule(tiers, most)
+    except SettingError as error:
+        raise CommandError(f"--schedule: {error} Write it like 1-8:5,9-64:3, as the engines have it.") from None
+
+
+def _seconds(time: timedelta | None) -> float | None:
+    return time.total_seconds() if time is not None else None

@@ -1,0 +1,323 @@
+"""From telemetry to a decision: hold, change the setting, or explore with one canary.
+
+The rule: of the candidates whose latencies hold with `certainty`, the one with the best pessimistic gain; it is proposed if that
+gain passes the gate and it is better with `certainty`. Else what one canary would teach is weighed against what it costs:
+
+    value(K') = E[ max_c E[gain_c | what a canary at K' shows], of those c that could then be proposed, or 0 ]
+
+the expected value of partial information, with the inner expectation by regression over the draws (Strong, Oakley and Brennan
+2014), and its residuals for what would stay uncertain. Nothing is proposed without evidence, during a cooldown, or where an
+objective is broken and the change does not cure it.
+
+Guarantees: pure and deterministic in telemetry, situation, policy and seed. Not guaranteed: that the forecast is right. The
+caller proves a change on a canary before it is made.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, max_tokens
+from aerie.engine.windows import Unknown
+from aerie.tuning.acceptance import Acceptance, acceptance
+from aerie.tuning.candidates import Candidates, Engine, LeftOut, candidates
+from aerie.tuning.forecast import Forecast, forecast, load
+from aerie.tuning.latency import Latencies, latencies, observed
+from aerie.tuning.numeric import Array, quantiles
+from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.steptime import StepTime, fit
+from aerie.tuning.telemetry import HOUR, Telemetry
+
+
+class Action(enum.Enum):
+    """What to do."""
+
+    HOLD = "hold"
+    CHANGE = "change"
+    EXPLORE = "explore"
+    INSUFFICIENT = "insufficient data"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that telemetry does not say."""
+
+    engine: Engine
+    current: Setting
+    most: int
+    """The most draft tokens that may be chosen."""
+    replicas: int
+    now: float
+    objectives: Objectives = field(default_factory=Objectives)
+    history: History = field(default_factory=History)
+    waiting: float = 0.0
+    """Requests in the queues, all replicas together."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One candidate."""
+
+    setting: Setting
+    gain: tuple[float, float, float, float]
+    """Over the current setting: the 5 %, 20 %, 50 % and 95 % points."""
+    better: float
+    """Probability that it is better than the current one."""
+    length: float
+    """Mean acceptance length."""
+    latencies: Latencies
+    why_not: str = ""
+    """Empty for what was chosen, and for the current setting."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the forecast rests on; None where it could not be had."""
+
+    acceptance: Acceptance | None = None
+    step_time: StepTime | None = None
+    forecast: Forecast | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, and why."""
+
+    action: Action
+    reason: str
+    setting: Setting | None = None
+    """To change to, or for the canary to run."""
+    predictions: tuple[Prediction, ...] = ()
+    """The best first."""
+    left_out: tuple[LeftOut, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What the data do not identify."""
+    value: float = 0.0
+    """Expected gain of what the best canary would teach, and what it costs; shares of the capacity over the horizon."""
+    cost: float = 0.0
+    evidence: Evidence = field(default_factory=Evidence)
+
+
+def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int) -> Decision:
+    """The decision on what is known now."""
+    random = np.random.default_rng(seed)
+    step_time = fit(telemetry.cells, situation.engine.captured, experts=situation.engine.experts)
+    lengths = acceptance(telemetry.blocks(), max(situation.most, 1), policy.draws, random)
+    missing = tuple(one.sentence for one in (lengths, step_time) if isinstance(one, Unknown))
+    if isinstance(lengths, Unknown) or isinstance(step_time, Unknown):
+        evidence = Evidence(
+            None if isinstance(lengths, Unknown) else lengths, None if isinstance(step_time, Unknown) else step_time
+        )
+        if isinstance(situation.current, Off) and isinstance(lengths, Unknown):
+            return replace(_probe(situation, policy), missing=missing, evidence=evidence)
+        return Decision(Action.INSUFFICIENT, " ".join(missing), missing=missing, evidence=evidence)
+    seen = load(telemetry.cells, situation.current)
+    drawn = forecast(seen, lengths, step_time, situation.most, random)
+    allowed = candidates(situation.engine, situation.most, seen.pairs)
+    decision = _choose(_Options.of(drawn, allowed, telemetry, situation, policy))
+    return replace(decision, left_out=allowed.left_out, evidence=Evidence(lengths, step_time, drawn))
+
+
+def _probe(situation: Situation, policy: Policy) -> Decision:
+    """Speculation is off, and nothing tells what drafts would be worth."""
+    since = situation.history.speculated
+    setting = Static(min(3, max(situation.most, 1)))
+    if since is not None and situation.now < since + policy.probe:
+        left = (since + policy.probe - situation.now) / HOUR
+        return Decision(Action.HOLD, f"speculation is off, and acceptance is asked for again in {left:.1f} h.")
+    if reason := _no_canary(situation, policy) or situation.history.cooling(situation.now, policy):
+        return Decision(Action.HOLD, f"speculation is off, and no canary can ask for acceptance: {reason}")
+    reason = f"speculation is off, so nothing tells acceptance: one canary with K={setting} asks again."
+    return Decision(Action.EXPLORE, reason, setting)
+
+
+def _no_canary(situation: Situation, policy: Policy) -> str | None:
+    """Why no replica can be spared for exploring."""
+    if situation.replicas < policy.least_replicas:
+        return f"there are {situation.replicas} replicas, and {policy.least_replicas} are needed to spare one."
+    if situation.waiting > 0:
+        return f"{situation.waiting:.0f} requests wait in the queues."
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------------- choosing
+@dataclass(frozen=True)
+class _Options:
+    """The candidates with their draws of the gain, the best first."""
+
+    situation: Situation
+    policy: Policy
+    drawn: Forecast
+    measured: frozenset[Setting]
+    """Settings that windows were seen of."""
+    gains: dict[Setting, Array]
+    predictions: tuple[Prediction, ...]
+
+    @classmethod
+    def of(cls, drawn: Forecast, allowed: Candidates, telemetry: Telemetry, situation: Situation, policy: Policy) -> _Options:
+        current = situation.current
+        settings: list[Setting] = [*allowed.fixed, *allowed.adaptive]
+        if allowed.schedules and (schedule := drawn.schedule(situation.engine, current)) is not None:
+            settings.append(schedule)
+        if current not in settings:
+            settings.append(current)
+        had = observed(telemetry.blocks(), current, situation.objectives.percentile)
+        gains = {setting: drawn.gain(setting, current) for setting in settings}
+        found: list[Prediction] = []
+        for setting, gain in gains.items():
+            low, pessimistic, middle, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
+            better = float((gain > 0).mean())
+            length = float(np.average(drawn.tokens_per_step(setting), weights=drawn.load.shares))
+            seen = latencies(drawn, setting, current, had, situation.objectives)
+            found.append(Prediction(setting, (low, pessimistic, middle, high), better, length, seen))
+        found.sort(key=lambda one: (-one.gain[1], str(one.setting)))
+        measured = frozenset(key.setting for key in telemetry.cells)
+        return cls(situation, policy, drawn, measured, gains, tuple(found))
+
+    def of_setting(self, setting: Setting) -> Prediction:
+        return next(one for one in self.predictions if one.setting == setting)
+
+
+def _choose(options: _Options) -> Decision:
+    situation, policy = options.situation, options.policy
+    best = _best(options)
+    judged = tuple(_judged(one, best, options) for one in options.predictions)
+    off = options.of_setting(Off()) if Off() in options.gains else None
+    cooling = situation.history.cooling(situation.now, policy)
+    if off is not None and off.setting != situation.current and _loses(off, options):
+        why = f"speculation loses on this load: without it the gain is {_percents(off)}."
+        action = Action.HOLD if cooling else Action.CHANGE
+        return Decision(action, f"{why} But {cooling}" if cooling else why, off.setting, judged)
+    if best.setting != situation.current and _proven(best, policy):
+        why = f"{_named(best.setting)} is {_percents(best)} better than {_named(situation.current)}."
+        if cooling:
+            return Decision(Action.HOLD, f"{why} But {cooling}", best.setting, judged)
+        return Decision(Action.CHANGE, why, best.setting, judged)
+    return replace(_explore(options, best, cooling), predictions=judged)
+
+
+def _best(options: _Options) -> Prediction:
+    """The best of those whose latencies hold; a fixed setting where the others are hardly better. The current one if none."""
+    current = options.of_setting(options.situation.current)
+    fit_for_users = [one for one in options.predictions if one.latencies.holds >= options.policy.certainty]
+    fixed = [one for one in fit_for_users if isinstance(one.setting, Off | Static)]
+    best = fit_for_users[0] if fit_for_users else current
+    changes = isinstance(best.setting, Schedule | Adaptive) and best.setting != current.setting
+    if changes and fixed and best.gain[1] < fixed[0].gain[1] + options.policy.simpler:
+        return fixed[0]
+    return best
+
+
+def _proven(one: Prediction, policy: Policy) -> bool:
+    return one.gain[1] >= policy.gate() and one.better >= policy.certainty
+
+
+def _loses(off: Prediction, options: _Options) -> bool:
+    """Whether no speculation is the best, surely enough to turn it off."""
+    if off.latencies.holds < options.policy.certainty and options.situation.objectives != Objectives():
+        return False
+    drafting = [gain for setting, gain in options.gains.items() if not isinstance(setting, Off)]
+    surely = float((options.gains[Off()] > np.max(drafting, axis=0)).mean())
+    useless = options.of_setting(options.situation.current).length < options.policy.useless_length
+    return surely >= options.policy.off_certainty or (useless and off.better >= options.policy.off_certainty)
+
+
+def _judged(one: Prediction, best: Prediction, options: _Options) -> Prediction:
+    """With the reason why it is not the choice."""
+    policy = options.policy
+    if one.setting == options.situation.current or (one.setting == best.setting and _proven(best, policy)):
+        return one
+    if one.latencies.holds < policy.certainty:
+        why = f"the objectives hold with {100 * one.latencies.holds:.0f} %, not {100 * policy.certainty:.0f} %."
+    elif one.better < 0.5:
+        why = "it is worse."
+    elif one.better < policy.certainty:
+        why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.certainty:.0f} %."
+    elif one.gain[1] < policy.gate():
+        why = f"its gain is {100 * one.gain[1]:.1f} % at least with 80 %, and a change has to gain {100 * policy.gate():.1f} %."
+    else:
+        why = f"{_named(best.setting)} is better, or simpler and as good."
+    return replace(one, why_not=why)
+
+
+# -------------------------------------------------------------------------------------------------------------- exploring
+def _explore(options: _Options, best: Prediction, cooling: str | None) -> Decision:
+    situation, policy = options.situation, options.policy
+    held = f"{_named(situation.current)} stays: "
+    if best.setting == situation.current:
+        held += "nothing else is surely better."
+    else:
+        held += f"{_named(best.setting)} is not surely enough better ({_percents(best)})."
+    worth = [(*_worth(options, setting), setting) for setting in options.gains if _teaches(setting, options)]
+    if not worth:
+        return Decision(Action.HOLD, held)
+    value, cost, setting = max(worth, key=lambda one: one[0] - one[1])
+    found = Decision(Action.HOLD, held, value=value, cost=cost)
+    if value - cost < policy.least_value:
+        return found
+    teaches = f"a canary with {_named(setting)} would teach what is worth {100 * value:.1f} % and cost {100 * cost:.2f} %"
+    tight = options.of_setting(situation.current).latencies
+    limit = situation.objectives.time_per_output_token
+    if cooling or (reason := _no_canary(situation, policy)):
+        return replace(found, reason=f"{held} {_capital(teaches)}, but {cooling or reason}")
+    if limit is not None and tight.time_per_output_token[0] > (1 - policy.slo_headroom) * limit:
+        return replace(found, reason=f"{held} {_capital(teaches)}, but the time per output token is too near its objective.")
+    return replace(found, action=Action.EXPLORE, reason=f"{held} {_capital(teaches)}.", setting=setting)
+
+
+def _teaches(setting: Setting, options: _Options) -> bool:
+    """Whether a canary at the setting would show what no window has shown yet."""
+    return isinstance(setting, Static | Schedule) and setting not in options.measured
+
+
+def _worth(options: _Options, setting: Setting) -> tuple[float, float]:
+    """What a canary at a setting would teach, and what it costs: shares of the capacity over the horizon."""
+    policy = options.policy
+    gains = np.stack(list(options.gains.values()), axis=1)
+    shown = _shown(options.drawn, setting)
+    expected = shown @ np.linalg.lstsq(shown, gains, rcond=None)[0]
+    left = (gains - expected).std(axis=0)
+    normal = statistics.NormalDist()
+    acts = (expected + normal.inv_cdf(policy.pessimism) * left >= policy.gate()) & (
+        expected >= normal.inv_cdf(policy.certainty) * left
+    )
+    value = float(np.where(acts, expected, 0.0).max(axis=1).mean())
+    share = 1 / max(options.situation.replicas, 1)
+    loss = max(0.0, -float(options.gains[setting].mean()))
+    cost = share * (2 * policy.reload + policy.canary * loss) / policy.horizon
+    return value, cost
+
+
+def _shown(drawn: Forecast, setting: Setting) -> Array:
+    """What a canary shows: a user's seconds at the least, the middle and the largest batch, and acceptance. By draw."""
+    seconds = drawn.of(setting)
+    batches = seconds.shape[1]
+    shown = [np.log(seconds[:, index]) for index in sorted({0, batches // 2, batches - 1})]
+    table = np.stack([*shown, drawn.lengths[:, max_tokens(setting)]], axis=1)
+    table = table - table.mean(axis=0)
+    found: Array = np.concatenate([np.ones((len(table), 1)), table, table**2], axis=1)
+    return found
+
+
+def _percents(one: Prediction) -> str:
+    return f"{100 * one.gain[2]:+.1f} % ({100 * one.gain[0]:+.1f} to {100 * one.gain[3]:+.1f})"
+
+
+def _named(setting: Setting) -> str:
+    match setting:
+        case Off():
+            return "no speculation"
+        case Static(tokens):
+            return f"K={tokens}"
+        case Schedule():
+            return f"the schedule {setting}"
+        case Adaptive(tokens):
+            return f"adaptive verification up to {tokens}"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

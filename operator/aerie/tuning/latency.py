@@ -1,0 +1,103 @@
+"""What users would see under a setting: time per output token and to the first token, against the objectives.
+
+The percentile of requests is taken over the batches of the load, and scaled by what requests really had under the current setting
+(their histogram) over what the forecast says of it: requests differ by more than the batch. Time to the first token is queueing
+and prefill, which no setting changes by itself; it is taken to stretch with the steps and with the busy seconds per token,
+whichever stretches more. Not modelled: a queue that tips over, or empties.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aerie.engine.histogram import Histogram
+from aerie.engine.speculation import Setting
+from aerie.tuning.forecast import Forecast
+from aerie.tuning.numeric import Array, quantiles
+from aerie.tuning.policy import Objectives
+from aerie.tuning.telemetry import Block
+
+_WITHOUT_HISTOGRAM = 1.25
+"""Percentile of requests by that of batches, where no request has finished."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Percentiles of the requests under the current setting, in seconds; None where no request got that far."""
+
+    time_per_output_token: float | None = None
+    time_to_first_token: float | None = None
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Of one setting, at the objectives' percentile of the requests."""
+
+    time_per_output_token: tuple[float, float]
+    """Seconds: the 50 % and 95 % points of the forecast."""
+    time_to_first_token: tuple[float, float] | None
+    holds: float
+    """Probability that all objectives hold; 1 without any."""
+
+
+def observed(blocks: Iterable[Block], setting: Setting, percentile: int) -> Observed:
+    """From the histograms of a setting's requests, interpolated inside a bucket."""
+    counted = [block.counters for block in blocks if block.setting == setting]
+    share = percentile / 100
+    return Observed(
+        _quantile([one.time_per_output_token for one in counted], share),
+        _quantile([one.time_to_first_token for one in counted], share),
+    )
+
+
+def latencies(drawn: Forecast, setting: Setting, current: Setting, seen: Observed, objectives: Objectives) -> Latencies:
+    """The forecast of a setting's latencies."""
+    share = objectives.percentile / 100
+    now = float(np.median(_percentile(drawn, current, share)))
+    factor = seen.time_per_output_token / now if seen.time_per_output_token else _WITHOUT_HISTOGRAM
+    output = factor * _percentile(drawn, setting, share)
+    holds = np.ones(len(output), dtype=bool)
+    if objectives.time_per_output_token is not None:
+        holds &= output <= objectives.time_per_output_token
+    first: Array | None = None
+    if seen.time_to_first_token is not None:
+        busy = drawn.busy_seconds(setting, current) / drawn.busy_seconds(current, current)
+        steps = _step(drawn, setting) / _step(drawn, current)
+        first = seen.time_to_first_token * np.maximum(busy, steps)
+        if objectives.time_to_first_token is not None:
+            holds &= first <= objectives.time_to_first_token
+    return Latencies(_points(output), None if first is None else _points(first), float(holds.mean()))
+
+
+def _percentile(drawn: Forecast, setting: Setting, share: float) -> Array:
+    """Draws of a user's seconds per token at the batch that this share of the request-steps is no slower than."""
+    seconds = drawn.of(setting)
+    order = np.argsort(seconds.mean(axis=0))
+    index = int(np.searchsorted(np.cumsum(drawn.load.shares[order]), share))
+    found: Array = seconds[:, order[min(index, len(order) - 1)]]
+    return found
+
+
+def _step(drawn: Forecast, setting: Setting) -> Array:
+    """Draws of the mean seconds of a step."""
+    found: Array = (drawn.of(setting) * drawn.tokens_per_step(setting)) @ drawn.load.shares
+    return found
+
+
+def _points(values: Array) -> tuple[float, float]:
+    middle, high = quantiles(values, 0.5, 0.95)
+    return middle, high
+
+
+def _quantile(histograms: Sequence[Histogram], share: float) -> float | None:
+    """Of all together, or of those with the newest one's buckets; None where nothing tells it."""
+    alike = [one for one in histograms if one.edges == histograms[-1].edges]
+    if not alike:
+        return None
+    counts = tuple(sum(column) for column in zip(*(one.counts for one in alike), strict=True))
+    found = Histogram(alike[-1].edges, counts, sum(one.sum for one in alike)).quantile(share)
+    return found.estimate if found is not None and math.isfinite(found.high) else None

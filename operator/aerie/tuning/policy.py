@@ -1,0 +1,83 @@
+"""When a forecast is good enough to act on, and when a canary is worth its cost: the constants, and what may be done.
+
+The gate on a change: with the capacity of a replica lost for `reload`, a change that is kept for `horizon` has to gain more than
+reload / horizon to break even; `margin` times that is asked for, and never less than `least_gain`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aerie.tuning.telemetry import HOUR
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Constants of the decision. Times are seconds, gains and probabilities shares of 1."""
+
+    least_gain: float = 0.03
+    """The least gain that a change is made for."""
+    pessimism: float = 0.2
+    """Quantile of the gain that has to reach it, and that candidates are ranked by."""
+    certainty: float = 0.95
+    """Probability that the setting is better than the current one, and that the latencies hold."""
+    margin: float = 2.0
+    reload: float = 300.0
+    """To load an engine again: a 70B model on 8 GPUs takes 215 s (vLLM issue 19824)."""
+    horizon: float = 24 * HOUR
+    """How long a setting is taken to be kept."""
+    cooldown: float = 6 * HOUR
+    cooldown_after_rollback: float = 24 * HOUR
+    simpler: float = 0.01
+    """A schedule or adaptive verification has to be better than the best fixed setting by this much."""
+    off_certainty: float = 0.9
+    """Probability that no speculation is better, above which it is turned off even for a gain below `least_gain`."""
+    useless_length: float = 1.15
+    """Acceptance length below which a drafter is of no use."""
+    canary: float = 1800.0
+    """How long a canary runs to teach what its setting costs."""
+    least_value: float = 0.005
+    """Expected gain of what a canary teaches, after its cost, below which none is run."""
+    least_replicas: int = 3
+    """To spare one for it."""
+    slo_headroom: float = 0.2
+    """Share of an objective that has to be free while a canary explores."""
+    probe: float = 24 * HOUR
+    """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
+    draws: int = 400
+
+    def gate(self) -> float:
+        """The gain that a change has to reach."""
+        return max(self.least_gain, self.margin * self.reload / self.horizon)
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """Latencies that a setting must keep. Seconds; None: not looked at."""
+
+    time_per_output_token: float | None = None
+    time_to_first_token: float | None = None
+    percentile: int = 95
+
+
+@dataclass(frozen=True)
+class History:
+    """What was done before. Seconds of Unix time."""
+
+    changed: float | None = None
+    """When the setting was last changed."""
+    rolled_back: float | None = None
+    """When a change was last taken back."""
+    speculated: float | None = None
+    """When drafts were last verified."""
+
+    def cooling(self, now: float, policy: Policy) -> str | None:
+        """Why nothing may be changed yet."""
+        for since, pause, what in (
+            (self.rolled_back, policy.cooldown_after_rollback, "a change was taken back"),
+            (self.changed, policy.cooldown, "the setting was changed"),
+        ):
+            if since is not None and now < since + pause:
+                left = (since + pause - now) / HOUR
+                return f"{what} {(now - since) / HOUR:.1f} h ago: the next change may come in {left:.1f} h."
+        return None

@@ -1,0 +1,169 @@
+"""Decisions: evidence first, thresholds, objectives, cooldowns, exploring, and turning speculation off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from aerie.engine.arguments import Arguments
+from aerie.engine.speculation import Off, Schedule, Setting, Static
+from aerie.engine.versions import Version
+from aerie.tuning.candidates import Engine
+from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.telemetry import HOUR, Telemetry
+from tests.unit.tuning.windows import K3, spread, telemetry
+
+ENGINE = Engine(Version.parse("0.33.0"), Arguments(data_parallel=2, api_servers=1), experts=False)
+"""Data parallel, so that fixed settings are all there is."""
+GOOD = (0.9, 0.88, 0.88, 0.88, 0.88, 0.88, 0.88)
+BAD = (0.25, 0.2, 0.2)
+
+
+def cheap(batch: float, tokens: float) -> float:
+    """Steps that hardly care how much they verify."""
+    return 8e-3 + 4e-4 * tokens + 2e-6 * batch * (tokens + 1)
+
+
+def dear(batch: float, tokens: float) -> float:
+    """Steps for which every token counts."""
+    return 4e-3 + 1e-3 * tokens + 1.5e-4 * batch * (tokens + 1)
+
+
+def situation(current: Setting, **changes: object) -> Situation:
+    own = Situation(ENGINE, current, 7, 4, 100 * HOUR)
+    return replace(own, **changes)  # type: ignore[arg-type]
+
+
+def decided(found: Telemetry, where: Situation, policy: Policy | None = None, seed: int = 1) -> Decision:
+    return decide(found, where, policy or Policy(), seed)
+
+
+@pytest.fixture(scope="module")
+def better_with_more() -> Telemetry:
+    """K = 3 with a canary at 7, on an engine for which 7 is far better."""
+    return telemetry([K3, Static(7)], cheap, spread(1, 60, 60), GOOD)
+
+
+def test_without_evidence_nothing_is_done_and_what_is_missing_is_said() -> None:
+    found = decided(Telemetry(), situation(K3))
+    assert found.action is Action.INSUFFICIENT
+    assert found.setting is None
+    assert "0 windows tell what a step costs" in found.reason
+    assert "acceptance was counted in 0 blocks" in found.reason
+    assert len(found.missing) == 2
+
+
+def test_a_setting_that_is_surely_better_is_proposed(better_with_more: Telemetry) -> None:
+    found = decided(better_with_more, situation(K3))
+    assert (found.action, found.setting) == (Action.CHANGE, Static(7))
+    best = found.predictions[0]
+    assert best.setting == Static(7)
+    assert best.gain[0] < best.gain[1] < best.gain[2] < best.gain[3]
+    assert best.gain[1] > Policy().gate()
+    truths = [cheap(b, 3) / (1 + sum_of(3)) / (cheap(b, 7) / (1 + sum_of(7))) - 1 for b in (1, 60)]
+    assert min(truths) - 0.03 < best.gain[2] < max(truths) + 0.03
+
+
+def sum_of(tokens: int, conditionals: Sequence[float] = GOOD) -> float:
+    survival, total = 1.0, 0.0
+    for q in conditionals[:tokens]:
+        survival *= q
+        total += survival
+    return total
+
+
+def test_the_best_setting_stays(better_with_more: Telemetry) -> None:
+    found = decided(better_with_more, situation(Static(7)))
+    assert found.action is Action.HOLD
+    assert all(one.why_not for one in found.predictions if one.setting != Static(7))
+
+
+def test_the_same_seed_gives_the_same_decision(better_with_more: Telemetry) -> None:
+    first, again = (decided(better_with_more, situation(K3), seed=5) for _ in range(2))
+    assert first.predictions == again.predictions
+    assert first.reason == again.reason
+
+
+@pytest.mark.parametrize(
+    ("history", "what"),
+    [
+        (History(changed=99 * HOUR), "the setting was changed 1.0 h ago: the next change may come in 5.0 h"),
+        (History(rolled_back=90 * HOUR), "a change was taken back 10.0 h ago: the next change may come in 14.0 h"),
+    ],
+)
+def test_a_cooldown_holds_back_what_is_better(better_with_more: Telemetry, history: History, what: str) -> None:
+    found = decided(better_with_more, situation(K3, history=history))
+    assert found.action is Action.HOLD
+    assert found.setting == Static(7)
+    assert what in found.reason
+
+
+def test_a_setting_that_breaks_an_objective_is_not_proposed(better_with_more: Telemetry) -> None:
+    first = decided(better_with_more, situation(K3)).predictions
+    limit = next(one for one in first if one.setting == Static(7)).latencies.time_per_output_token
+    tight = situation(K3, objectives=Objectives(time_per_output_token=0.5 * limit[0]))
+    found = decided(better_with_more, tight)
+    assert found.action is Action.HOLD
+    assert all(one.latencies.holds < 0.95 for one in found.predictions)
+    assert "the objectives hold with" in next(one for one in found.predictions if one.setting == Static(7)).why_not
+
+
+def test_speculation_that_loses_is_turned_off() -> None:
+    found = decided(telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD), situation(K3))
+    assert (found.action, found.setting) == (Action.CHANGE, Off())
+    assert "speculation loses" in found.reason
+
+
+def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
+    found = decided(telemetry([K3], cheap, spread(1, 60, 60), GOOD), situation(K3))
+    assert found.action is Action.EXPLORE
+    assert isinstance(found.setting, Static)
+    assert found.setting.tokens > 3
+    assert found.value > found.cost > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"replicas": 2}, "there are 2 replicas, and 3 are needed"),
+        ({"waiting": 7.0}, "7 requests wait"),
+        ({"history": History(changed=99 * HOUR)}, "the setting was changed 1.0 h ago"),
+        ({"objectives": Objectives(time_per_output_token=0.0036)}, "too near its objective"),
+    ],
+)
+def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reason: str) -> None:
+    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+    found = decided(data, situation(K3, **changes))
+    assert found.action is Action.HOLD
+    assert reason in found.reason
+
+
+def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
+    data = telemetry([Off()], dear, spread(1, 60, 60))
+    late = decided(data, situation(Off(), history=History(speculated=70 * HOUR)))
+    assert (late.action, late.setting) == (Action.EXPLORE, K3)
+    early = decided(data, situation(Off(), history=History(speculated=90 * HOUR)))
+    assert early.action is Action.HOLD
+    assert "again in 14.0 h" in early.reason
+    alone = decided(data, situation(Off(), replicas=1))
+    assert alone.action is Action.HOLD
+
+
+def test_a_schedule_is_proposed_where_no_fixed_setting_fits_all_batches() -> None:
+    def truth(batch: float, tokens: float) -> float:
+        return 7e-3 + 3e-4 * tokens + 4e-5 * batch * (tokens + 1)
+
+    data = telemetry([K3, Static(1), Static(7)], truth, spread(1, 250, 90), GOOD)
+    engine = Engine(Version.parse("0.33.0"), experts=False)
+    found = decided(data, situation(Static(1), engine=engine))
+    assert found.action is Action.CHANGE
+    assert isinstance(found.setting, Schedule)
+    assert found.setting.tiers[0].tokens > found.setting.tiers[-1].tokens
+
+
+def test_candidates_that_the_engine_cannot_run_are_named(better_with_more: Telemetry) -> None:
+    found = decided(better_with_more, situation(K3))
+    assert any(one.setting == "schedules" and "data parallel size 2" in one.why for one in found.left_out)

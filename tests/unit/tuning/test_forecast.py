@@ -1,0 +1,111 @@
+"""What a candidate would give: gains against planted costs, and the best schedule against trying all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aerie.engine.arguments import Arguments
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.engine.versions import Version
+from aerie.tuning.candidates import Engine
+from aerie.tuning.forecast import WORTH_A_TIER, Forecast, Load, _tiers, load
+from tests.unit.tuning.windows import K3, spread, telemetry
+
+ENGINE = Engine(Version.parse("0.33.0"), experts=False)
+BATCHES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
+LENGTHS = 1 + np.concatenate([[0.0], np.cumsum(np.cumprod([0.8, 0.75, 0.7, 0.7, 0.7]))])
+
+
+def sure(per_token: float = 4e-5) -> Forecast:
+    """A dense engine of which everything is known."""
+    tokens = np.arange(6)[:, None]
+    seconds = 7e-3 + 5e-4 * tokens + per_token * BATCHES * (tokens + 1)
+    draws = np.tile(seconds, (10, 1, 1))
+    return Forecast(Load(BATCHES, np.full(8, 1 / 8)), draws, np.tile(LENGTHS, (10, 1)), np.full(8, 5e-4), np.ones(10))
+
+
+def test_gains_are_ratios_of_busy_seconds_per_token() -> None:
+    one = Forecast(
+        Load(np.array([10.0]), np.array([1.0])),
+        np.tile(np.array([[[8e-3], [10e-3], [12e-3]]]), (4, 1, 1)),
+        np.tile(np.array([1.0, 1.8, 2.4]), (4, 1)),
+        np.array([1e-3]),
+        np.ones(4),
+    )
+    assert one.gain(Static(2), Static(1)) == pytest.approx(np.full(4, (10 / 1.8) / (12 / 2.4) - 1))
+    assert one.gain(Off(), Static(1)) == pytest.approx(np.full(4, (10 / 1.8) / 8 - 1))
+
+
+@pytest.mark.parametrize("setting", [Off(), Static(3), Schedule((Tier(1, 8, 5), Tier(9, 64, 1)), 5), Adaptive(4)])
+def test_a_setting_gains_nothing_over_itself(setting: Setting) -> None:
+    assert sure().gain(setting, setting) == pytest.approx(np.zeros(10))
+
+
+def test_adaptive_verification_verifies_what_is_best_at_each_batch_and_drafts_it_all() -> None:
+    found = sure().of(Adaptive(5))[0]
+    verified = sure().seconds[0, :, -1] + 5e-4 * (5 - np.arange(6))
+    assert found[-1] == pytest.approx((verified / LENGTHS).min())
+
+
+def test_the_schedule_drafts_less_as_the_batch_grows_and_beats_every_fixed_k() -> None:
+    drawn = sure()
+    schedule = drawn.schedule(ENGINE, K3)
+    assert schedule is not None
+    tokens = [tier.tokens for tier in schedule.tiers]
+    assert tokens == sorted(tokens, reverse=True)
+    assert 2 <= len(tokens) <= 4
+    best = max(float(drawn.gain(Static(k), K3).mean()) for k in range(1, 6))
+    assert float(drawn.gain(schedule, K3).mean()) > best
+
+
+def test_no_schedule_where_one_k_is_best_everywhere() -> None:
+    assert sure(per_token=1e-7).schedule(ENGINE, K3) is None
+
+
+def test_no_tier_reaches_beyond_the_captured_graphs() -> None:
+    engine = Engine(Version.parse("0.33.0"), Arguments(max_capture_size=256), experts=False)
+    schedule = sure(per_token=1e-7).schedule(engine, K3)
+    assert schedule is not None
+    for batch in BATCHES.tolist():
+        assert batch * (schedule.tokens_at(round(batch)) + 1) <= 256
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(1.0, 10.0), min_size=5, max_size=5), min_size=3, max_size=3),
+    st.booleans(),
+)
+def test_tiers_are_the_cheapest_of_all(costs: list[list[float]], falling: bool) -> None:
+    cost = np.array(costs)
+    found = _tiers(cost, falling=falling)
+    assert found is not None
+    by_group: list[int] = []
+    for last, tokens in found:
+        by_group += [tokens] * (last + 1 - len(by_group))
+    assert len(by_group) == 5
+    assert not falling or by_group == sorted(by_group, reverse=True)
+
+    def total(plan: tuple[int, ...]) -> float:
+        return float(sum(cost[tokens, group] for group, tokens in enumerate(plan)))
+
+    plans = [
+        plan
+        for plan in itertools.product(range(3), repeat=5)
+        if sum(a != b for a, b in itertools.pairwise(plan)) <= 3 and (not falling or list(plan) == sorted(plan, reverse=True))
+    ]
+    assert total(tuple(by_group)) <= min(map(total, plans)) * (1 + WORTH_A_TIER) ** 3 + 1e-9
+
+
+def test_the_load_is_that_of_the_current_setting() -> None:
+    found = telemetry([K3], lambda *_: 0.01, spread(4, 64, 50))
+    seen = load(found.cells, K3)
+    assert seen.shares.sum() == pytest.approx(1)
+    assert 4 <= seen.quantile(0.05) < seen.quantile(0.95) <= 65
+    assert load(found.cells, Static(5)).batches.tolist() == seen.batches.tolist()
+    with pytest.raises(ValueError, match="no load"):
+        load({}, K3)

@@ -1,0 +1,119 @@
+"""`aerie tune offline` on recorded pages and on Prometheus's series, and what it says of files that it cannot use."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aerie.cli.console import CommandError
+from aerie.cli.recorded import read_recorded
+from aerie.cli.run import run
+from aerie_lab.engine.acceptance import Acceptance
+from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.page import page
+from aerie_lab.engine.request import EngineSettings
+from aerie_lab.engine.step import Formula
+from aerie_lab.engine.workload import Diurnal, Lengths, TrafficClass
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty-five minutes of one engine with K = 3, the load up and down every ten."""
+    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), Lengths(50, 0.3), Lengths(100, 0.3))
+    pod = Pod("chat-0", EngineSettings(num_speculative_tokens=3), Formula(4e-2, 1e-3, 4e-3, noise=0.03))
+    fleet = Fleet([pod], [kind], Diurnal(1.0, 0.9, peak=150.0, day=600.0), seed=2)
+    file = tmp_path_factory.mktemp("recorded") / "chat.jsonl"
+    with file.open("w") as out:
+        for scrape in fleet.run(2100.0):
+            assert scrape.counters is not None
+            row = {"time": 1e9 + scrape.time, "replica": scrape.pod, "page": page(scrape.counters, "m", 1e9 - 3600)}
+            out.write(json.dumps(row) + "\n")
+    return file
+
+
+def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
+    text = capsys.readouterr().out
+    assert re.match(r"(HOLD|CHANGE to .*|EXPLORE: one canary with .*)\n", text)
+    for part in ("What it rests on", "Candidates, ", "K = 3 ", "no speculation", "What this does not know", "measured at K = 3"):
+        assert part in text
+    assert max(len(line) for line in text.splitlines() if "%" not in line) <= 120
+
+
+def test_a_program_gets_json_and_the_same_again(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for _ in range(2):
+        assert run(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+    settings = {one["setting"] for one in answers[0]["candidates"]}
+    assert {"off", "1", "2", "3", "4", "5", "up to 5"} <= settings
+    current = next(one for one in answers[0]["candidates"] if one["setting"] == "3")
+    assert current["gain"]["p50"] == 0
+    assert current["acceptanceLength"] == pytest.approx(1 + 0.75 + 0.75 * 0.7 + 0.75 * 0.7 * 0.65, rel=0.03)
+
+
+def as_series(pages: Path) -> dict[str, object]:
+    """The same as Prometheus would answer: one series for each line of the pages."""
+    series: dict[str, tuple[dict[str, str], list[tuple[float, str]]]] = {}
+    for row in map(json.loads, pages.read_text().splitlines()):
+        for line in row["page"].splitlines():
+            if line.startswith(("vllm:", "process_start")):
+                head, _, value = line.rpartition(" ")
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', head))
+                metric = {"__name__": head.partition("{")[0], "pod": row["replica"], "job": "vllm", **labels}
+                series.setdefault(head, (metric, []))[1].append((row["time"], value))
+    result = [{"metric": metric, "values": values} for metric, values in series.values()]
+    return {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
+
+def test_series_of_prometheus_say_what_the_pages_say(pages: Path, tmp_path: Path) -> None:
+    short = tmp_path / "pages.jsonl"
+    short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:20]))
+    packed = tmp_path / "series.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(as_series(short)).encode()))
+    assert read_recorded(packed).scrapes == read_recorded(short).scrapes
+
+
+def test_too_little_is_an_answer_of_its_own(pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:8]))
+    assert run(["tune", "offline", "--metrics", str(short)]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("INSUFFICIENT DATA: nothing is recommended\n")
+    assert "and 40 are needed" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "holds no scrape"),
+        ("nonsense\n", "line 1 cannot be read"),
+        ('{"time": 1, "replica": "a"}\n', "line 1 has no 'page'"),
+        ('{"time": 1, "replica": "a", "page": "# half a pa"}\n', "the connection was cut"),
+        ('{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}', "is no matrix of series"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, content: str, sentence: str) -> None:
+    file = tmp_path / "metrics"
+    file.write_text(content)
+    with pytest.raises(CommandError, match=re.escape(sentence)):
+        read_recorded(file)
+
+
+@pytest.mark.parametrize("schedule", ["1-8", "1-8:3,20-30:1", "1-8:9"])
+def test_a_schedule_that_is_none_is_refused(pages: Path, schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
+    assert "--schedule:" in capsys.readouterr().err
+
+
+def test_who_does_not_tune_does_not_load_numpy() -> None:
+    """It takes 16 MiB, and the operator is held to 150."""
+    code = "import sys, aerie.cli.run, aerie.controller.run, aerie.tuning; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
