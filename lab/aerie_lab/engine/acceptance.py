@@ -36,14 +36,13 @@ class Acceptance:
         if self.spread < 0:
             raise ValueError(f"spread is {self.spread}: give a standard deviation, 0 or more.")
 
-    def logits(self, drafts: int) -> Floats:
-        """Logits of the first `drafts` conditionals."""
-        return _logits(self.conditionals, drafts)
-
     def survival(self, drafts: int, shift: float = 0.0) -> Floats:
         """S_1..S_drafts of a request whose effect and drift add up to `shift`."""
-        survival: Floats = np.multiply.accumulate(_logistic(self.logits(drafts) + shift))
-        return survival
+        survivals, survival = [], 1.0
+        for logit in _logits(self.conditionals, drafts):
+            survival *= _logistic(logit + shift)
+            survivals.append(survival)
+        return np.array(survivals)
 
     def shifted(self, *shifts: float) -> Acceptance:
         """The same class with the conditionals moved on the logit scale, the last shift carried on: another drafter."""
@@ -51,22 +50,23 @@ class Acceptance:
             return self
         count = max(len(self.conditionals), len(shifts))
         moved = shifts[:count] + shifts[-1:] * (count - len(shifts))
-        q = _logistic(self.logits(count) + np.array(moved))
-        return Acceptance(tuple(float(x) for x in q), self.spread)
+        q = [_logistic(logit + shift) for logit, shift in zip(_logits(self.conditionals, count), moved, strict=True)]
+        return Acceptance(tuple(q), self.spread)
 
 
-def _logistic(x: Floats) -> Floats:
-    found: Floats = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(x, -500.0), 500.0)))
-    return found
+def _logistic(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x > -500.0 else 0.0
 
 
 @cache
-def _logits(conditionals: tuple[float, ...], drafts: int) -> Floats:
+def _logits(conditionals: tuple[float, ...], drafts: int) -> tuple[float, ...]:
+    """Of the first `drafts` conditionals, the last one carried on."""
     known = conditionals[:drafts]
-    q = np.array(known + (conditionals[-1],) * (drafts - len(known)))
-    with np.errstate(divide="ignore"):
-        found: Floats = np.log(q) - np.log1p(-q)
-    return found
+    return tuple(map(_logit, known + (conditionals[-1],) * (drafts - len(known))))
+
+
+def _logit(q: float) -> float:
+    return math.log(q) - math.log1p(-q) if 0 < q < 1 else math.copysign(math.inf, q - 0.5)
 
 
 @dataclass(frozen=True)

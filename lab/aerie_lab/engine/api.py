@@ -19,6 +19,9 @@ from typing import Any, Literal
 Kind = Literal["completion", "chat"]
 _TEXT = "the eyrie stands high above a river and watches over what comes up from below"
 _WORDS = _TEXT.split()
+_TWICE = "".join(f" {word}" for word in _WORDS) * 2
+_OFFSETS = [0, *itertools.accumulate(len(word) + 1 for word in _WORDS * 2)]
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for every event
 MOST_LOGPROBS = 20
 """vLLM's default of --max-logprobs."""
 
@@ -187,9 +190,9 @@ def _text(content: Any) -> str:
 
 def text(first: int, count: int) -> str:
     """The words of tokens `first` to `first + count` of an answer."""
-    return "".join(
-        f" {word}" for word in itertools.islice(itertools.cycle(_WORDS), first % len(_WORDS), first % len(_WORDS) + count)
-    )
+    start, (cycles, rest) = first % len(_WORDS), divmod(count, len(_WORDS))
+    begin = _OFFSETS[start]
+    return _TWICE[begin : _OFFSETS[start + len(_WORDS)]] * cycles + _TWICE[begin : _OFFSETS[start + rest]]
 
 
 def words(ask: Ask, first: int, count: int, lossy: float) -> str:
@@ -263,6 +266,24 @@ def chunk(ask: Ask, name: str, created: int, first: int, count: int, reason: str
     else:
         choice |= {"text": content, "stop_reason": None, "prompt_token_ids": None, "token_ids": None}
     return _event(ask, name, created, [choice])
+
+
+def event(body: object) -> bytes:
+    """As an event of a stream."""
+    return f"data: {_ENCODER.encode(body)}\n\n".encode()
+
+
+class Chunks:
+    """The events of one stream, those without an end: all but the text is encoded once."""
+
+    def __init__(self, ask: Ask, name: str, created: int, lossy: float) -> None:
+        self._ask, self._lossy = ask, lossy
+        encoded = event(chunk(ask, name, created, 0, 1, None)).decode()
+        self._before, _, self._after = encoded.rpartition(_ENCODER.encode(text(0, 1)))
+
+    def event(self, first: int, count: int) -> bytes:
+        """Tokens `first` to `first + count`, which have no character that JSON writes otherwise."""
+        return f'{self._before}"{words(self._ask, first, count, self._lossy)}"{self._after}'.encode()
 
 
 def opening(ask: Ask, name: str, created: int) -> dict[str, Any]:

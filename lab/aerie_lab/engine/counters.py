@@ -11,16 +11,20 @@ stats.py (IterationStats), loggers.py (PrometheusStatLogger.record) and vllm/v1/
 
 from __future__ import annotations
 
-import bisect
 import copy
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from aerie_lab.engine.path import Ints
+from aerie_lab.engine.request import Request
+
+Values = npt.NDArray[np.floating[Any]] | Ints | Sequence[int]
+_PENDING = 256
 
 LATENCY = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -52,15 +56,31 @@ def token_buckets(max_model_len: int) -> tuple[float, ...]:
 
 
 class Histogram:
-    """Counts per bucket (the last one is +Inf) and their sum, as Prometheus keeps them but not yet cumulated."""
+    """Counts per bucket (the last one is +Inf) and their sum, as Prometheus keeps them but not yet cumulated.
 
-    __slots__ = ("_edges", "bounds", "counts", "total")
+    Values that come many at a time are sorted into buckets when someone looks: once per scrape instead of once per call.
+    """
+
+    __slots__ = ("_counts", "_edges", "_pending", "_total", "bounds")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self._edges = np.array(self.bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)
+        self._total = 0.0
+        self._pending: list[tuple[Values, int]] = []
+
+    @property
+    def counts(self) -> list[int]:
+        """Observations by bucket."""
+        self._settle()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        """Sum of the values."""
+        self._settle()
+        return self._total
 
     @property
     def count(self) -> int:
@@ -69,24 +89,30 @@ class Histogram:
 
     def copy(self) -> Self:
         found = object.__new__(type(self))  # every scrape copies them all, and copy.copy is slow
-        found.bounds, found._edges = self.bounds, self._edges
-        found.counts, found.total = self.counts.copy(), self.total
+        found.bounds, found._edges, found._pending = self.bounds, self._edges, []
+        found._counts, found._total = self.counts.copy(), self._total
         return found
 
     def observe(self, value: float, times: int = 1) -> None:
         """`times` observations of `value`; a value on an edge falls in the bucket that the edge closes."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += times
-        self.total += value * times
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._total += value * times
 
-    def observe_many(self, values: npt.NDArray[np.floating[Any]] | Ints, times: int = 1) -> None:
-        """Each of `values` `times` times."""
-        if len(values) < 8:  # what numpy costs per call is more than a few plain observations
-            for value in values.tolist():
-                self.observe(value, times)
+    def observe_many(self, values: Values, times: int = 1) -> None:
+        """Each of `values` `times` times. They are kept for a while: change none afterwards."""
+        self._pending.append((values, times))
+        if len(self._pending) >= _PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._pending:
             return
-        for place, count in enumerate(np.bincount(self._edges.searchsorted(values, side="left")).tolist()):
-            self.counts[place] += count * times
-        self.total += float(np.add.reduce(values)) * times
+        pieces, each = zip(*self._pending, strict=True)
+        self._pending.clear()
+        values, times = np.concatenate(pieces), np.repeat(each, list(map(len, pieces)))
+        for place, count in enumerate(np.bincount(self._edges.searchsorted(values), weights=times).tolist()):
+            self._counts[place] += int(count)
+        self._total += float(values @ times)
 
 
 class Counters:
@@ -108,10 +134,7 @@ class Counters:
         self.prompt_tokens_cached = 0
         self.generation_tokens = 0
         self.request_success = dict.fromkeys(FINISHED_REASONS, 0)
-        self.spec_decode_num_drafts = 0
         self.spec_decode_num_draft_tokens = 0
-        self.spec_decode_num_accepted_tokens = 0
-        self.spec_decode_num_accepted_tokens_per_pos: Ints = np.zeros(drafts or 0, dtype=np.int64)
         # histograms
         self.request_prompt_tokens = Histogram(tokens)
         self.request_generation_tokens = Histogram(tokens)
@@ -129,17 +152,39 @@ class Counters:
         self.request_decode_time = Histogram(LATENCY)
         self.request_num_preemptions = Histogram(PREEMPTIONS)
         self.request_prefill_kv_computed_tokens = Histogram(tokens)
+        # not on the page as such
+        self.emitted = Histogram(range(1, (drafts or 0) + 1))
+        """Drafts by the tokens that their step emitted: accepted ones and one of the target."""
 
-    def observe_drafts(self, drafts: int, draft_tokens: int, accepted: Ints) -> None:
-        """`drafts` verified drafts of `draft_tokens` tokens in all; `accepted` tokens of each of them, in any shape."""
-        self.spec_decode_num_drafts += drafts
-        self.spec_decode_num_draft_tokens += draft_tokens
-        at_least = 0
-        counts = np.bincount(accepted.ravel()).tolist()
-        for tokens in range(len(counts) - 1, 0, -1):
-            at_least += counts[tokens]
-            self.spec_decode_num_accepted_tokens += at_least
-            self.spec_decode_num_accepted_tokens_per_pos[tokens - 1] += at_least
+    @property
+    def spec_decode_num_drafts(self) -> int:
+        return self.emitted.count
+
+    @property
+    def spec_decode_num_accepted_tokens(self) -> int:
+        return int(self.spec_decode_num_accepted_tokens_per_pos.sum())
+
+    @property
+    def spec_decode_num_accepted_tokens_per_pos(self) -> Ints:
+        at_least: Ints = np.cumsum(self.emitted.counts[:0:-1], dtype=np.int64)[::-1]
+        return at_least
+
+    def finish(self, request: Request) -> None:
+        """A request has ended with its last token."""
+        self.request_success[request.finish_reason or "stop"] += 1
+        self.e2e_request_latency.observe(request.last_token - request.arrival)
+        self.request_queue_time.observe(request.scheduled - request.arrival)
+        self.request_prefill_time.observe(request.first_token - request.scheduled)
+        self.request_inference_time.observe(request.last_token - request.scheduled)
+        self.request_decode_time.observe(request.last_token - request.first_token)
+        self.request_num_preemptions.observe(request.preemptions)
+        self.request_prefill_kv_computed_tokens.observe(request.prompt_tokens - request.cached)
+        self.request_prompt_tokens.observe(request.prompt_tokens)
+        self.request_generation_tokens.observe(request.generated)
+        self.request_time_per_output_token.observe(request.time_per_output_token)
+        self.request_params_max_tokens.observe(request.max_tokens)
+        self.request_max_num_generation_tokens.observe(request.generated)
+        self.request_params_n.observe(1)
 
     def copy(self) -> Self:
         """As of now: what a scrape sees."""

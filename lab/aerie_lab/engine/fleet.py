@@ -113,6 +113,7 @@ class Fleet:
         self.scraping = scraping
         self.seed = seed
         self.finished: list[Finished] = []
+        """Of each pod, what has finished by its last scrape; at the end of a run all of it."""
         self.lost = 0
         """Requests that a restart cut off, or that found no pod."""
         self.replicas = [self._replica(index, 0.0) for index in range(len(pods))]
@@ -126,7 +127,7 @@ class Fleet:
         requests = ((turn.time, 0, turn) for turn in turns(self.classes, self.arrivals, 0.0, seconds, self.seed))
         scrapes = [self._scrape_times(index, seconds) for index in range(len(self.pods))]
         restarts = [[(restart.time, 2, _Away(index, restart)) for restart in pod.restarts] for index, pod in enumerate(self.pods)]
-        events: Iterator[_Event] = heapq.merge(requests, *scrapes, *restarts, key=lambda event: event[:2])
+        events: Iterator[_Event] = heapq.merge(requests, *scrapes, *restarts)
         for time, _, what in events:
             if isinstance(what, Turn):
                 self._route(what)
@@ -156,7 +157,7 @@ class Fleet:
 
     def _restart(self, index: int, restart: Restart) -> None:
         self._advance(index, restart.time)
-        self.lost += len(self.replicas[index].running) + len(self.replicas[index].waiting)
+        self.lost += self.replicas[index].unfinished
         self._ready[index] = restart.time + restart.down
         self._turns[index].clear()
         self.replicas[index] = self._replica(index, self._ready[index])
@@ -172,7 +173,6 @@ class Fleet:
             self.lost += 1
             return
         index = self._choose(ready, turn)
-        self._advance(index, turn.time)
         acceptance = self._acceptance.get((index, turn.kind.name))
         if acceptance is None:
             acceptance = self._acceptance[index, turn.kind.name] = turn.kind.acceptance.shifted(self.pods[index].shift)
@@ -189,7 +189,7 @@ class Fleet:
         if self.routing == "least":
             for index in ready:
                 self._advance(index, turn.time)
-            loads = [len(self.replicas[i].running) + len(self.replicas[i].waiting) for i in ready]
+            loads = [self.replicas[i].unfinished for i in ready]
             return ready[loads.index(min(loads))]
         if self.routing == "session":  # the same pod for a session as long as the same pods are ready
             point = zlib.crc32(f"{self.seed}/{turn.session}".encode()) / 2**32

@@ -1,19 +1,20 @@
 """One engine as a state machine: requests wait, are prefilled in chunks, decode in a batch, and leave; time is an argument.
 
-    submit(request, now) --> waiting --> running: prefill ... decode ... --> finished
-                                ^            |
-                                +-- preempt -+   when the KV cache is full
+    submit(request, at) --> coming --> waiting --> running: prefill ... decode ... --> finished
+                                          ^            |
+                                          +-- preempt -+   when the KV cache is full
 
 The scheduling is vLLM 0.32.0's (vllm/v1/core/sched/scheduler.py, Scheduler.schedule), without async scheduling: running requests
 first, then waiting ones while tokens, sequences and KV blocks last; the last to come is preempted first. The number of
-drafted tokens is the one that the step before asked for. `advance(until)` ends every step that ends by then. The same object
-runs in virtual time (fleet) and, driven by the clock, behind HTTP (server).
+drafted tokens is the one that the step before asked for. `advance(until)` ends every step that ends by then; requests may be
+submitted before that, in order. The same object runs in virtual time (fleet) and, driven by the clock, behind HTTP (server).
 
 Steps in which all running requests decode make up nearly all of a day, so they are computed many at a time; the tests hold
 this against the same steps taken one by one.
 
-Guaranteed: the identities of vLLM's counters, and the same seed with the same calls gives the same counts. Not modelled: LoRA,
-structured output, parallel sampling, encoder inputs, KV connectors, several engine processes.
+Guaranteed: the identities of vLLM's counters, and the same seed with the same requests gives the same counts and times, however
+time is cut into calls of `advance`. Not modelled: LoRA, structured output, parallel sampling, encoder inputs, KV connectors,
+several engine processes.
 """
 
 from __future__ import annotations
@@ -27,20 +28,25 @@ from functools import cache, reduce
 import numpy as np
 
 from aerie_lab.engine.acceptance import NO_DRIFT, Drift, Floats
-from aerie_lab.engine.counters import Counters, Ints
+from aerie_lab.engine.counters import Counters
+from aerie_lab.engine.jitter import Jitter
+from aerie_lab.engine.path import Path, draw
 from aerie_lab.engine.prefix import PrefixCache
 from aerie_lab.engine.request import EngineSettings, Request
 from aerie_lab.engine.step import StepTime
 
-_SPAN = 128  # decode steps computed at once; drift is held fixed for as long
+_SPAN = 256  # steps of a request that are drawn at once
+_DRIFTING = 64  # the same where acceptance drifts: the drift is held fixed for as long
+_FEW = 4  # steps that are booked sooner one by one than at once
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step in flight: who is in it, with how many tokens; `uniform` when all running requests decode with equal drafts."""
+    """A step in flight: who is in it, with how many tokens."""
 
     end: float
-    uniform: bool
+    drafts: int | None = None
+    """Drafted tokens of each request when all running requests decode with equal drafts; `work` is then left out."""
     work: list[tuple[Request, int, int]] = field(default_factory=list)
     """(request, its tokens in the step, drafted tokens among them)."""
     dummies: set[Request] = field(default_factory=set)
@@ -67,8 +73,11 @@ class Replica:
         self.drift = drift
         self.started = started
         self._drifts = bool(drift)
-        self.random = np.random.default_rng(seed)
+        self.random, self._effects, times = np.random.default_rng(seed).spawn(3)
+        self._jitter = Jitter(step_time.noise, times)
         self.counters = Counters(settings.max_model_len, settings.num_speculative_tokens)
+        self.coming: deque[Request] = deque()
+        """Those that arrive while the step in flight is on, or later."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.clock = started
@@ -83,23 +92,26 @@ class Replica:
         self._drafted = 0
         self._step: _Step | None = None
         self._uneven = False
-        self._stack: Floats | None = None
 
     # --- what goes in -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, now: float) -> None:
-        """A request arrives. It joins the next step, never the one in flight."""
+    @property
+    def unfinished(self) -> int:
+        """Number of requests."""
+        return len(self.coming) + len(self.waiting) + len(self.running)
+
+    def submit(self, request: Request, at: float) -> None:
+        """A request arrives, after all others so far. It joins the step after the one in flight then."""
         if request.prompt_tokens < 1 or request.prompt_tokens >= self.settings.max_model_len:
             raise ValueError(f"prompt of {request.prompt_tokens} tokens: give 1 to {self.settings.max_model_len - 1}.")
-        request.arrival = now
+        request.arrival = at
         if request.acceptance.spread:
-            request.effect = float(self.random.normal(0.0, request.acceptance.spread))
+            request.effect = self._effects.normal(0.0, request.acceptance.spread)
         request.limit = min(request.max_tokens, self.settings.max_model_len - request.prompt_tokens)
         if request.stop_after is not None:
             request.limit = min(request.limit, request.stop_after)
-        self.waiting.append(request)
+        self.coming.append(request)
         if self._step is None:
-            self.clock = max(self.clock, now)
             self._step = self._schedule(self.clock)
 
     def abort(self, request: Request) -> None:
@@ -111,6 +123,8 @@ class Replica:
                 self._step.work = [work for work in self._step.work if work[0] is not request]
         elif request in self.waiting:
             self.waiting.remove(request)
+        elif request in self.coming:
+            self.coming.remove(request)
         self._tell_gauges()
 
     @property
@@ -122,51 +136,61 @@ class Replica:
         """End every step that ends by `until`; the requests that finished, in order."""
         finished: list[Request] = []
         while (step := self._step) is not None and step.end <= until:
-            if step.uniform and self.running:
-                self._decode(step, until, finished)
+            calm = min(until, self.coming[0].arrival) if self.coming else until
+            if step.drafts is not None and (steps := self._alike(step.end, step.drafts, calm)) > 1:
+                self._decode(step, steps, calm, until, finished)
             else:
                 self._complete(step, finished)
-                self.clock = step.end
-                self._step = self._schedule(step.end)
         return finished
+
+    def _arrive(self) -> None:
+        while self.coming and self.coming[0].arrival < self.clock:
+            self.waiting.append(self.coming.popleft())
 
     # --- scheduling ---------------------------------------------------------------------------------------------------
 
     def _schedule(self, now: float) -> _Step | None:
         """The next step, or None when there is nothing to do."""
         if not self.running and not self.waiting:
-            return None
-        context = self._context()
-        if self._all_decode(context):
-            return _Step(now + self._time(len(self.running), self._drafted, context, 0), uniform=True)
-        step = _Step(now, uniform=False)
+            if not self.coming:
+                return None
+            self.waiting.append(self.coming.popleft())  # which wakes an idle engine
+            now = self.clock = max(now, self.waiting[0].arrival)
+        if self._all_decode():
+            before, self._drafted = self._drafted, self._k(len(self.running))
+            return _Step(now + self._time(len(self.running), before, self._cached_tokens(), 0), before)
+        step = _Step(now)
         budget, prefills = self._schedule_running(step)
         if budget is not None:
             self._admit(step, now, budget, prefills)
-        decodes = sum(tokens == drafts + 1 for _, tokens, drafts in step.work)
-        prompt = sum(tokens for _, tokens, drafts in step.work if tokens != drafts + 1)
-        cached = sum(request.computed for request, _, _ in step.work)
+        decodes = prompt = cached = 0
+        for request, tokens, drafts in step.work:
+            cached += request.computed
+            if tokens == drafts + 1:
+                decodes += 1
+            else:
+                prompt += tokens
         before, self._drafted = self._drafted, self._k(len(step.work))
         step.end = now + self._time(decodes, before if decodes else self._drafted, cached, prompt)
         return step
 
-    def _all_decode(self, context: int) -> bool:
+    def _all_decode(self) -> bool:
         """Whether the step is one of plain decoding: nobody prefills or can be admitted, and nothing cuts a draft short."""
         running, settings = self.running, self.settings
         if not running or self._uneven or (self.waiting and len(running) < settings.max_num_seqs):
             return False
         k = max(self._drafted, self._k(len(running)))
-        if len(running) * (k + 1) > settings.max_num_batched_tokens or self._room(k, context) < 0:
+        if len(running) * (k + 1) > settings.max_num_batched_tokens or self._room(k) < 0:
             return False
         for request in running:
-            if request.drafts != self._drafted or request.tokens + k + 1 >= settings.max_model_len or request.prefilling:
+            if request.drafts != self._drafted or request.computed + k + 2 >= settings.max_model_len or request.prefilling:
                 return False
         return True
 
-    def _room(self, k: int, context: int) -> int:
+    def _room(self, k: int) -> int:
         """Tokens that the batch can surely grow by before the KV cache may be full, after a step with `k` drafts."""
         block = self.settings.block_size
-        return self._usable_blocks * block - context - len(self.running) * (k + self._lookahead + block)
+        return self._usable_blocks * block - self._cached_tokens() - len(self.running) * (k + self._lookahead + block)
 
     def _schedule_running(self, step: _Step) -> tuple[int | None, bool]:
         """Give tokens to running requests. The budget left, or None when someone was preempted; whether a prefill is on."""
@@ -195,7 +219,7 @@ class Replica:
         running_before = bool(step.work)
         while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting[0]
-            cached = self._cached(request)
+            cached = self._found(request)
             tokens, drafts = request.tokens - cached, 0
             if (
                 tokens == 1
@@ -226,7 +250,8 @@ class Replica:
             step.work.append((request, tokens, drafts))
             budget -= tokens
 
-    def _cached(self, request: Request) -> int:
+    def _found(self, request: Request) -> int:
+        """Tokens of the request that are in the prefix cache."""
         if not self.settings.enable_prefix_caching or not request.segments:
             return 0
         segments = request.segments
@@ -256,7 +281,6 @@ class Replica:
     def _release(self, request: Request) -> None:
         self._used_blocks -= request.blocks
         request.blocks = 0
-        self._stack = None
         if request.segments and request.generated:
             answer = (request.name, request.generated)
             self.cache.insert([*request.segments, answer])
@@ -264,14 +288,12 @@ class Replica:
     def _k(self, scheduled: int) -> int:
         return self._k_max if self._lookup is None else self._lookup[scheduled]
 
-    def _context(self) -> int:
-        return sum([request.prompt_tokens + request.generated for request in self.running])
+    def _cached_tokens(self) -> int:
+        return sum([request.computed for request in self.running])
 
     def _time(self, batch: int, drafts: int, cached: float, prompt: int) -> float:
         seconds = self._fixed(batch, drafts) + self.step_time.cached * cached + self.step_time.prefill * prompt
-        if self.step_time.noise:
-            seconds *= math.exp(self.step_time.noise * float(self.random.standard_normal()))
-        return seconds
+        return seconds * self._jitter.next()
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -281,26 +303,38 @@ class Replica:
             request.survival = request.acceptance.survival(self._k_max, shift)
         return request.survival
 
+    def _path(self, request: Request, drafts: int) -> Path:
+        """The request's next steps, with `drafts` drafted tokens each; at least one."""
+        path = request.path
+        if path is None or path.drafts != drafts or not path.left:
+            survival, left = self._survival(request)[:drafts], request.limit - request.generated
+            path = request.path = draw(self.random, survival, request.tokens - 1, left, _DRIFTING if self._drifts else _SPAN)
+        return path
+
     def _complete(self, step: _Step, finished: list[Request]) -> None:
-        """Book one step of any kind."""
+        """Book one step of any kind, and look at what comes next."""
         counters, end = self.counters, step.end
         counters.prefix_cache_queries += step.queries
         counters.prefix_cache_hits += step.hits
-        prompt = returned = drafts = draft_tokens = 0
+        prompt = returned = draft_tokens = 0
         outputs = False
-        accepted_tokens: list[int] = []
+        emitted: list[int] = []
         ended: list[Request] = []
-        for request, tokens, drafted in step.work:
+        work, k = step.work, step.drafts
+        for request, tokens, drafted in work if k is None else [(request, k + 1, k) for request in self.running]:
             request.computed += tokens
-            if request.computed < request.tokens:
+            if request.computed < request.prompt_tokens + request.generated:
                 continue  # a chunk of a prompt: no output
             accepted = 0
+            if not drafted or request in step.dummies:
+                request.path = None
+            else:
+                path = self._path(request, drafted)
+                accepted = path.emitted.item(path.taken) - 1
+                path.taken += 1
             if drafted:
-                if request not in step.dummies:
-                    accepted = int((self.random.random() < self._survival(request)[:drafted]).sum())
-                drafts += 1
                 draft_tokens += drafted
-                accepted_tokens.append(accepted)
+                emitted.append(accepted + 1)
             outputs = True
             if not request.generated:
                 request.first_token = end
@@ -313,126 +347,95 @@ class Replica:
             request.last_token = end
             new = min(1 + accepted, request.limit - request.generated)
             request.generated += new
-            request.computed = request.tokens - 1
+            request.computed = request.prompt_tokens + request.generated - 1
             request.drafts = self._drafted
             returned += new
+            if k is not None:
+                self._allocate(request, request.tokens + self._lookahead)
             if request.generated >= request.limit:
                 ended.append(request)
-        if drafts:
-            counters.observe_drafts(drafts, draft_tokens, np.array(accepted_tokens))
+        if emitted:
+            counters.spec_decode_num_draft_tokens += draft_tokens
+            counters.emitted.observe_many(emitted)
         if outputs:
             counters.generation_tokens += returned
             counters.iteration_tokens.observe(prompt + returned)
-        self._stack = None
-        self._finish(ended, end, finished)
-        self._uneven = any(request.generated and request.last_token != end for request in self.running)
+        if ended:
+            self._finish(ended, finished)
+        if k is None:
+            self._uneven = any(request.generated and request.last_token != end for request in self.running)
+        self.clock = end
+        self._arrive()
         self._tell_gauges()
+        self._step = self._schedule(end)
 
-    def _decode(self, step: _Step, until: float, finished: list[Request]) -> None:
-        """Book this step and all like it that follow by `until`, up to the one in which a request ends."""
-        running, counters, k_first = self.running, self.counters, self._drafted
-        batch, context = len(running), self._context()
-        k = self._k(batch)
-        widest = max(k, k_first)
-        left = [request.limit - request.generated for request in running]
-        steps = self._span_length(step, until, min(left), widest, context)
-        accepted = self._accepted(steps, k_first, k)
-        sums = (accepted + 1).cumsum(axis=0)
-        ending = [int(sums[:, i].searchsorted(left[i])) for i, tokens in enumerate(sums[-1].tolist()) if tokens >= left[i]]
-        last = min(ending, default=-1)  # the step in which a request ends
-        if ending:
-            steps = last + 1
-        # Tokens of all requests, after each step.
-        grown = np.add.reduce(sums[:steps], axis=1)
-        seconds = self._seconds(step.end - self.clock, batch, k, context, grown)
-        ends = self.clock + np.add.accumulate(seconds)
-        # The first step is over by `until`, whatever the rounding of clock + (end - clock) says.
-        done = steps if ends[-1] <= until else max(int(ends.searchsorted(until, side="right")), 1)
-        emitted = sums[done - 1].tolist()
-        if last == done - 1:
-            emitted = list(map(min, emitted, left))
-        returned = sum(emitted)
-        per_step = grown[:done].copy()
-        per_step[-1] = returned
-        per_step[1:] -= grown[: done - 1]
-        self.clock = float(ends[done - 1])
+    def _alike(self, end: float, k: int, calm: float) -> int:
+        """How many steps like this one follow each other while nobody joins or comes near a limit; 1 when they are few.
+
+        This one ends at `end`; at most those that can end by `calm`, and the one that is then in flight.
+        """
+        settings, running, batch = self.settings, self.running, len(self.running)
+        if not running or k != self._drafted or k != self._k(batch) or (self.waiting and batch < settings.max_num_seqs):
+            return 1
+        steps = 2 + int(min((calm - end) / self._fixed(batch, k), _SPAN))
+        if steps > _FEW:
+            longest = max([request.computed for request in running])
+            steps = min(steps, (settings.max_model_len - longest - 2) // (k + 1), self._room(k) // (batch * (k + 1)))
+        return steps if steps > _FEW else 1
+
+    def _decode(self, step: _Step, steps: int, calm: float, until: float, finished: list[Request]) -> None:
+        """Book those of `steps` steps, all decoding with equal drafts, that end by `until`, up to one in which a request ends.
+
+        By `calm` nobody arrives; the step that is then in flight is the last.
+        """
+        running, counters, batch, k = self.running, self.counters, len(self.running), self._drafted
+        paths = [self._path(request, k) for request in running]
+        steps = min(steps, min([path.left for path in paths]))
+        # Tokens of all in the KV cache before the first step and after each; what each step takes; when it ends.
+        cached = reduce(np.add, [path.cached[path.taken : path.taken + steps + 1] for path in paths])
+        seconds = cached[:-1] * self.step_time.cached
+        seconds += self._fixed(batch, k)
+        seconds *= self._jitter.ahead(steps)
+        seconds[0] = step.end  # of the first step the end is known already
+        ends = np.add.accumulate(seconds)
+        seconds[0] = step.end - self.clock
+        done = steps if ends.item(-1) <= calm else int(ends.searchsorted(calm, side="right"))
+        if done < steps and ends.item(done) <= until:
+            done += 1
+        self.clock = ends.item(done - 1)
         # An interval is the same for all requests of a step, for all were in the step before.
         counters.inter_token_latency.observe_many(seconds[:done], batch)
-        counters.iteration_tokens.observe_many(per_step)
-        counters.generation_tokens += returned
-        drafted = accepted[:done] if k_first and k else accepted[:1] if k_first else accepted[1:done]
-        if widest and drafted.size:
-            tokens = batch * (k_first + (done - 1) * k)
-            counters.observe_drafts(drafted.size, tokens, drafted)
-        self._drafted = k
-        for request, new in zip(running, emitted, strict=True):
-            request.generated += new
-            request.computed += new
-            request.drafts = k
+        counters.iteration_tokens.observe_many(cached[1 : done + 1] - cached[:done])
+        counters.generation_tokens += cached.item(done) - cached.item(0)
+        counters.spec_decode_num_draft_tokens += batch * done * k
+        for request, path in zip(running, paths, strict=True):
+            if k:
+                counters.emitted.observe_many(path.emitted[path.taken : path.taken + done])
+            path.taken += done
+            request.computed = path.cached.item(path.taken)
+            request.generated = request.computed - request.prompt_tokens + 1
             request.last_token = self.clock
-        if last == done - 1:
-            self._finish([request for request in running if request.generated >= request.limit], self.clock, finished)
-        for request in running:
-            self._allocate(request, request.tokens + self._lookahead)
+            self._allocate(request, request.computed + 1 + self._lookahead)
+        if done == steps and (ended := [request for request in running if request.generated >= request.limit]):
+            self._finish(ended, finished)
+        self._arrive()
         self._tell_gauges()
         # Either the next step of this kind is in flight, or what comes next has to be looked at.
-        self._step = _Step(float(ends[done]), uniform=True) if done < steps else self._schedule(self.clock)
+        if done < steps and not self.waiting:
+            self._jitter.move(done)
+            step.end = ends.item(done)
+        else:
+            self._jitter.move(done - 1)
+            self._step = self._schedule(self.clock)
 
-    def _span_length(self, step: _Step, until: float, left: int, k: int, context: int) -> int:
-        """How many steps to compute: no more than can end by `until`, or while nobody joins, ends or comes near a limit."""
-        settings, batch = self.settings, len(self.running)
-        if self.waiting and batch < settings.max_num_seqs:
-            return 1
-        steps = min(_SPAN, left, 2 + int(min((until - step.end) / self._fixed(batch, k), _SPAN)))
-        longest = max([request.tokens for request in self.running])
-        steps = min(steps, (settings.max_model_len - longest - 1) // (k + 1), self._room(k, context) // (batch * (k + 1)))
-        return max(steps, 1)
-
-    def _accepted(self, steps: int, k_first: int, k: int) -> Ints:
-        """By step and request, how many drafted tokens are accepted, of `k_first` in the first step and `k` in the others."""
-        widest = max(k_first, k)
-        if not widest:
-            return np.zeros((steps, len(self.running)), dtype=np.int64)
-        if self._stack is None or self._drifts:
-            self._stack = np.array([self._survival(request) for request in self.running]).T[:, None, :]
-        # One uniform number per step and request decides how many: as many as there are survivals above it.
-        chance = self.random.random((steps, len(self.running)))
-        accepted: Ints = reduce(np.add, (chance < self._stack[:widest]).astype(np.int16))
-        if k_first != k:
-            np.minimum(accepted[0], k_first, out=accepted[0])
-            np.minimum(accepted[1:], k, out=accepted[1:])
-        return accepted
-
-    def _seconds(self, first: float, batch: int, k: int, context: int, grown: Ints) -> Floats:
-        """How long steps take after which the batch has `grown` by so many tokens; the first is in flight already."""
-        seconds: Floats = np.empty(len(grown))
-        seconds[1:] = self._fixed(batch, k) + self.step_time.cached * (context + grown[:-1])
-        if self.step_time.noise:
-            seconds *= np.exp(self.step_time.noise * self.random.standard_normal(len(grown)))
-        seconds[0] = first
-        return seconds
-
-    def _finish(self, ended: Sequence[Request], end: float, finished: list[Request]) -> None:
-        counters = self.counters
+    def _finish(self, ended: Sequence[Request], finished: list[Request]) -> None:
         for request in ended:
             self.running.remove(request)
             self._release(request)
             by_itself = request.stop_after is not None and request.generated >= request.stop_after
             request.finish_reason = "stop" if by_itself else "length"
-            counters.request_success[request.finish_reason] += 1
-            counters.e2e_request_latency.observe(end - request.arrival)
-            counters.request_queue_time.observe(request.scheduled - request.arrival)
-            counters.request_prefill_time.observe(request.first_token - request.scheduled)
-            counters.request_inference_time.observe(request.last_token - request.scheduled)
-            counters.request_decode_time.observe(request.last_token - request.first_token)
-            counters.request_num_preemptions.observe(request.preemptions)
-            counters.request_prefill_kv_computed_tokens.observe(request.prompt_tokens - request.cached)
-            counters.request_prompt_tokens.observe(request.prompt_tokens)
-            counters.request_generation_tokens.observe(request.generated)
-            counters.request_time_per_output_token.observe(request.time_per_output_token)
-            counters.request_params_max_tokens.observe(request.max_tokens)
-            counters.request_max_num_generation_tokens.observe(request.generated)
-            counters.request_params_n.observe(1)
+            request.path = None
+            self.counters.finish(request)
             finished.append(request)
 
     def _tell_gauges(self) -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from aerie_lab.engine.acceptance import Acceptance, Floats
+from aerie_lab.engine.path import Path
 from aerie_lab.engine.prefix import Segments
 
 _NO_TIME = math.nan
@@ -88,6 +89,8 @@ class Request:
     """Tokens after which the answer ends, for whatever reason."""
     survival: Floats | None = None
     """S_1..S_K with the effect and the drift."""
+    path: Path | None = None
+    """Its next steps, as far as they are drawn."""
 
     @property
     def tokens(self) -> int:

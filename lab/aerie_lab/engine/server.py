@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import signal
 import sys
@@ -42,8 +41,6 @@ that reason makes it look at once."""
 
 _ENDING = 1.5
 """Seconds that vLLM's processes take to end once the port is closed."""
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for every event
 
 log = logging.getLogger("aerie_lab.engine")
 
@@ -166,22 +163,24 @@ class Server:
         request, created = ticket.request, int(time.time())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)
+        chunks, told, last = api.Chunks(ask, request.name, created, self._lossy), 0, b""
         with contextlib.suppress(ConnectionError):
             if ask.kind == "chat":
-                await response.write(_event(api.opening(ask, request.name, created)))
-            told = 0
+                await response.write(api.event(api.opening(ask, request.name, created)))
             try:
                 async for new in ticket.progress():
-                    event = api.chunk(ask, request.name, created, told, new, request.finish_reason, self._lossy)
-                    await response.write(_event(event))
+                    if request.finish_reason is None:
+                        await response.write(chunks.event(told, new))
+                    else:
+                        reason = request.finish_reason
+                        last = api.event(api.chunk(ask, request.name, created, told, new, reason, self._lossy))
                     told += new
             except EngineStoppedError:
-                await response.write(_event(_engine_dead().body))
+                last = api.event(_engine_dead().body)
             else:
                 if ask.usage_in_stream:
-                    await response.write(_event(api.closing(ask, request.name, created, told, self.options.version)))
-            await response.write(b"data: [DONE]\n\n")
-            await response.write_eof()
+                    last += api.event(api.closing(ask, request.name, created, told, self.options.version))
+            await response.write_eof(last + b"data: [DONE]\n\n")
         return response
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -246,10 +245,6 @@ class Server:
 def _engine_dead() -> ApiError:
     message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
     return ApiError(500, message, "InternalServerError")
-
-
-def _event(body: object) -> bytes:
-    return b"data: " + _ENCODER.encode(body).encode() + b"\n\n"
 
 
 async def serve(arguments: Arguments, options: Options, setup: Setup | EngineError) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +22,8 @@ TIME = Formula(base=5e-3, token=2e-5, draft=3e-4, cached=1e-8, prefill=2e-5)
 ALL, TWO, NONE = Acceptance((1.0,)), Acceptance((1.0, 1.0, 0.0)), Acceptance((0.0,))
 
 
-def engine(seed: int = 0, drift: Drift = NO_DRIFT, **limits: Any) -> Replica:
-    return Replica(EngineSettings(**{"num_speculative_tokens": 3, **limits}), TIME, seed=seed, drift=drift)
+def engine(seed: int = 0, drift: Drift = NO_DRIFT, step_time: Formula = TIME, **limits: Any) -> Replica:
+    return Replica(EngineSettings(**{"num_speculative_tokens": 3, **limits}), step_time, seed=seed, drift=drift)
 
 
 def request(name: str = "a", prompt: int = 20, tokens: int = 10, acceptance: Acceptance = TWO, **more: Any) -> Request:
@@ -94,37 +97,37 @@ def test_identities_hold_for_any_traffic(
 def test_many_steps_at_once_are_the_same_steps(
     traffic: list[tuple[float, int, int, Acceptance]], limits: dict[str, Any], cuts: list[float]
 ) -> None:
-    """With acceptance that chance cannot touch, time may be cut anywhere: even into single steps."""
-    sure = [(at, prompt, tokens, a if not a.spread else TWO) for at, prompt, tokens, a in sorted(traffic, key=lambda t: t[0])]
+    """Time may be cut anywhere, even into single steps: the same requests end at the same times, and the same is counted."""
+    ordered = sorted(traffic, key=lambda t: t[0])
 
-    def run(single: bool) -> tuple[list[tuple[str, int, float]], Counters]:
-        replica = engine(**limits)
+    def run(how: Literal["at once", "one by one", "as they come"]) -> tuple[list[tuple[str, int, float]], Counters]:
+        replica = engine(step_time=replace(TIME, noise=0.1), **limits)
         done: list[Request] = []
 
         def advance(until: float) -> None:
-            while single and (end := replica.next_end) is not None and end <= until:
+            while how == "one by one" and (end := replica.next_end) is not None and end <= until:
                 done.extend(replica.advance(end))
             done.extend(replica.advance(until))
 
-        events = [(at, None) for at in cuts] + [(item[0], item) for item in sure]
+        events = [(at, None) for at in cuts] + [(item[0], item) for item in ordered]
         for number, (at, item) in enumerate(sorted(events, key=lambda e: e[0])):
-            advance(at)
+            if how != "at once":
+                advance(at)
             if item is not None:
                 replica.submit(request(str(number), *item[1:]), at)
         advance(math.inf)
         return [(r.name, r.generated, round(r.last_token, 9)) for r in done], replica.counters
 
-    (together, counters), (one_by_one, expected) = run(single=False), run(single=True)
-    assert sorted(together) == sorted(one_by_one)
-    for name, value in vars(expected).items():
-        found = vars(counters)[name]
-        if hasattr(value, "counts"):
-            assert found.counts == value.counts, name
-            assert found.total == pytest.approx(value.total), name
-        elif hasattr(value, "tolist"):
-            assert found.tolist() == value.tolist(), name
-        else:
-            assert found == value, name
+    one_by_one, expected = run("one by one")
+    for together, counters in (run("as they come"), run("at once")):
+        assert sorted(together) == sorted(one_by_one)
+        for name, value in vars(expected).items():
+            found = vars(counters)[name]
+            if hasattr(value, "counts"):
+                assert found.counts == value.counts, name
+                assert found.total == pytest.approx(value.total), name
+            else:
+                assert found == value, name
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.8])
@@ -139,6 +142,32 @@ def test_acceptance_comes_to_its_analytical_value(spread: float) -> None:
     assert measured == pytest.approx(expected_length(acceptance, 3), rel=0.01)
     rates = counters.spec_decode_num_accepted_tokens_per_pos / counters.spec_decode_num_drafts
     assert rates.tolist() == pytest.approx(expected_survival(acceptance, 3).tolist(), rel=0.03)
+
+
+def test_with_requests_that_come_and_go_the_laws_of_acceptance_and_step_time_are_kept() -> None:
+    """Whatever is drawn ahead and thrown away: per-position acceptance, and the log-normal time of a step."""
+    acceptance, noise = Acceptance((0.75, 0.7, 0.6)), 0.2
+    # The median step is the same for any batch, and two edges of the buckets are near it.
+    replica = engine(step_time=Formula(base=0.03, token=0.0, noise=noise), schedule=((1, 3, 3), (4, 256, 2)), seed=2)
+    now = 0.0
+    for number, gap in enumerate(np.random.default_rng(1).exponential(0.3, 3000).tolist()):
+        now += gap
+        replica.advance(now)
+        replica.submit(request(str(number), 10, 60, acceptance), now)
+    replica.advance(math.inf)
+    counters = replica.counters
+    intervals, drafts = counters.inter_token_latency, counters.spec_decode_num_drafts
+    assert drafts == intervals.count > 60_000
+    rates = counters.spec_decode_num_accepted_tokens_per_pos / drafts
+    survival = acceptance.survival(3)
+    assert rates[:2].tolist() == pytest.approx(survival[:2].tolist(), rel=0.015)
+    full = counters.spec_decode_num_draft_tokens - 2 * drafts  # drafts of three tokens
+    assert 0.1 * drafts < full < 0.9 * drafts
+    assert counters.spec_decode_num_accepted_tokens_per_pos[2] / full == pytest.approx(survival[2], rel=0.03)
+    assert intervals.total / intervals.count == pytest.approx(0.03 * math.exp(noise**2 / 2), rel=0.01)
+    for edge in (0.025, 0.05):
+        share = sum(n for bound, n in zip(intervals.bounds, intervals.counts, strict=False) if bound <= edge) / intervals.count
+        assert share == pytest.approx(NormalDist().cdf(math.log(edge / 0.03) / noise), abs=0.01)
 
 
 def test_one_request_step_by_step() -> None:

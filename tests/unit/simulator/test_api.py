@@ -1,0 +1,47 @@
+"""What an answer says: words by place, and events that are put together from pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie_lab.engine import api
+from aerie_lab.engine.api import Ask, Kind
+
+_WORDS = [
+    "the",
+    "eyrie",
+    "stands",
+    "high",
+    "above",
+    "a",
+    "river",
+    "and",
+    "watches",
+    "over",
+    "what",
+    "comes",
+    "up",
+    "from",
+    "below",
+]
+
+
+@given(first=st.integers(0, 100), count=st.integers(0, 100))
+def test_the_words_go_round(first: int, count: int) -> None:
+    assert api.text(first, count).split() == list(itertools.islice(itertools.cycle(_WORDS), first, first + count))
+
+
+@given(
+    kind=st.sampled_from(["completion", "chat"]),
+    model=st.sampled_from(["m", " the", '" the"', "{"]),
+    first=st.integers(0, 40),
+    count=st.integers(1, 20),
+    lossy=st.sampled_from([0.0, 0.5]),
+)
+def test_an_event_from_pieces_is_the_whole_one(kind: Kind, model: str, first: int, count: int, lossy: float) -> None:
+    ask = Ask(kind, model, 1, (), 9, stream=True, usage_in_stream=False, ignore_eos=False, seed=b"prompt")
+    whole = api.event(api.chunk(ask, "cmpl-1", 5, first, count, None, lossy))
+    assert api.Chunks(ask, "cmpl-1", 5, lossy).event(first, count) == whole
