@@ -149,6 +149,6 @@ def table(names: Sequence[str]) -> str:
 def document(docs: Path) -> None:
     """Write the table of the last run into its place in the page."""
     page = docs / "tuning.md"
-    place = re.compile(r"(<!-- results -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    place = re.compile(r"(<!-- results -->\n).*?(<!-- end -->)", re.DOTALL)
     written = table([grid.name for grid in grids()])
-    page.write_text(place.sub(lambda match: match[1] + written + match[2], page.read_text()))
+    page.write_text(place.sub(lambda match: f"{match[1]}{written}\n{match[2]}", page.read_text()))
