@@ -13,6 +13,7 @@ from aerie.rollout.sentences import ROLL_BACK
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
 from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.prometheus import MANIFESTS
 
 Wait = Callable[..., dict[str, Any]]
 RATE = 16.0
@@ -81,7 +82,10 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
     until(lambda: answers(url, host), "the gateway answers")
     with Background(Target(url, "chat", host, timeout=120), RATE) as traffic:
         served = engines(namespace, first)
-        namespace.apply(resource(host, "worse"))
+        # Its figures come from a Prometheus, those of the better one below from the pods' own pages.
+        worse = resource(host, "worse")
+        worse["spec"]["metrics"]["source"] = {"prometheus": {"address": prometheus(namespace)}}
+        namespace.apply(worse)
         status = specdep(lambda s: s["phase"] == "RolledBack", "the worse drafter is rolled back", PATIENCE)["status"]
         assert status["stable"]["revision"] == first
         told = status["history"][0]
@@ -194,6 +198,13 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
     assert compared["blocks"] == 24
     assert "the control's differ from the stable pods' in 0." in compared["message"]
     assert inside.end() == 0
+
+
+def prometheus(namespace: Namespace) -> str:
+    """The address of a Prometheus of the namespace's own, which scrapes its engines."""
+    namespace.apply(MANIFESTS)
+    namespace.until_ready("prometheus", within=240)
+    return f"http://{namespace.get('service', 'prometheus')['spec']['clusterIP']}"
 
 
 def weights(status: dict[str, Any]) -> dict[str, int]:
