@@ -24,6 +24,7 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
     aerie.dev/test/mute: the simulated engine without its metrics.
+    aerie.dev/test/crashes, aerie.dev/test/hangs: engines that end at once, or never answer.
     """
     folder = tmp_path_factory.mktemp("images")
     (folder / "model").mkdir()
@@ -41,6 +42,8 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     rows = {"aerie.dev/test/model": "model"} | {f"models.example/{name}": name for name in names}
     table = folder / "images.toml"
     images = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'
+    images += '[[image]]\nrepository = "aerie.dev/test/crashes"\nentrypoint = ["/bin/false"]\n'
+    images += '[[image]]\nrepository = "aerie.dev/test/hangs"\nentrypoint = ["/bin/sh", "-c", "exec sleep infinity", "engine"]\n'
     mute = 'exec {python} -m aerie_lab.engine "$@" --disable-log-stats'
     images += f"""[[image]]\nrepository = "aerie.dev/test/mute"\nentrypoint = ["/bin/sh", "-c", '{mute}', "engine"]\n"""
     table.write_text(images + "".join(f'[[volume]]\nrepository = "{name}"\nfolder = "{below}"\n' for name, below in rows.items()))

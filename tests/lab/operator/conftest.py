@@ -229,9 +229,13 @@ class Kept:
 class Nursery:
     """Starts operators quickly, see nursery.py. All that it started end with it."""
 
-    def __init__(self, lab: Lab, logs: Path) -> None:
-        self._kubeconfig, self._logs = lab.kubeconfig, logs
+    def __init__(self, lab: Lab, logs: Path, *, inside: bool = False) -> None:
+        """`inside`: the operators are in the lab's own network, so that they reach the pods' addresses."""
+        self._kubeconfig, self._logs = lab.folder / "components" / "admin.kubeconfig" if inside else lab.kubeconfig, logs
         command = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
+        if inside:
+            network = ["--network", str(process.living(lab.folder))]
+            command = [sys.executable, "-m", "aerie_lab.sandbox.inside", *network, *command]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._turn, self._count = threading.Lock(), itertools.count(1)
         self.started: list[Living] = []
@@ -290,6 +294,14 @@ class Nursery:
 def operators(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """The nursery, which takes a moment to start."""
     found = Nursery(lab, tmp_path_factory.mktemp("operators"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def inner_operators(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """The nursery in the lab's own network."""
+    found = Nursery(lab, tmp_path_factory.mktemp("operators"), inside=True)
     yield found
     found.close()
 

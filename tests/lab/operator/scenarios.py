@@ -1,0 +1,340 @@
+"""Scenarios of rollouts: each plays the user of one resource, and what the world does to it. See test_rollout_faults.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.lab.operator.resources import BUSY, FROZEN, GONE, IDLE, LONG, SHORT, accepted, resource
+from tests.lab.operator.stage import Case
+
+Object = dict[str, Any]
+Scenario = Callable[[Case], Awaitable[None]]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(play: Scenario) -> Scenario:
+    SCENARIOS[play.__name__.replace("_", "-")] = play
+    return play
+
+
+# ------------------------------------------------------------------------------------------- pods that run nothing, and a person
+@scenario
+async def turned_down_before_it_serves(case: Case) -> None:
+    await case.first(resource(case.name))
+    await case.apply(resource(case.name, "eagle31", gated=True))
+    await case.say(rollback=await case.phase("Starting"))
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+
+
+@scenario
+async def canary_crash_loops(case: Case) -> None:
+    await case.first(resource(case.name))
+    await case.apply(resource(case.name, "eagle31", engine="aerie.dev/test/crashes"))
+    await case.ended("RolledBack", drafter="eagle3", words="It crashes again and again")
+
+
+@scenario
+async def drafter_never_loads(case: Case) -> None:
+    await case.first(resource(case.name))
+    await case.apply(resource(case.name, "eagle31", engine="aerie.dev/test/hangs", progressDeadline="1m"))
+    await case.ended("Failed", drafter="eagle3", words="did not serve within spec.rollout.progressDeadline (1m)")
+
+
+@scenario
+async def turned_down_in_warm_up_and_tried_again(case: Case) -> None:
+    await case.first(resource(case.name, analysis=LONG))
+    await case.apply(resource(case.name, "eagle31", analysis=LONG))
+    revision = await case.phase("WarmingUp")
+    await case.say(rollback=revision)
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+    await case.say(rollback=None, retry="1")
+    assert await case.phase("WarmingUp") == revision
+    await case.say(promote=revision)
+    await case.ended("Promoted", drafter="eagle31")
+
+
+@scenario
+async def turned_down_in_analysis(case: Case) -> None:
+    await case.first(resource(case.name))
+    await case.apply(resource(case.name, "eagle31"))
+    await case.say(rollback=await case.phase("Analyzing"))
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+
+
+@scenario
+async def promoted_by_a_person_through_a_ramp(case: Case) -> None:
+    ramp = {"ramp": [25, 50], "rampHold": "1s"}
+    await case.first(resource(case.name, replicas=4, canary=ramp))
+    await case.apply(resource(case.name, "eagle31", replicas=4, canary=ramp))
+    await case.say(promote=await case.phase("Analyzing"))
+    await case.ended("Promoted", drafter="eagle31", words="A person")
+
+
+@scenario
+async def held_and_turned_down(case: Case) -> None:
+    await case.first(resource(case.name, analysis=SHORT))
+    await case.apply(resource(case.name, "eagle31", analysis=SHORT))
+    await case.say(rollback=await case.phase("Held"))
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+
+
+@scenario
+async def held_and_promoted_by_a_person(case: Case) -> None:
+    await case.first(resource(case.name, analysis=SHORT))
+    await case.apply(resource(case.name, "eagle31", analysis=SHORT))
+    await case.say(promote=await case.phase("Held"))
+    await case.ended("Promoted", drafter="eagle31", words="A person")
+
+
+@scenario
+async def node_lost_in_mid_analysis(case: Case) -> None:
+    await case.first(resource(case.name))
+    await case.apply(resource(case.name, "eagle31", node="node-2", progressDeadline="1m"))
+    await case.phase("Analyzing")
+    case.faults.append(await asyncio.to_thread(case.stage.faults.silence, "node-2"))
+    await case.until(lambda status: status["phase"] != "Analyzing", "the canary is given up")
+    assert "None of its pods has served since" in case.last["reason"]
+    await asyncio.to_thread(case.faults.pop().undo)  # what was on the node can go when it is back
+    await case.ended("RolledBack", drafter="eagle3")
+
+
+@scenario
+async def turned_down_in_the_ramp(case: Case) -> None:
+    hold = {"ramp": [50], "rampHold": "1h"}
+    await case.first(resource(case.name, replicas=2, canary=hold))
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=hold)))
+    revision = await case.phase("Ramping")
+    await case.until(lambda _: case.canary.get("readyReplicas") == 2, "it has grown for its share")
+    await case.say(rollback=revision)
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+
+
+@scenario
+async def pods_of_the_ramp_do_not_come(case: Case) -> None:
+    ramp = {"ramp": [50], "rampHold": "1h"}
+    await case.first(resource(case.name, replicas=2, canary=ramp))
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, gated=True, canary=ramp, progressDeadline="1m")))
+    await case.open(await case.phase("Starting"))
+    await case.phase("Ramping")
+    await case.ended("RolledBack", drafter="eagle3", words="did not serve within")
+
+
+@scenario
+async def turned_down_in_the_promotion(case: Case) -> None:
+    await case.first(resource(case.name, replicas=2))
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, gated=True)))
+    await case.open(await case.phase("Starting"))
+    await case.say(rollback=await case.phase("Promoting"))
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+
+
+@scenario
+async def pods_of_the_promotion_do_not_come(case: Case) -> None:
+    await case.first(resource(case.name, replicas=2))
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, gated=True, progressDeadline="1m")))
+    await case.open(await case.phase("Starting"))
+    await case.phase("Promoting")
+    await case.ended("RolledBack", drafter="eagle3", words="did not serve within")
+
+
+@scenario
+async def two_changes_in_a_row(case: Case) -> None:
+    await case.first(resource(case.name))
+    await case.apply(resource(case.name, "eagle31"))
+    await case.phase("WarmingUp", "Analyzing")
+    await case.apply(accepted(resource(case.name, "better")))
+    await case.apply(accepted(resource(case.name, "worse")))  # at once, with a word of a person
+    await case.ended("Promoted", drafter="worse")
+    results = [(one["result"], one["drafter"]) for one in case.status["history"]]
+    assert results[0] == ("Promoted", "models.example/worse")
+    assert ("Superseded", "models.example/eagle31") in results
+    assert ("Promoted", "models.example/better") not in results
+
+
+@scenario
+async def reverted_in_the_ramp(case: Case) -> None:
+    hold = {"ramp": [50], "rampHold": "1h"}
+    before = resource(case.name, replicas=2, canary=hold)
+    await case.first(before)
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=hold)))
+    await case.phase("Ramping")
+    await case.until(lambda _: case.canary.get("readyReplicas") == 2, "it has grown for its share")
+    await case.apply(before)
+    await case.ended("Superseded", drafter="eagle3", words="stable revision again")
+
+
+@scenario
+async def reuse_with_exactly_enough_gpus(case: Case) -> None:
+    ramp = {"capacity": "Reuse", "ramp": [50], "rampHold": "1s"}
+    await case.first(resource(case.name, replicas=4, gpus=2, canary=ramp))  # all eight of the node
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=4, gpus=2, canary=ramp)))
+    await case.ended("Promoted", drafter="eagle31")
+
+
+@scenario
+async def autoscaler_in_mid_rollout(case: Case) -> None:
+    hold = {"ramp": [50], "rampHold": "1h"}
+    await case.first(resource(case.name, replicas=2, canary=hold))
+    await case.apply(resource(case.name, "eagle31", replicas=2, canary=hold))
+    revision = await case.phase("Analyzing")
+    await case.scale(4)
+    await case.until(lambda status: status["stable"]["readyReplicas"] == 4, "the stable arm has grown")
+    await case.say(promote=revision)
+    await case.phase("Ramping")
+    await case.until(lambda _: case.canary.get("readyReplicas") == 3, "the canary has grown for its share of four")
+    await case.scale(6)
+    await case.until(lambda _: case.canary.get("readyReplicas") == 4, "and of six")
+    await case.scale(3)
+    await case.until(lambda _: case.canary.get("readyReplicas") == 3, "it has shrunk with the fleet")
+    quick = {"ramp": [50], "rampHold": "0s"}
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=3, canary=quick)))
+    await case.ended("Promoted", drafter="eagle31")
+
+
+@scenario
+async def gateway_refuses_the_route(case: Case) -> None:
+    def through(**listener: str) -> Object:
+        parent = {"name": "lab", "namespace": "projectcontour", **listener}
+        return {"mode": "Gateway", "gateway": {"parentRefs": [parent], "hostnames": ["refused.example"]}}
+
+    def told(status: Object) -> bool:
+        known = {one["type"]: one for one in status.get("conditions") or []}
+        return bool(known.get("Degraded", {}).get("reason") == "RouteNotAccepted")
+
+    nowhere, there = through(sectionName="nowhere"), through()
+    await case.first(resource(case.name, traffic=nowhere))
+    await case.until(told, "the refusal is told")
+    await case.apply(resource(case.name, "eagle31", traffic=nowhere))
+    revision = await case.phase("Starting")
+    await case.until(
+        lambda _: case.canary.get("readyReplicas") == (case.canary.get("control") or {}).get("readyReplicas") == 1,
+        "both arms serve",
+    )
+    await case.scale(2)  # any change: its generation shows that there was a look since
+    await case.until(lambda status: status["stable"]["readyReplicas"] == 2, "it is looked at")
+    assert case.canary["phase"] == "Starting"
+    await case.apply(resource(case.name, "eagle31", replicas=2, traffic=there))
+    assert await case.phase("Analyzing") == revision
+    await case.until(lambda status: not told(status), "nothing is amiss any more")
+    await case.say(promote=revision)
+    await case.ended("Promoted", drafter="eagle31")
+
+
+# ---------------------------------------------------------------------------------------------------- engines that are measured
+STABLE = {"control": "Stable"}
+
+
+async def measured(case: Case, drafter: str, *, simulator: str = BUSY, first: str = BUSY, **spec: Any) -> None:
+    """A change of drafter on engines that run, compared with the stable pods."""
+    word = spec.pop("word", False)
+    base = {"replicas": spec.get("replicas", 1), "canary": STABLE | spec.pop("canary", {})}
+    await case.first(resource(case.name, simulator=first, **base))
+    changed = resource(case.name, drafter, simulator=simulator, **spec | base)
+    await case.apply(accepted(changed) if word else changed)
+
+
+@scenario
+async def better_drafter(case: Case) -> None:
+    ramp = {"control": "Fresh", "ramp": [50], "rampHold": "1s"}
+    await case.first(resource(case.name, replicas=2, simulator=BUSY, canary=ramp))
+    await case.apply(resource(case.name, "better", replicas=2, simulator=BUSY, canary=ramp))
+    await case.ended("Promoted", drafter="better", words="certainly above")
+
+
+@scenario
+async def worse_drafter(case: Case) -> None:
+    await measured(case, "worse")
+    await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
+
+
+@scenario
+async def better_drafter_that_a_person_approves(case: Case) -> None:
+    await measured(case, "better", canary={"approval": "Manual"})
+    await case.say(promote=await case.phase("AwaitingApproval"))
+    await case.ended("Promoted", drafter="better", words="certainly above")
+
+
+@scenario
+async def better_drafter_that_a_person_turns_down(case: Case) -> None:
+    await measured(case, "better", canary={"approval": "Manual"})
+    await case.say(rollback=await case.phase("AwaitingApproval"))
+    await case.ended("RolledBack", drafter="eagle3", words="A person")
+
+
+@scenario
+async def accepted_and_then_metrics_are_renamed(case: Case) -> None:
+    await measured(case, "better", canary={"approval": "Manual"})
+    await case.phase("AwaitingApproval")
+    await case.lie("renamed")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+@scenario
+async def metrics_are_gone(case: Case) -> None:
+    await measured(case, "better", first=IDLE, simulator=GONE, analysis=SHORT | {"onInconclusive": "Rollback"})
+    await case.ended("RolledBack", drafter="eagle3", words="No decision within")
+
+
+@scenario
+async def metrics_are_no_numbers_in_warm_up(case: Case) -> None:
+    await measured(case, "better", first=IDLE, simulator=IDLE, analysis=LONG)
+    await case.phase("WarmingUp")
+    await case.lie("nan")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+@scenario
+async def metrics_are_below_zero_in_analysis(case: Case) -> None:
+    await measured(case, "better", first=IDLE, simulator=IDLE)
+    await case.phase("Analyzing")
+    await case.lie("negative")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+@scenario
+async def metrics_are_frozen_and_then_worse(case: Case) -> None:
+    await measured(case, "worse", simulator=FROZEN, analysis=SHORT)
+    await case.phase("Held")
+    await case.truth()
+    await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
+
+
+@scenario
+async def metrics_are_frozen_and_then_no_numbers(case: Case) -> None:
+    await measured(case, "better", simulator=FROZEN, analysis=SHORT)
+    await case.phase("Held")
+    await case.lie("nan")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+@scenario
+async def promoted_by_a_person_and_worse_in_ramp(case: Case) -> None:
+    await measured(case, "worse", replicas=2, canary={"ramp": [50], "rampHold": "1h"}, word=True)
+    await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
+
+
+@scenario
+async def promoted_by_a_person_worse_in_promotion(case: Case) -> None:
+    await measured(case, "worse", replicas=2, gated=True, word=True)
+    await case.open(await case.phase("Starting"))  # and not the second one
+    await case.phase("Promoting")
+    await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
+
+
+@scenario
+async def metrics_are_no_numbers_in_the_ramp(case: Case) -> None:
+    await measured(case, "better", first=IDLE, simulator=IDLE, canary={"ramp": [50], "rampHold": "1h"}, replicas=2, word=True)
+    await case.phase("Ramping")
+    await case.lie("nan")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+@scenario
+async def metrics_are_no_numbers_in_the_promotion(case: Case) -> None:
+    await measured(case, "better", first=IDLE, simulator=IDLE, replicas=2, gated=True, word=True)
+    await case.open(await case.phase("Starting"))
+    await case.phase("Promoting")
+    await case.lie("nan")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")

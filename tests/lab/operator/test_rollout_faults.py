@@ -1,0 +1,123 @@
+"""Rollouts in every trouble that the state machine knows, side by side in one namespace, under one operator that is killed again
+and again; and then fifty canaries at once, while it is killed fifty times.
+
+    scenarios   one resource each, as a coroutine that plays the user, the cluster's faults and the engines' lies
+    kills       SIGKILL when the first canary comes into a phase, for each phase; then fifty at random moments (`SEED`)
+    witness     what should never happen, over the whole time and for all of them (witness.py); and the rows that were passed
+
+Nothing here waits for what "should be over by now": each wait is for a state, and has minutes. Pods that nobody measures run
+nothing; the others are simulated engines that ask themselves, so no client's traffic is needed (that is test_canary's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from aerie.rollout.machine import TABLE
+from aerie_lab.cluster import Lab
+from aerie_lab.faults import Faults
+from aerie_lab.testing.plugin import new_namespace
+from tests.lab.operator.crowd import CROWD, KILLS, Crowd
+from tests.lab.operator.scenarios import SCENARIOS
+from tests.lab.operator.stage import Case, Reign, Stage
+from tests.lab.operator.witness import witness
+
+pytestmark = pytest.mark.timeout(1800)
+NOT_HERE = {
+    ("AwaitingApproval", "worse"): "a drafter would have to become worse after it was accepted: unit tests of machine and canary",
+    **{
+        row: "tests of the time after a promotion: test_watch, test_canary"
+        for row in TABLE
+        if row[0] in ("Watching", "Rechecking")
+    },
+}
+"""Rows that no scenario passes, and why."""
+
+
+@dataclass
+class Told:
+    """What a run has shown."""
+
+    failures: dict[str, BaseException | None]
+    crowd: BaseException | None
+    killed_in: dict[str, str]
+    kills: int
+    offences: list[str]
+    rows: dict[tuple[str, str], set[str]]
+    transitions: int
+
+
+async def play(lab: Lab, namespace: str, faults: Faults, nursery: Any) -> Told:
+    """All of it."""
+    async with lab.client() as client, witness(client, namespace) as seer:
+        reign = Reign(nursery, namespace)
+        stage = Stage(lab, namespace, client, seer, reign, faults, waiting=set(SCENARIOS))
+        keeping = asyncio.create_task(reign.run())
+        try:
+            crowd = Crowd(stage)
+            seer.listeners.append(stage.heard)
+            serving = asyncio.create_task(crowd.serve())
+            cases = {name: Case(name, stage) for name in SCENARIOS}
+
+            async def act(name: str) -> None:
+                try:
+                    await SCENARIOS[name](cases[name])
+                finally:
+                    stage.served(name)  # whoever has failed keeps nobody waiting
+                    for fault in reversed(cases[name].faults):
+                        await asyncio.to_thread(fault.undo)
+
+            ends = await asyncio.gather(*map(act, SCENARIOS), return_exceptions=True)
+            seer.listeners.clear()
+            fifty = (await asyncio.gather(serving, return_exceptions=True))[0]
+            kills = reign.kills
+            if fifty is None:
+                fifty = (await asyncio.gather(crowd.change(), return_exceptions=True))[0]
+            kills = reign.kills - kills
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        failures = dict(zip(SCENARIOS, ends, strict=True))
+        return Told(failures, fifty, stage.killed_in, kills, seer.offences(), seer.rows(), seer.transitions())
+
+
+@pytest.fixture(scope="module")
+def told(lab: Lab, inner_operators: Any) -> Iterator[Told]:
+    with new_namespace(lab, "rollout-faults") as namespace:
+        try:
+            yield asyncio.run(play(lab, namespace.name, namespace.faults, inner_operators))
+        finally:
+            inner_operators.end_all()
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_scenario(told: Told, name: str) -> None:
+    failure = told.failures[name]
+    if failure is not None:
+        raise failure
+
+
+def test_fifty_canaries_at_once_while_the_operator_is_killed_fifty_times(told: Told) -> None:
+    if told.crowd is not None:
+        raise told.crowd
+    assert told.kills == KILLS
+
+
+def test_the_operator_was_killed_in_every_phase(told: Told) -> None:
+    wanted = {phase for phase, _ in TABLE.keys() - NOT_HERE.keys()} | {"RollingBack"}
+    assert wanted <= told.killed_in.keys()
+
+
+def test_nothing_happened_that_never_should(told: Told) -> None:
+    assert told.transitions > 4 * CROWD, "the witness has seen them"
+    assert told.offences == []
+
+
+def test_every_row_of_the_table_was_passed(told: Told) -> None:
+    assert TABLE.keys() >= NOT_HERE.keys(), "what is left out is a row"
+    assert TABLE.keys() - NOT_HERE.keys() - told.rows.keys() == set()
