@@ -6,7 +6,8 @@ Looked for, over the whole time and for each resource:
 
 * capacity: no pod that serves is given up while that leaves fewer of them than the spec allows (`floor`)
 * promotion: a revision becomes stable only from the canary's last phase, and with figures that speak for it or a person's word
-* one transition at a time: from one status to the next, at most one row of the machine's table; never a third revision with pods
+* one transition at a time: from one status to the next, at most one row of the machine's table; when a canary is in the status,
+  what was before it asks for no pods any more
 
 Guarantee: no version of an object is missed: a watch that cannot go on where it stood is an error of the test's. Pods that the
 world takes away (a lost node) are nobody's offence; pods that are deleted are. The rows are read off two statuses that follow one
@@ -188,8 +189,8 @@ class Replay:
     _floors: dict[int, int] = field(default_factory=dict)
     """By generation, since the one that the status is of."""
     _serving: set[str] = field(default_factory=set)
-    _asked: dict[str, int] = field(default_factory=dict)
-    """Replicas by revision and control."""
+    _asked: dict[str, str] = field(default_factory=dict)
+    """Revisions of the Deployments that ask for pods, by name."""
 
     def take(self, one: Seen) -> None:
         match one.kind:
@@ -215,13 +216,9 @@ class Replay:
             self._offend(one, f"pod {name} was given up, and {len(self._serving)} pods serve where {least} should")
 
     def _deployment(self, one: Seen) -> None:
-        name, labels = one.item["metadata"]["name"], one.item["metadata"]["labels"]
-        self._asked.pop(name, None)
+        self._asked.pop(one.item["metadata"]["name"], None)
         if not one.gone and one.item["spec"]["replicas"]:
-            self._asked[name] = one.item["spec"]["replicas"]
-        revisions = {name.removesuffix("-control") for name in self._asked}
-        if len(revisions) > 2:
-            self._offend(one, f"three revisions have pods: {sorted(revisions)} ({labels['aerie.dev/revision']} came)")
+            self._asked[one.item["metadata"]["name"]] = one.item["metadata"]["labels"]["aerie.dev/revision"]
 
     def _resource(self, one: Seen) -> None:
         before, after = self._item, one.item
@@ -237,6 +234,9 @@ class Replay:
     def _change(self, one: Seen, old: Object, new: Object) -> None:
         was, now = old.get("canary"), new.get("canary")
         served, serves = revision(old.get("stable")), revision(new.get("stable"))
+        others = set(self._asked.values()) - {revision(new.get(arm)) for arm in ("stable", "canary", "previous")}
+        if now is not None and others:
+            self._offend(one, f"{now['revision']} is the canary, and there are pods of {sorted(others)}")
         kept, keeps = old.get("previous"), new.get("previous")
         if kept is not None:
             self.rows += self._kept(one, kept, keeps, new, back=serves == kept["revision"])
