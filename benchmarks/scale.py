@@ -36,6 +36,7 @@ import yaml
 from aerie_lab.cluster import Lab, Settings
 from aerie_lab.kube.client import KubeClient, path
 from aerie_lab.node.support import PROCESSLESS
+from aerie_lab.testing import until
 from benchmarks._scale_operator import IMAGE, Operator, quantile
 
 NAMESPACES = [f"scale-{number}" for number in range(10)]
@@ -89,7 +90,9 @@ class Scale:
 
     def measure(self) -> dict[str, float]:
         self.lab.apply(yaml.safe_load(DEFINITION.read_text()))
-        self.lab.kubectl("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
+        # It fails at once for as long as the definition has no conditions at all.
+        wait = ("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
+        until(lambda: self.lab.kubectl(*wait), "the definition is established", within=60)
         for name in NAMESPACES:
             self.lab.kubectl("create", "namespace", name)
         self.populate(0, SMALL)
