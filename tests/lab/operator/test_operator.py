@@ -134,7 +134,7 @@ def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_no
     namespace: Namespace, stopped: Any, specdep: Wait
 ) -> None:
     # Traffic is another test's; here a person says at once that the canary is good.
-    rollout = {"canary": {"control": "Stable", "ramp": []}}
+    rollout = {"canary": {"control": "Stable", "ramp": [], "scaleDownDelay": "0s"}}
     stopped.start()
     namespace.apply(resource("eagle3", rollout=rollout))
     old = specdep(is_ready, "it is Ready")["status"]["stable"]["revision"]
