@@ -15,8 +15,8 @@ setup: ## make .venv hold what requirements/dev.txt names (every target below do
 demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm: with real vLLM on CPU
 	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)")
 
-test: setup ## run all tests
-	@$(BIN)/pytest
+test: setup ## run all tests, the lab's beside the others
+	@$(BIN)/python scripts/run_tests.py
 
 test-unit: setup ## run the tests that need no cluster (seconds)
 	@$(BIN)/pytest -m unit

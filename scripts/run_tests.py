@@ -1,0 +1,55 @@
+"""Runs all tests as two processes side by side: the lab's, which mostly wait, and beside them those of the other tiers.
+
+Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
+after it, also after a failure or Ctrl-C; the exit status is 0 only if it is 0 of both. What ends this ends both as Ctrl-C ends
+pytest, so that no lab is left running. Not guaranteed: an order between the tests of the two, and what is left of either after a
+SIGKILL. `pytest` alone runs everything in one process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from types import FrameType
+
+SHOWN = ("-m", "lab")
+BESIDE = ("-m", "not lab")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
+    """Run two commands; the exit status of the first that has another than 0. `name`: what the second is called."""
+    with tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as log:
+        print(f"{name} run beside these, and their output follows at the end; so far it is in {log.name}", flush=True)
+        # Groups of their own, so that Ctrl-C reaches each of them once: from here.
+        running = [
+            subprocess.Popen(beside, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0),
+            subprocess.Popen(shown, stdin=subprocess.DEVNULL, process_group=0),
+        ]
+
+        def end(_: int, __: FrameType | None) -> None:
+            for one in running:
+                if one.poll() is None:
+                    one.send_signal(signal.SIGINT)
+
+        before = [signal.signal(number, end) for number in ENDING]
+        try:
+            statuses = [one.wait() for one in reversed(running)]
+        finally:
+            for number, handler in zip(ENDING, before, strict=True):
+                signal.signal(number, handler)
+        print(f"\n{name}, which ran beside these:", flush=True)
+        log.seek(0)
+        shutil.copyfileobj(log, sys.stdout.buffer)
+        sys.stdout.flush()
+        return next((status for status in statuses if status), 0)
+
+
+if __name__ == "__main__":
+    pytest = (sys.executable, "-m", "pytest")
+    # A process that a signal ended has a status below zero.
+    sys.exit(abs(side_by_side((*pytest, *SHOWN), (*pytest, *BESIDE), "The tests without the lab, and those with real vLLM,")))

@@ -1,0 +1,68 @@
+"""The two processes of `make test`: what is shown, and what becomes of a failure or an end from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.testing import until
+
+ROOT = Path(__file__).resolve().parents[3]
+WAITS = """
+import time
+print('{0} begins', flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print('{0} tidied up')
+    raise
+"""
+"""A program that ends on Ctrl-C alone, and then puts things in order."""
+
+
+def command(shown: str, beside: str) -> list[str]:
+    code = "import sys; from scripts.run_tests import side_by_side as run\n"
+    code += "sys.exit(abs(run(*((sys.executable, '-c', code) for code in sys.argv[1:]), 'The others')))"
+    return [sys.executable, "-c", code, shown, beside]
+
+
+@pytest.mark.parametrize(("shown", "beside", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (1, 5, 1)])
+def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, status: int) -> None:
+    codes = [f"import sys; print('{word}\\n' * 3, end=''); sys.exit({code})" for word, code in (("one", shown), ("two", beside))]
+    done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status
+    assert re.fullmatch(
+        r"The others run beside these, .* so far it is in \S+\n(one\n){3}\nThe others, which ran beside these:\n(two\n){3}",
+        done.stdout,
+    )
+    log = re.search(r"in (\S+)\n", done.stdout)
+    assert log is not None
+    assert not Path(log[1]).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_end_from_outside_lets_both_put_things_in_order(number: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with out.open("wb") as output:
+        running = subprocess.Popen(command(WAITS.format("one"), WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)
+
+    def begun() -> bool:
+        log = re.search(r"in (\S+)\n", out.read_text())
+        return log is not None and "one begins" in out.read_text() and "two begins" in Path(log[1]).read_text()
+
+    try:
+        until(begun, "both run")
+        os.kill(running.pid, number)
+        assert running.wait(120) != 0
+    finally:
+        running.kill()
+        running.wait()
+    first, second = out.read_text().split("which ran beside these:")
+    assert "one tidied up" in first
+    assert "two tidied up" in second
