@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from aerie.api.base import Between, Model, Rule, rules
+from aerie.api.base import Between, Model, Rule, rules, unless_malformed
 
 MOST_TOKENS = 15
 """Most tokens that may be proposed per step."""
@@ -37,14 +37,35 @@ class LatencyObjective(Model):
 class Tuning(Model):
     """How Aerie chooses the number of tokens, and the mode: off, fixed, by batch size, or adaptive."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                f"{unless_malformed('self.interval', 'self.history')} || "
+                "duration(self.interval) + duration(self.interval) <= duration(self.history)",
+                "history is shorter than two intervals, and a decision needs more than the figures of one: lengthen history or "
+                "shorten interval",
+                "'history (%s) is shorter than two intervals (%s), and a decision needs more than the figures of one: lengthen "
+                "history or shorten interval'.format([self.history, self.interval])",
+                ".history",
+            )
+        )
+    )
+
     mode: Literal["Auto", "Recommend", "Off"] = "Auto"
     """Auto: a setting that the model of the engine's steps finds better is proven by a canary and then kept. Recommend: it is
-    shown in the status only. Off: spec.speculation.tokens stands."""
+    shown in the status only; what is in force stays. Off: spec.speculation.tokens stands, and what was chosen before is taken
+    back by a rollout."""
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 7
     """Most tokens per step that tuning may choose; not below spec.speculation.tokens. Without effect in mode Off."""
     slo: LatencyObjective | None = None
     """Latencies that a chosen setting must keep. Default: none, the throughput decides. A canary is compared with its control by
     the share of requests beyond these times, and by the mean where none is given."""
+    interval: Annotated[timedelta, Between("10s", "24h")] = timedelta(minutes=30)
+    """How often a setting is decided on, and for how long a canary runs that is only to teach what its setting costs."""
+    cooldown: Annotated[timedelta, Between("0s", "168h")] = timedelta(hours=6)
+    """Time after a change before the next one is tried; after one that was taken back, four times as long."""
+    history: Annotated[timedelta, Between("1m", "168h")] = timedelta(hours=24)
+    """How far back the figures reach that a decision rests on: well beyond the daily ups and downs of the load."""
 
 
 class Speculation(Model):

@@ -42,7 +42,7 @@ class Condition(Model):
     """One aspect of the state, as Kubernetes defines conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Ready, Progressing, PreflightPassed or Degraded."""
+    """Ready, Progressing, PreflightPassed, Degraded or Tuned."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
@@ -182,6 +182,87 @@ class AnalysisStatus(Model):
     """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
 
 
+MOST_TRIED = 5
+"""Trials that a status remembers."""
+
+
+class Gain(Model):
+    """How many more tokens the same busy time of the engines gives, as a share: 0.05 is 5 % more."""
+
+    estimate: float
+    """The middle of what is thought likely, or was measured."""
+    lower: float | None = None
+    """A prediction: reached with 95 %. A measurement: the lower bound of its comparison."""
+    upper: float | None = None
+    """A prediction: not exceeded with 95 %. A measurement: the upper bound of its comparison."""
+
+
+class Chosen(Model):
+    """A setting that is in force in place of spec.speculation.tokens, because a canary has proven it."""
+
+    setting: Setting
+    """The setting."""
+    revision: Word
+    """The revision of the pods that run it."""
+    basis: Word
+    """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
+
+
+class Trial(Model):
+    """A setting on its way through a canary."""
+
+    setting: Setting
+    """The setting."""
+    purpose: Literal["Change", "Explore"]
+    """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
+    up."""
+    revision: Word
+    """The revision of the pods that run it: the canary's, once there is one."""
+    basis: Word
+    """The revision that the spec alone would make. When it makes another one, the trial is over."""
+    predicted: Gain | None = None
+    """What is expected of it."""
+    started_at: Time
+    """When it was decided on; the canary follows."""
+
+
+class Tried(Model):
+    """How a trial has ended."""
+
+    was: Setting
+    """The setting that was in force."""
+    tried: Setting
+    """The setting that was tried."""
+    purpose: Literal["Change", "Explore"]
+    """What it was tried for."""
+    result: Literal["Promoted", "RolledBack", "Explored", "Superseded", "Failed"]
+    """How it ended. Explored: it was measured, as was meant. Superseded: by another spec."""
+    revision: Word
+    """The revision that was tried."""
+    predicted: Gain | None = None
+    """What was expected of it."""
+    realised: Gain | None = None
+    """What the canary has shown against its control; absent where it was not compared."""
+    ended_at: Time
+    """When it ended."""
+
+
+class Balance(Model):
+    """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
+    the time. Since then, `rate` times replicas times hours have come on top."""
+
+    gained: float = 0.0
+    """What chosen settings have saved against spec.speculation.tokens, by what their canaries have shown."""
+    spent: float = 0.0
+    """What pods of trials and of their promotions have spent on loading."""
+    net: float = 0.0
+    """What was gained, less what was spent."""
+    rate: float = 0.0
+    """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
+    as_of: Time
+    """When this was reckoned."""
+
+
 class SpeculationStatus(Model):
     """The speculation setting in force, and the one that tuning would choose."""
 
@@ -189,8 +270,26 @@ class SpeculationStatus(Model):
     """The setting of the stable pods."""
     recommended: Setting | None = None
     """The setting that tuning finds best, when it is another one."""
+    predicted: Gain | None = None
+    """What the recommended setting is expected to gain over the current one."""
     why: Annotated[str, Field(max_length=4096)] | None = None
     """What speaks for it, or what is missing for a recommendation."""
+    chosen: Chosen | None = None
+    """The setting that is in force in place of spec.speculation.tokens. Absent where that is in force."""
+    trial: Trial | None = None
+    """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
+    changed_at: Time | None = None
+    """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
+    rolled_back_at: Time | None = None
+    """When a trial was last taken back or failed: four times tuning.cooldown count from here."""
+    speculated_at: Time | None = None
+    """While the setting is Off: when drafts were last verified."""
+    changes: Annotated[list[Tried], Field(max_length=MOST_TRIED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
+        default_factory=list
+    )
+    """The last trials, the newest first."""
+    balance: Balance | None = None
+    """What trials have brought and cost so far. Absent before the first one."""
 
 
 class Outcome(Model):
@@ -200,9 +299,9 @@ class Outcome(Model):
     """The revision that was rolled out."""
     change: Text
     """What was new in it."""
-    result: Literal["Promoted", "RolledBack", "Superseded", "Failed"]
+    result: Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
     """How it ended. Superseded: by another spec, or by that of the stable revision. Failed: its pods did not start, or the spec
-    became one that cannot run."""
+    became one that cannot run. Explored: a trial by tuning that was to be measured and given up has been."""
     reason: Annotated[str, Field(max_length=2048)]
     """Why, as a sentence."""
     started_at: Time
@@ -254,7 +353,7 @@ class Status(Model):
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = Field(default_factory=list)
-    """Ready, Progressing, PreflightPassed and Degraded."""
+    """Ready, Progressing, PreflightPassed, Degraded, and Tuned once tuning has something to say."""
     replicas: Count | None = None
     """Serving pods that there should be and are made, of all arms."""
     ready_replicas: Count | None = None

@@ -8,10 +8,12 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names
+from aerie.resources.tuning import Kept
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures
+from aerie.tuning.advice import Advice
 
 Object = Mapping[str, Any]
 
@@ -42,6 +44,10 @@ class Observed:
     """What keeps spec.metrics.source from being of use; empty when nothing does, None while that is not known."""
     memory: Memory | None = None
     """What the operator holds of the stable pods; None where it has counted none, and may have to read what is written."""
+    advice: Advice | None = None
+    """What the tuner advises; None where it has said nothing since the operator began."""
+    kept: Kept | None = None
+    """What the tuner knows and would have written down; None where it has decided nothing."""
 
     def child(self, kind: str, name: str) -> Object | None:
         """The child of that kind and name."""
