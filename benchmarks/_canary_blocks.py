@@ -25,13 +25,18 @@ class Blocks(NamedTuple):
     """Seconds."""
     dropped: Floats
     """Blocks dropped until then."""
+    canary_begun: Floats
+    control_begun: Floats
+    canary_pods: Floats
+    control_pods: Floats
+    """Those with a whole window."""
 
 
 def close(counters: Counters, canaries: int, rule: Rule) -> Blocks:
     """The blocks of every run; the first `canaries` pods are the canary, the others the control."""
     runs, pods, scrapes = counters.drafts.shape
     arms = (slice(0, canaries), slice(canaries, pods))
-    totals = np.stack([counters.drafts, counters.accepted, counters.finished, counters.restarts])
+    totals = np.stack([counters.drafts, counters.accepted, counters.finished, counters.restarts, counters.begun])
     first, last = totals[..., 0].copy(), totals[..., 0].copy()
     first_at = np.where(counters.seen[..., 0], 0, -1)  # scrape by which the window begins; -1: none yet
     last_at = first_at.copy()
@@ -56,15 +61,17 @@ def close(counters: Counters, canaries: int, rule: Rule) -> Blocks:
         windows = np.where(valid, last - first, 0.0)
         sums = [windows[:, :, arm].sum(axis=2) for arm in arms]
         some = [valid[:, arm].any(axis=1) for arm in arms]
-        for arm, has, (drafts, _, finished, _) in zip(arms, some, sums, strict=True):
+        for arm, has, (drafts, _, finished, _, _) in zip(arms, some, sums, strict=True):
             waits = ~has & whole[:, arm].any(axis=1) & (now - began < 2 * length)
             few = has & ((drafts < rule.drafts) | (finished < rule.finished))
             due &= ~waits & ~few
         counts = due & some[0] & some[1]
         dropped[due & ~counts] += 1
         rows, column = np.flatnonzero(counts), counted[counts]
-        for name, values in (("canary", sums[0]), ("control", sums[1])):
+        for name, values, arm in zip(("canary", "control"), sums, arms, strict=True):
             getattr(found, name)[rows, column] = 1 + values[1, rows] / values[0, rows]
+            getattr(found, f"{name}_begun")[rows, column] = values[4, rows]
+            getattr(found, f"{name}_pods")[rows, column] = valid[rows, arm].sum(axis=1)
         found.ended[rows, column] = now * SCRAPE
         found.dropped[rows, column] = dropped[rows]
         counted[rows] += 1

@@ -69,6 +69,7 @@ class Counters(NamedTuple):
     drafts: Floats
     accepted: Floats
     finished: Floats
+    begun: Floats
     seen: Bools
     """Whether the scrape came."""
     restarts: npt.NDArray[np.int64]
@@ -116,11 +117,12 @@ def _simulate(
     arrivals = random.poisson(rate * SCRAPE)
     drafts, accepted, variance, finished = _served(arrivals, mix, traffic.kappa, random)
     accepted += np.sqrt(variance) * random.standard_normal(shape, dtype=np.float32)
-    drafts, accepted, finished = drafts[..., burn:], accepted[..., burn:], finished[..., burn:]
+    drafts, accepted, finished, begun = (part[..., burn:] for part in (drafts, accepted, finished, arrivals.astype(np.float64)))
     if factors is not None:
         accepted = factors * (drafts + accepted) - drafts
     zero = np.zeros((runs, pods, 1))
-    totals = [np.concatenate([zero, np.cumsum(part, axis=-1)], axis=-1) for part in (drafts, np.maximum(accepted, 0), finished)]
+    parts = (drafts, np.maximum(accepted, 0), finished, begun)
+    totals = [np.concatenate([zero, np.cumsum(part, axis=-1)], axis=-1) for part in parts]
     return _scraped(traffic, totals, random)
 
 
@@ -190,4 +192,4 @@ def _scraped(traffic: Traffic, totals: list[Floats], random: np.random.Generator
         restarts = np.cumsum(begun, axis=-1)
         seen &= ~(begun | np.roll(begun, 1, axis=-1))
         totals = [total - np.maximum.accumulate(np.where(begun, total, 0), axis=-1) for total in totals]
-    return Counters(totals[0], totals[1], totals[2], seen, restarts, undisturbed[0], undisturbed[1])
+    return Counters(*totals, seen, restarts, undisturbed[0], undisturbed[1])

@@ -23,9 +23,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aerie.rollout.analysis.blocks import Side
 from aerie.rollout.analysis.calibration import Scatter
 from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms, Test, criteria
+from aerie.rollout.analysis.demand import Demand
 from aerie.rollout.analysis.judgement import MOST_DROPPED
+from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.analysis.sequential import OFFSET_QUANTILE, precision, with_deadline
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
@@ -80,6 +83,23 @@ def ours(blocks: Blocks, better: float, scatters: list[Scatter], terms: Terms) -
     shown = certain(criterion.accept, canary, blocks.control, scatters, terms) & trusted
     minutes = blocks.ended / 60
     return Decisions(first(failed & counted, minutes), first(shown & counted, minutes))
+
+
+def alike(blocks: Blocks, more: float = 1.0) -> float:
+    """Percent of the blocks that count for latency, were there so many times as many requests on the canary."""
+    found: list[bool] = []
+    sides = (blocks.canary_pods, more * blocks.canary_begun, blocks.control_pods, blocks.control_begun)
+    for run in zip(*(part.tolist() for part in sides), strict=True):
+        demand = Demand()
+        for pods, begun, others, their_begun in zip(*run, strict=True):
+            if math.isnan(pods):
+                break
+            mine, theirs = (
+                Side(round(one), Counts(first_tokens=came), None) for one, came in ((pods, begun), (others, their_begun))
+            )
+            demand = demand.add(mine, theirs)
+            found.append(demand.alike)
+    return 100 * sum(found) / max(1, len(found))
 
 
 def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter], terms: Terms) -> Bools:

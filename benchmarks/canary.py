@@ -9,6 +9,8 @@
 | p3_promote_pct, _median_min | one that is 3 % better                                                                           |
 | m2_promote_pct             | one that is worse by just the margin, 2 %, is promoted                                            |
 | worst_equal_rollback_pct, worst_m2_promote_pct | the largest of these in any scenario in which the arms are comparable         |
+| latency_blocks_pct         | blocks whose arms met a like load, so latencies are compared; in the scenario with the fewest     |
+| unequal_latency_blocks_pct | the same, had the canary's pods 40 % more requests; in the scenario with the most                 |
 | block_cost_ms              | a closed block, all criteria counted and judged with the reason; median, one core                 |
 | flagger_, argo_, kayenta_  | the first eight for their rules                                                                   |
 
@@ -53,6 +55,9 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     held = [_found[name] for name, scenario in SCENARIOS.items() if scenario.counts]
     ours["worst_equal_rollback_pct"] = max(cells["ours", 0.0]["rollback_pct"] for cells in held)
     ours["worst_m2_promote_pct"] = max(cells["ours", -0.02]["promote_pct"] for cells in held)
+    likes = [cells["ours", 0.0] for cells in _found.values()]
+    ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in likes)
+    ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in likes)
     ours["block_cost_ms"] = block_cost()
     peers = {f"{rule}_{key}": value for rule in ("flagger", "argo", "kayenta") for key, value in _summary(rule).items()}
     return {key: round(value, 2) for key, value in {**ours, **peers}.items()}
@@ -115,7 +120,8 @@ def table(name: str) -> str:
     for rule in RULES:
         cells = [_cell(_found[name][rule, effect], effect) for effect in EFFECTS]
         rows += [f"| {_NAMES[rule]} | {' | '.join(cells)} |"]
-    return "\n".join([*rows, ""])
+    likes = _found[name]["ours", 0.0]
+    return "\n".join([*rows, "", _LIKE.format(**likes), ""])
 
 
 def _cell(figures: dict[str, float], effect: float) -> str:
@@ -132,6 +138,11 @@ def document(docs: Path) -> None:
     (docs / "canary-decisions.md").write_text(text.rstrip() + "\n")
 
 
+_LIKE = (
+    "Blocks that count for latency: {latency_blocks_pct:.1f} %; had the canary's pods 40 % more requests, "
+    "{unequal_latency_blocks_pct:.1f} %."
+)
+
 _PAGE = """# How often a canary is judged wrongly
 
 Written by `make bench NAME=canary SAVE=1`: {runs} simulated rollouts of up to four hours in each cell, seed {seed}. A drafter
@@ -145,6 +156,13 @@ and on each, 15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). Latency is not
 hold, and the soak to be over, so in practice a promotion takes 30 minutes or more. A [day of stable
 pods](rollouts.md#the-history-of-stable-pods) comes before each rollout, from the same kind of traffic ({histories} such days are
 shared by the rollouts of a scenario). The constants are assumptions, and a fleet with another memory has other figures.
+
+Though latencies are not simulated, which blocks would count for them is: those in which the arms met a like load. That is judged
+by the requests that began on a pod, never by those in flight, of which a faster canary has fewer. The latest requests are taken
+together, as many as tell a difference of 20 % from chance (900 on two pods, about four minutes at one a second on each), so that
+neither chance drops blocks nor few requests hide a difference that lasts. The line below each table says how many counted, and
+how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until it shows, and what was
+said in them is forgotten then. Where a balancer sends by fewest requests, arms that are alike in flight are alike.
 
 What the others do is in `benchmarks/_canary_rules.py`. They compare against numbers; that the number is the ratio of two arms,
 over minutes that nothing disturbs, is taken in their favour.

@@ -78,6 +78,13 @@ class Side:
     """Mean requests running and waiting on a pod; None where no page says."""
     by_pod: Mapping[str, Counts] = field(default_factory=dict)
     """The counts of each of them."""
+    queued: float = 0.0
+    """By how many the requests without a first token grew."""
+
+    @property
+    def begun(self) -> float:
+        """Requests that came."""
+        return self.counts.first_tokens + self.queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,14 @@ def _side(block: Open, arm: str, now: float, rule: Rule) -> Side | None:
         return None
     by_pod = {name: pod.last[1].counts - pod.first[1].counts for name, pod in whole.items() if pod.first and pod.last}
     loads = [pod.load / pod.scrapes for pod in whole.values() if pod.scrapes]
-    return Side(len(whole), sum(by_pod.values(), Counts()), sum(loads) / len(loads) if loads else None, by_pod)
+    load = sum(loads) / len(loads) if loads else None
+    return Side(len(whole), sum(by_pod.values(), Counts()), load, by_pod, sum(map(_queued, whole.values())))
+
+
+def _queued(pod: Pod) -> float:
+    """By how many more requests wait than when its window began; 0 where a page does not say."""
+    waiting = [scrape[1].waiting if scrape else None for scrape in (pod.first, pod.last)]
+    return 0.0 if waiting[0] is None or waiting[1] is None else waiting[1] - waiting[0]
 
 
 def _may_come(block: Open, arm: str, now: float, rule: Rule) -> bool:

@@ -15,7 +15,7 @@
 | greedy answers       | another more often (`lossless`)      | 0.001 | -                                   |      |
 
 The alphas of rolling back add up to 0.05, because any of them is enough; they are spent by the deadline. Being accepted needs no
-split, because all of them are needed: each at 0.05. "Load": counted only in blocks in which the arms' load is alike. A drafter
+split, because all of them are needed: each at 0.05. "Load": counted only in blocks with like loads (`demand`). A drafter
 must not change outputs at all, so output length, requests cut short and greedy answers are alarms, not goals.
 
 Where acceptance length may not be compared, time per output token takes its place, with its alpha.
@@ -27,7 +27,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from aerie.rollout.analysis.blocks import Side
 from aerie.rollout.analysis.calibration import UNCALIBRATED, Scatter
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.sequential import Pairs, Tuning, with_deadline
@@ -45,10 +44,6 @@ ERRORS_ALPHA = 0.003
 TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT = 20.0, 30.0
 """Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with either; these two
 are for those that are a little better, and a little worse."""
-LOAD_TOLERANCE = 0.2
-"""By how much the load of the arms may differ, relative to their mean, in a block that counts for latency."""
-LOAD_SLACK = 1.0
-"""Requests on a pod by which it may differ in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +168,6 @@ def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuni
         return Tuning(alpha, test.tightest, scatter.inflation)
     level = pairs.control
     return Tuning(alpha, test.tightest, scatter.inflation, scatter.prior(level, terms.pods), scatter.offset(level, terms.pods))
-
-
-def like_loads(canary: Side, control: Side) -> bool:
-    """Whether the arms' loads were alike in a block; not when one is unknown."""
-    if canary.load is None or control.load is None:
-        return False
-    apart = abs(canary.load - control.load)
-    return apart <= max(LOAD_SLACK, LOAD_TOLERANCE * (canary.load + control.load) / 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the rows

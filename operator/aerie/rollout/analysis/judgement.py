@@ -21,7 +21,8 @@ from typing import Any, Literal
 from aerie.api.status import Comparison
 from aerie.rollout.analysis import reasons
 from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.criteria import ERRORS, Criterion, Terms, Test, criteria, errors_alpha, like_loads, tuning
+from aerie.rollout.analysis.criteria import ERRORS, Criterion, Terms, Test, criteria, errors_alpha, tuning
+from aerie.rollout.analysis.demand import Demand
 from aerie.rollout.analysis.lossless import ALPHA, Answers
 from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, lower, ratio_bounds, upper
 
@@ -41,6 +42,7 @@ class State:
     """When the first block began."""
     pairs: Mapping[str, Pairs] = field(default_factory=dict)
     events: Events = field(default_factory=Events)
+    demand: Demand = field(default_factory=Demand)
     blocks: int = 0
     """Blocks counted."""
     dropped: int = 0
@@ -58,6 +60,7 @@ class State:
         found = {name: getattr(self, name) for name in self.__slots__}
         found["pairs"] = {name: list(astuple(pairs)) for name, pairs in self.pairs.items()}
         found["events"] = list(astuple(self.events))
+        found["demand"] = list(astuple(self.demand))
         found["pods_dropped"] = dict(self.pods_dropped)
         found["answers"] = None if self.answers is None else self.answers.to_dict()
         return found
@@ -66,7 +69,8 @@ class State:
     def from_dict(cls, found: Mapping[str, Any]) -> State:
         pairs = {name: Pairs(*values) for name, values in found["pairs"].items()}
         answers = Answers.from_dict(found["answers"]) if found.get("answers") else None
-        return cls(**{**found, "pairs": pairs, "events": Events(*found["events"]), "answers": answers})
+        demand = Demand(*found.get("demand", ()))
+        return cls(**{**found, "pairs": pairs, "events": Events(*found["events"]), "demand": demand, "answers": answers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,11 @@ def count(state: State, block: Block, terms: Terms) -> State:
     canary, control = block.canary, block.control
     if canary is None or control is None:
         return replace(state, dropped=state.dropped + 1)
-    pairs = dict(state.pairs)
-    alike = like_loads(canary, control)
-    for criterion in criteria(terms):
+    table, pairs, demand = criteria(terms), dict(state.pairs), state.demand.add(canary, control)
+    alike = demand.alike
+    if not alike and not state.demand.known:  # then it shows in all blocks so far, taken together
+        pairs = {name: pair for name, pair in pairs.items() if name not in {one.name for one in table if one.by_load}}
+    for criterion in table:
         pair = _pair(criterion, canary, control)
         if pair is not None and (alike or not criterion.by_load):
             pairs[criterion.name] = pairs.get(criterion.name, Pairs()).add(*pair)
@@ -98,7 +104,8 @@ def count(state: State, block: Block, terms: Terms) -> State:
     if canary.counts.finished > 0 and control.counts.finished > 0:
         events = events.add(canary.counts.errors, control.counts.errors, canary.counts.finished / exposure)
     silent = canary.counts.drafts > 0 and canary.counts.accepted == 0 and control.counts.accepted > 0
-    return replace(state, pairs=pairs, events=events, blocks=state.blocks + 1, silent=state.silent + 1 if silent else 0)
+    silence = state.silent + 1 if silent else 0
+    return replace(state, pairs=pairs, events=events, demand=demand, blocks=state.blocks + 1, silent=silence)
 
 
 def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
@@ -174,14 +181,15 @@ def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion])
     """What is missing for an acceptance, as clauses, the weightiest first; empty when nothing is."""
     lacking: list[str] = []
     also: list[tuple[Criterion, Test, Pairs, Tuning]] = []
-    per_block = (now - state.began) / state.blocks if state.blocks else terms.block
+    per_block, by_load = (now - state.began) / state.blocks if state.blocks else terms.block, False
     for criterion in table:
         test, pairs = criterion.accept, state.pairs.get(criterion.name)
-        if test is None:
+        if test is None or (pairs is not None and certain(test, criterion, pairs, terms)):
             continue
+        by_load |= criterion.by_load
         if pairs is None:
             lacking.append(reasons.nothing_counted(criterion))
-        elif not certain(test, criterion, pairs, terms):
+        else:
             tuned = tuning(test, criterion, terms, pairs)
             if criterion is table[0]:
                 against = criterion.reject[0]
@@ -191,6 +199,8 @@ def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion])
                 also.append((criterion, test, pairs, tuned))
     if also:
         lacking.append(reasons.not_shown_either(also, per_block))
+    if by_load and state.blocks and not state.demand.alike:
+        lacking.append(reasons.unlike(state.demand))
     if state.blocks < terms.min_blocks:
         lacking.append(reasons.few_blocks(state.blocks, terms.min_blocks))
     if state.dropped > MOST_DROPPED * (state.blocks + state.dropped):

@@ -76,17 +76,19 @@ class Reading:
     """Requests running and waiting; None where the page does not say."""
     started: float | None
     engines: int
+    waiting: float | None = None
+    """Those of the load that have no first token yet; None where the page does not say."""
 
     def to_dict(self) -> dict[str, object]:
         """Zeros left out."""
         counts = {name: value for name, value in asdict(self.counts).items() if value}
-        return {"counts": counts, "load": self.load, "started": self.started, "engines": self.engines}
+        return {"counts": counts, "load": self.load, "started": self.started, "engines": self.engines, "waiting": self.waiting}
 
     @classmethod
     def from_dict(cls, found: dict[str, object]) -> Reading:
         counts = found["counts"]
         assert isinstance(counts, dict)
-        return cls(Counts(**counts), found["load"], found["started"], found["engines"])  # type: ignore[arg-type]
+        return cls(Counts(**counts), found["load"], found["started"], found["engines"], found.get("waiting"))  # type: ignore[arg-type]
 
 
 def read(sample: Sample, kept: Kept) -> Reading:
@@ -111,7 +113,7 @@ def read(sample: Sample, kept: Kept) -> Reading:
         timed=counters.time_per_output_token.count,
         slow_output=_beyond(counters.time_per_output_token, kept.output_edge),
     )
-    return Reading(counts, sum(known) if known else None, sample.started, len(sample.engines))
+    return Reading(counts, sum(known) if known else None, sample.started, len(sample.engines), gauges.waiting)
 
 
 def nearest_edge(limit: float, edges: Sequence[float]) -> float:

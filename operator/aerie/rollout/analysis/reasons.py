@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from aerie.rollout.analysis.criteria import Criterion, Terms, Test
+from aerie.rollout.analysis.demand import TOLERANCE, Demand
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width, ratio_bounds
 
@@ -116,6 +117,17 @@ def nothing_counted(criterion: Criterion) -> str:
     """No block told anything of a criterion."""
     why = ", because the load of the arms differed or is unknown" if criterion.by_load else ""
     return f"{criterion.title} was not counted in any block{why}"
+
+
+def unlike(demand: Demand) -> str:
+    """Blocks are not counted for latency now."""
+    if demand.variance <= 0:
+        return "no block counts for latency while it is not known how many requests came"
+    change = f"{abs(demand.apart):.0%} {'more' if demand.apart > 0 else 'fewer'}".replace("%", " %")
+    return (
+        f"the canary gets {change} requests on a pod than the control, and blocks count for latency only while that is within "
+        f"{TOLERANCE:.0%}: find out what sends them".replace("%:", " %:")
+    )
 
 
 def few_blocks(blocks: int, least: int) -> str:

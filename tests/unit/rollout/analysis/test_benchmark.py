@@ -37,6 +37,7 @@ def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule:
                 drafts=float(counters.drafts[at]),
                 accepted=float(counters.accepted[at]),
                 finished=float(counters.finished[at]),
+                first_tokens=float(counters.begun[at]),
             )
             started = float(counters.restarts[at])
             seen[str(pod)] = Seen(arm, Reading(counts, None, started, 1) if counters.seen[at] else None)
@@ -78,6 +79,11 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
                 assert blocks.dropped[index, column] == state.dropped
                 lengths = [1 + side.counts.accepted / side.counts.drafts for side in (block.canary, block.control)]
                 assert [blocks.canary[index, column], blocks.control[index, column]] == pytest.approx(lengths, rel=1e-9)
+                sides = [(side.begun, side.pods) for side in (block.canary, block.control)]
+                known = [
+                    getattr(blocks, f"{arm}_{what}")[index, column] for arm in ("canary", "control") for what in ("begun", "pods")
+                ]
+                assert known == [number for one in sides for number in one]
                 column += 1
             state = count(state, _better(block, better), mine)
             if block.canary and block.control:
@@ -136,4 +142,6 @@ def test_a_small_run_of_it() -> None:
     cells = run("base", 20)
     assert set(cells) == {(rule, effect) for rule in RULES for effect in EFFECTS}
     assert cells["ours", 0.20]["promote_pct"] == 100
+    assert cells["ours", 0.0]["latency_blocks_pct"] > 98
+    assert cells["ours", 0.0]["unequal_latency_blocks_pct"] < 10
     assert cells["ours", -0.03]["promote_pct"] < cells["flagger", 0.0]["rollback_pct"]

@@ -127,10 +127,19 @@ def test_objectives_are_judged_by_the_share_beyond_them() -> None:
 
 
 def test_latency_under_another_load_is_no_evidence() -> None:
-    _, judgement = after(130, decode_seconds=1.5, load=8.0)
+    _, judgement = after(130, decode_seconds=1.5, first_tokens=1.5, load=8.0)
     assert judgement.verdict == "Inconclusive"
     assert "time per output token was not counted in any block, because the load of the arms differed" in judgement.reason
+    assert "the canary gets 40 % more requests on a pod than the control, and blocks count for latency only" in judgement.reason
     assert "TimePerOutputToken" not in {one.metric for one in judgement.comparisons}
+    assert "TimePerOutputToken" in {one.metric for one in after(130, decode_seconds=1.5, first_tokens=1.5)[1].comparisons}
+
+
+def test_a_faster_canary_keeps_its_blocks() -> None:
+    """It has fewer requests in flight, of as many that came."""
+    _, judgement = after(60, decode_seconds=0.4, first_seconds=0.5, load=2.0)
+    assert judgement.verdict == "Promote"
+    assert after(60, decode_seconds=1.5, load=8.0)[1].verdict == "Rollback"
 
 
 def test_where_acceptance_may_not_be_compared_time_decides() -> None:
