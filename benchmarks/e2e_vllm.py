@@ -81,7 +81,7 @@ class Life:
         report = traffic.report
         broken = [one for one in report.outcomes if one.error is not None]
         for one in broken:
-            self.say(f"a request failed: {one}")
+            self.say(f"at {one.ended - time.time() + time.monotonic() - self.began:.1f} s a request failed: {one}")
         return {
             "requests": len(report.outcomes),
             "failed": len(broken),

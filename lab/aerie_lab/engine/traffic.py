@@ -42,6 +42,10 @@ class Target:
     """Messages that are asked in turn, as chat completions, where what is said matters; else filler of the turn's length."""
 
 
+MOST_SAID = 200
+"""Characters of a wrong answer that are kept."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One request, as its client saw it. Seconds; None where it did not come so far."""
@@ -51,6 +55,10 @@ class Outcome:
     tokens: int = 0
     first_token: float | None = None
     total: float = 0.0
+    said: str = ""
+    """How the answer begins that was none: it tells a gateway's refusal from an engine's."""
+    ended: float = field(default_factory=time.time, compare=False)
+    """In seconds of Unix time."""
 
     @property
     def per_token(self) -> float | None:
@@ -161,7 +169,8 @@ async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Out
     try:
         async with session.post(f"{target.url}/v1/{path}", json=body, headers=headers) as answer:
             if answer.status != 200:
-                return Outcome(turn.kind.name, f"status {answer.status}", total=time.monotonic() - began)
+                said = (await answer.text(errors="replace"))[:MOST_SAID]
+                return Outcome(turn.kind.name, f"status {answer.status}", total=time.monotonic() - began, said=said)
             if not target.stream:
                 tokens = (await answer.json())["usage"]["completion_tokens"]
             else:
@@ -179,7 +188,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, turn: Turn) -> Out
     except TimeoutError:
         return Outcome(turn.kind.name, "timeout", total=time.monotonic() - began)
     except (aiohttp.ClientError, ValueError, KeyError) as error:
-        return Outcome(turn.kind.name, type(error).__name__, total=time.monotonic() - began)
+        return Outcome(turn.kind.name, type(error).__name__, total=time.monotonic() - began, said=str(error)[:MOST_SAID])
     total = time.monotonic() - began
     wrong = None if done else "stream without [DONE]"
     if wrong is None and tokens != turn.answer_tokens:
