@@ -16,7 +16,8 @@ from aerie.api.status import Status
 from aerie.resources import names, network, preflight, workload
 from aerie.resources.drift import stamped
 from aerie.resources.history import name as history_name
-from aerie.rollout import history
+from aerie.resources.tuning import name as tuning_name
+from aerie.rollout import history, kept
 from aerie.rollout.course import Course
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
@@ -31,13 +32,15 @@ def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict
     made += _traffic(resource, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     if needed and wanted.template is not None:
-        made.append(preflight.record(resource, wanted.revision, wanted.template))
+        made.append(preflight.record(wanted.resource, wanted.revision, wanted.template))
     if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
         made.append(preflight.job(resource, wanted.revision, image))
     made += _deployments(observed, wanted, course)
     memory = observed.memory
     if memory is not None and history.due(memory, history.written(observed), rolling=course.canary is not None):
         made.append(history.record(resource, memory))
+    if observed.kept is not None and kept.due(observed):
+        made.append(kept.record(resource, observed.kept))
     for item in made:
         yield stamped(_owned_by(resource, item))
 
@@ -123,6 +126,8 @@ def superfluous(
             continue  # the record of its pods
         if key == ("ConfigMap", history_name(resource.metadata.name)):
             continue  # what stable pods told, of whatever revision
+        if key == ("ConfigMap", tuning_name(resource.metadata.name)) and kept.tunes(resource):
+            continue  # what the tuner knows
         if kind == "Job" and of == wanted.revision and not over:
             continue  # the record of the verdict
         yield Reference(*key, child["metadata"]["uid"])
