@@ -7,7 +7,19 @@ from dataclasses import replace
 import pytest
 
 from aerie.engine.speculation import Adaptive, Off, Setting, Static
-from aerie.tuning.telemetry import BLOCK_SECONDS, CELL_SECONDS, Reading, Telemetry, batch_bin, bin_center, wrong_setting
+from aerie.tuning.telemetry import (
+    BLOCK_SECONDS,
+    CELL_SECONDS,
+    HOUR,
+    MOST_SENTENCES,
+    OTHER_REASONS,
+    Reading,
+    Scale,
+    Telemetry,
+    batch_bin,
+    bin_center,
+    wrong_setting,
+)
 from tests.unit.tuning.windows import K3, window
 
 
@@ -100,3 +112,34 @@ def test_memory_ends_at_the_horizon() -> None:
     assert newest is not None
     assert min(block.start for block in telemetry.blocks()) >= newest - telemetry.horizon - BLOCK_SECONDS
     assert {key.slot for key in telemetry.cells} <= {newest // CELL_SECONDS - back for back in range(3)}
+
+
+def test_a_window_without_a_request_costs_nothing() -> None:
+    telemetry = Telemetry()
+    one = window(K3, 4, 0.01)
+    telemetry.add(Reading("a", 60.0, K3, one - one))
+    assert telemetry == Telemetry()
+
+
+def test_the_lengths_follow_from_how_often_is_decided_and_how_far_back_is_looked() -> None:
+    assert Scale.of(1800.0, 24 * HOUR) == Scale()
+    assert Scale.of(60.0, 600.0) == Scale(10.0, 100.0, 20.0)
+    assert Scale.of(300.0, 24 * HOUR).block == 300.0, "no more than 288 blocks"
+    assert Scale.of(6 * HOUR, 168 * HOUR) == Scale(HOUR, 28 * HOUR, 600.0)
+
+
+def test_other_lengths_are_kept_to() -> None:
+    telemetry = Telemetry(600.0, scale=Scale.of(60.0, 600.0))
+    for index in range(100):
+        telemetry.add(Reading("a", 10.0 * index + 5, K3, window(K3, 4, 0.01, seconds=10.0), age=10.0 * index))
+    assert len(list(telemetry.blocks())) == 61
+    assert telemetry.left_out == {"the engine was younger than 20 s.": 2}
+    assert {key.slot for key in telemetry.cells} == {3, 4, 5, 6, 7, 8, 9}
+
+
+def test_reasons_do_not_grow_without_end() -> None:
+    telemetry = Telemetry()
+    for index in range(200):
+        telemetry.leave_out(f"it says {index}.")
+    assert len(telemetry.left_out) == MOST_SENTENCES + 1
+    assert telemetry.left_out[OTHER_REASONS] == 200 - MOST_SENTENCES
