@@ -19,106 +19,61 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import httpx
 
-from aerie.api.metrics import Prometheus
 from aerie.api.status import Arm, Status
 from aerie.controller.clock import Clock
 from aerie.controller.compare import Comparison, subject
 from aerie.controller.fetch import ScrapeError, client, fetch
 from aerie.controller.histories import Histories
-from aerie.controller.prometheus import Access, Servers, Standing
-from aerie.controller.queue import Key, WorkQueue
-from aerie.controller.readings import Readings
+from aerie.controller.lanes import (
+    LONGEST_URGENT_WAIT,
+    LONGEST_WAIT,
+    SLOWER,
+    SLOWEST,
+    UNBELIEVABLE,
+    Asked,
+    Lane,
+    Pod,
+    note,
+    seen,
+    share,
+)
+from aerie.controller.prometheus import Access, Servers
+from aerie.controller.queue import Key
 from aerie.controller.targets import Target, targets
 from aerie.engine.page import PageError, parse
 from aerie.engine.samples import Counters, Sample
 from aerie.engine.series import Scrape
 from aerie.resources import names
-from aerie.rollout.analysis.blocks import LATE, Block
+from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures, figures_of, settled, shown_by
 from aerie.rollout.observed import Observed
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = 32
-"""Pages at once, in each lane."""
-SLOWER, SLOWEST = 4.0, 60.0
-"""Calm pods are read this many times slower, up to so many seconds apart where the interval is not longer itself."""
-LONGEST_WAIT, LONGEST_URGENT_WAIT = 600.0, 60.0
-"""Seconds between two readings of a pod that does not answer."""
-UNBELIEVABLE = 3
-"""Pages in a row that say what cannot be, after which it is no accident."""
-ABSENT = 4
-"""Readings in a row in which Prometheus has nothing of a pod, after which it is no pod that has just begun."""
-STALE = 5.0
-"""Intervals after which a pod that does not answer counts for nothing."""
+Turn = Callable[[Lane, Key], Coroutine[None, None, None]]
 
 
-@dataclass(eq=False)
-class _Lane:
-    longest_wait: float
-    queue: WorkQueue = field(default_factory=WorkQueue)
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+class Listener(Protocol):
+    """Who hears of each reading that is believed."""
+
+    def hear(self, owner: Key, pod: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+        """`sample` was read at `at`, seconds since the epoch; the pod is read each `interval` seconds."""
 
 
-@dataclass(eq=False)
-class _Pod:
-    owner: Key
-    target: Target
-    lane: _Lane
-    interval: float
-    readings: Readings = field(default_factory=Readings)
-    failures: int = 0
-    latest: Sample | None = None
-    read_at: float = 0.0
-    """Seconds since the epoch."""
-    scraped_at: float = 0.0
-    """When Prometheus had scraped that, by its clock."""
-    unbelievable: int = 0
-    """Pages in a row that were read and say what cannot be."""
-    why: str = ""
-
-    @property
-    def stale_after(self) -> float:
-        return STALE * self.interval
-
-    def wait(self) -> float:
-        """Seconds until it is read again."""
-        longest = max(self.interval, self.lane.longest_wait)
-        return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
-
-
-@dataclass(eq=False)
-class _Asked:
-    """A resource whose metrics a Prometheus server has."""
-
-    server: Prometheus
-    lane: _Lane
-    interval: float
-    shortest: float
-    """The interval of a rollout: what the server's scrapes are held against."""
-    failures: int = 0
-    gap: float = 0.0
-    """Seconds between the latest two scrapes of a pod, the least of all pods."""
-    standing: Standing = field(default_factory=Standing)
-
-    def wait(self) -> float:
-        """Seconds until it is asked again."""
-        longest = max(self.interval, self.lane.longest_wait)
-        return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
-
-
-_Turn = Callable[[_Lane, Key], Coroutine[None, None, None]]
+class _Nobody:
+    def hear(self, owner: Key, pod: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+        pass
 
 
 class Scraper:
-    """See the module. `tell` is called with a resource whose figures have moved, `count` with how each reading ended."""
+    """See the module. `tell` is called with a resource whose figures have moved, `count` with how each reading ended, and
+    `listener` with each one that is believed."""
 
     def __init__(
         self,
@@ -127,14 +82,16 @@ class Scraper:
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
         access: Access | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self._tell, self._count, self._transport = tell, count, transport
         self._clock = clock or Clock()
         self._access = access or Access()
-        self._urgent, self._calm = _Lane(LONGEST_URGENT_WAIT), _Lane(LONGEST_WAIT)
-        self._urgent_asks, self._calm_asks = _Lane(LONGEST_URGENT_WAIT), _Lane(LONGEST_WAIT)
-        self._asked: dict[Key, _Asked] = {}
-        self._pods: dict[Key, _Pod] = {}
+        self._listener = listener or _Nobody()
+        self._urgent, self._calm = Lane(LONGEST_URGENT_WAIT), Lane(LONGEST_WAIT)
+        self._urgent_asks, self._calm_asks = Lane(LONGEST_URGENT_WAIT), Lane(LONGEST_WAIT)
+        self._asked: dict[Key, Asked] = {}
+        self._pods: dict[Key, Pod] = {}
         self._of: dict[Key, frozenset[Key]] = {}
         self._shown: dict[Key, Mapping[str, Figures]] = {}
         self._comparisons: dict[Key, Comparison] = {}
@@ -153,20 +110,20 @@ class Scraper:
             lane = self._urgent if rolling else self._calm
         else:
             lane = self._urgent_asks if rolling else self._calm_asks
-            self._ask_from_now(key, _Asked(metrics.source.prometheus, lane, interval, shortest))
+            self._ask_from_now(key, Asked(metrics.source.prometheus, lane, interval, shortest))
         found = {Key(key.namespace, name): target for name, target in targets(observed)}
         for gone in self._of.get(key, frozenset()) - found.keys():
             del self._pods[gone]
         for name, target in found.items():
             pod = self._pods.get(name)
             if pod is None:
-                pod = self._pods[name] = _Pod(key, target, lane, interval)
+                pod = self._pods[name] = Pod(key, target, lane, interval)
             elif (pod.lane, pod.interval) == (lane, interval):
                 pod.target = target
                 continue
             pod.target, pod.lane, pod.interval = target, lane, interval
             if metrics.source is None:
-                lane.queue.add_after(name, interval * _share(name))
+                lane.queue.add_after(name, interval * share(name))
         self._of[key] = frozenset(found)
         compared = subject(key.name, status, shortest) or self._histories.follow(key, observed, status, interval)
         if compared is None:
@@ -177,14 +134,14 @@ class Scraper:
             names.deployment(key.name, arm.revision, control=control): shown_by(arm) for arm, control in _arms(status)
         }
 
-    def _ask_from_now(self, key: Key, wanted: _Asked) -> None:
+    def _ask_from_now(self, key: Key, wanted: Asked) -> None:
         known = self._asked.get(key)
         if known is not None and known.server == wanted.server:
             if (known.lane, known.interval, known.shortest) == (wanted.lane, wanted.interval, wanted.shortest):
                 return
             wanted.standing = known.standing
         self._asked[key] = wanted
-        wanted.lane.queue.add_after(key, wanted.interval * _share(key))
+        wanted.lane.queue.add_after(key, wanted.interval * share(key))
 
     def forget(self, key: Key) -> None:
         """The resource is gone."""
@@ -216,6 +173,17 @@ class Scraper:
         asked = self._asked.get(key)
         return "" if asked is None else asked.standing.told
 
+    def silence(self, key: Key) -> str:
+        """Why nothing is read of the resource's pods; empty where something is, or nothing is known against it."""
+        asked = self._asked.get(key)
+        if asked is not None and asked.standing.told:
+            return asked.standing.told
+        pods = [(name, self._pods[name]) for name in sorted(self._of.get(key, frozenset()))]
+        if not pods or any(not pod.failed for _, pod in pods):
+            return ""
+        name, pod = pods[0]
+        return f"pod {name.name}: {pod.failed}"
+
     def figures(self, key: Key) -> Mapping[str, Figures]:
         """What is known of the resource's arms, by the name of their Deployment."""
         now = asyncio.get_running_loop().time()
@@ -244,57 +212,54 @@ class Scraper:
         finally:
             await servers.close()
 
-    async def _serve(self, lane: _Lane, turn: _Turn, group: asyncio.TaskGroup) -> None:
+    async def _serve(self, lane: Lane, turn: Turn, group: asyncio.TaskGroup) -> None:
         while True:
             await lane.free.acquire()
-            name, _ = await lane.queue.get()
-            group.create_task(turn(lane, name))
+            try:
+                key, _ = await lane.queue.get()
+            except asyncio.CancelledError:
+                lane.free.release()
+                raise
+            # A task that is cancelled before it begins runs none of its own clean-up.
+            group.create_task(turn(lane, key)).add_done_callback(functools.partial(_over, lane, key))
 
-    async def _turn(self, through: httpx.AsyncClient, lane: _Lane, name: Key) -> None:
-        try:
-            pod = self._pods.get(name)
-            if pod is None or pod.lane is not lane:
-                return
-            await self._read(name, pod, through)
-            if self._pods.get(name) is pod and pod.lane is lane:
-                lane.queue.add_after(name, pod.wait())
-        finally:
-            lane.queue.done(name)
-            lane.free.release()
+    async def _turn(self, through: httpx.AsyncClient, lane: Lane, name: Key) -> None:
+        pod = self._pods.get(name)
+        if pod is None or pod.lane is not lane:
+            return
+        await self._read(name, pod, through)
+        if self._pods.get(name) is pod and pod.lane is lane:
+            lane.queue.add_after(name, pod.wait())
 
-    async def _asking_turn(self, servers: Servers, lane: _Lane, key: Key) -> None:
-        try:
-            asked = self._asked.get(key)
-            if asked is None or asked.lane is not lane:
-                return
-            await self._ask(key, asked, servers)
-            if self._asked.get(key) is asked:
-                lane.queue.add_after(key, asked.wait())
-        finally:
-            lane.queue.done(key)
-            lane.free.release()
+    async def _asking_turn(self, servers: Servers, lane: Lane, key: Key) -> None:
+        asked = self._asked.get(key)
+        if asked is None or asked.lane is not lane:
+            return
+        await self._ask(key, asked, servers)
+        if self._asked.get(key) is asked:
+            lane.queue.add_after(key, asked.wait())
 
-    async def _read(self, name: Key, pod: _Pod, through: httpx.AsyncClient) -> None:
+    async def _read(self, name: Key, pod: Pod, through: httpx.AsyncClient) -> None:
         loop, target = asyncio.get_running_loop(), pod.target
         began, outcome, told = loop.time(), "done", ""
         try:
             page = await fetch(through, target.url)
-            outcome, told = self._take(pod, target, functools.partial(parse, page))
+            outcome, told = self._take(name, pod, target, functools.partial(parse, page), None)
         except ScrapeError as error:
             outcome, told = error.reason, str(error)
         except Exception:  # noqa: BLE001 - one pod's page must not end the reading of the others
             outcome = "error"
             _log.exception("pod %s: its page ended the reading with an error of Aerie's own", name)
         self._count(outcome, loop.time() - began)
-        _note(name, pod, outcome, told)
+        note(name, pod, outcome, told)
         if self._pods.get(name) is not pod:
             return
         closed = self._round(pod.owner)
         if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner)):
             self._tell(pod.owner)
 
-    def _take(self, pod: _Pod, target: Target, sample_of: Callable[[], Sample]) -> tuple[str, str]:
-        """What was read of the pod; how that went, and why."""
+    def _take(self, name: Key, pod: Pod, target: Target, sample_of: Callable[[], Sample], at: float | None) -> tuple[str, str]:
+        """What was read of the pod, as it was then; how that went, and why."""
         try:
             sample = sample_of()
         except PageError as error:
@@ -303,9 +268,10 @@ class Scraper:
         pod.readings.add(target.run, sample, asyncio.get_running_loop().time(), pod.stale_after)
         pod.latest, pod.read_at = sample, self._clock.now().timestamp()
         pod.unbelievable = 0
+        self._listener.hear(pod.owner, name.name, target, pod.read_at if at is None else at, sample, pod.interval)
         return "done", ""
 
-    async def _ask(self, key: Key, asked: _Asked, servers: Servers) -> None:
+    async def _ask(self, key: Key, asked: Asked, servers: Servers) -> None:
         """All pods of the resource, from its server."""
         loop = asyncio.get_running_loop()
         began, outcome = loop.time(), "done"
@@ -322,7 +288,7 @@ class Scraper:
                 gaps += [gap] if gap else []
                 news = news or before < pod.unbelievable == UNBELIEVABLE
             asked.gap = min(gaps, default=asked.gap)
-            trouble = _seen(asked, pods, found)
+            trouble = seen(asked, pods, found)
             asked.failures = 0
         except ScrapeError as error:
             outcome, trouble = error.reason, (error.reason, str(error))
@@ -341,15 +307,15 @@ class Scraper:
         if self._round(key) or news or (outcome == "done" and self._has_moved(key)):
             self._tell(key)
 
-    def _taken(self, name: Key, pod: _Pod, target: Target, found: Scrape | str) -> float:
+    def _taken(self, name: Key, pod: Pod, target: Target, found: Scrape | str) -> float:
         """What the server has of the pod; the seconds between its last two scrapes, where there was a new one."""
         if isinstance(found, str):
-            _note(name, pod, "absent", found)
+            note(name, pod, "absent", found)
             return 0.0
         if found.at <= pod.scraped_at:  # the scrape of before: no other reading
             return 0.0
         gap, pod.scraped_at = found.at - pod.scraped_at if pod.scraped_at else 0.0, found.at
-        _note(name, pod, *self._take(pod, target, found.sample))
+        note(name, pod, *self._take(name, pod, target, found.sample, found.at))
         return gap
 
     def _round(self, key: Key) -> bool:
@@ -370,25 +336,12 @@ class Scraper:
         return any(settled(shown, found[group]) != shown for group, shown in self._shown[key].items() if group in found)
 
 
-def _note(name: Key, pod: _Pod, outcome: str, told: str) -> None:
-    """How a reading of the pod went."""
-    pod.failures = 0 if outcome == "done" else pod.failures + 1
-    if pod.failures == 1:
-        _log.info("pod %s: %s", name, told)
-
-
-def _seen(asked: _Asked, pods: Mapping[str, _Pod], found: Mapping[str, Scrape | str]) -> tuple[str, str] | None:
-    """What is wrong with what the server has: the kind of it, and the sentence."""
-    for name, pod in pods.items():
-        one = found[name]
-        if isinstance(one, str) and pod.failures >= ABSENT:
-            return "absent", f"pod {name} {one}"
-    if asked.interval == asked.shortest and asked.gap > LATE * asked.shortest:
-        told = (
-            f"{asked.server.address} scrapes the pods each {asked.gap:.0f} s, and spec.metrics.interval is {asked.shortest:g} s"
-        )
-        return "sparse", f"{told}, by which blocks are counted: raise it to the time between two scrapes"
-    return None
+def _over(lane: Lane, key: Key, turn: asyncio.Task[None]) -> None:
+    """A turn has ended. One that was cut short is due again, for whoever reads after this."""
+    lane.queue.done(key)
+    lane.free.release()
+    if turn.cancelled():
+        lane.queue.add(key)
 
 
 def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:
@@ -399,8 +352,3 @@ def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:
         yield status.canary, False
         if status.canary.control is not None:
             yield status.canary.control, True
-
-
-def _share(name: Key) -> float:
-    """A number from 0 to 1 that is the pod's own, so that pods are read at different moments."""
-    return zlib.crc32(str(name).encode()) / 2**32

@@ -15,9 +15,10 @@ import pytest
 from aerie.api.metrics import MetricsSource, Prometheus
 from aerie.api.status import Status
 from aerie.controller.fetch import LARGEST, SECONDS, ScrapeError
+from aerie.controller.lanes import UNBELIEVABLE
 from aerie.controller.prometheus import AT_ONCE, LASTING, PODS, Access, Servers, Standing
 from aerie.controller.queue import Key
-from aerie.controller.scrape import UNBELIEVABLE, Scraper
+from aerie.controller.scrape import Scraper
 from aerie.engine.series import Scrape
 from aerie.rollout.figures import Figures
 from aerie.rollout.observed import Observed

@@ -15,8 +15,9 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
+from aerie.controller.lanes import AT_ONCE, LONGEST_WAIT
 from aerie.controller.queue import Key
-from aerie.controller.scrape import AT_ONCE, LONGEST_WAIT, Scraper
+from aerie.controller.scrape import Scraper
 from aerie.controller.targets import Target, targets
 from aerie.rollout.figures import Figures
 from aerie.rollout.observed import Observed
