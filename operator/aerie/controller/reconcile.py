@@ -29,6 +29,7 @@ from aerie.controller.probe import Prober
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
+from aerie.controller.tuner import Tuner
 from aerie.engine.catalog import Catalog
 from aerie.rollout.decide import NO_CATALOG, decide
 from aerie.rollout.observed import Observed
@@ -53,6 +54,7 @@ class Reconciler:
     catalog: Catalog = NO_CATALOG
     clock: Clock = field(default_factory=Clock)
     notifier: Notifier = field(default_factory=Notifier)
+    tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -91,6 +93,7 @@ class Reconciler:
             self.scraper.forget(key)
             self.notifier.forget(key)
             self.prober.forget(key)
+            self.tuner.forget(key)
             return None
         observed = self._with_readings(key, recall(self.mirror, document))
         plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
@@ -120,9 +123,10 @@ class Reconciler:
     def _follow(self, key: Key, observed: Observed, plan: Plan) -> None:
         self.scraper.follow(key, observed, plan.status)
         self.prober.follow(key, observed, plan.status)
+        self.tuner.follow(key, observed, plan.status)
 
     def _with_readings(self, key: Key, observed: Observed) -> Observed:
-        scraper = self.scraper
+        scraper, uid = self.scraper, observed.resource.metadata.uid
         return replace(
             observed,
             figures=scraper.figures(key),
@@ -130,7 +134,9 @@ class Reconciler:
             answers=self.prober.answers(key),
             unreadable=scraper.unreadable(key),
             source_trouble=scraper.trouble(key),
-            memory=scraper.memory(key, observed.resource.metadata.uid),
+            memory=scraper.memory(key, uid),
+            advice=self.tuner.advice(key, uid),
+            kept=self.tuner.kept(key, uid),
         )
 
 

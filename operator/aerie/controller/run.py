@@ -28,6 +28,7 @@ from aerie.controller.queue import WorkQueue
 from aerie.controller.reconcile import WORKERS, Reconciler
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
+from aerie.controller.tuner import Tuner
 from aerie.engine.catalog import Catalog
 
 _log = logging.getLogger(__name__)
@@ -106,14 +107,15 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     clock = Clock()
-    scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access)
+    tuner = Tuner(queue.add, telemetry.decided, lambda key: scraper.silence(key), clock)
+    scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access, listener=tuner)
     prober = Prober(queue.add)
     notifier = Notifier(options.hook, telemetry.noticed)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
         cluster, mirror, queue, telemetry, scraper, prober, options.preflight_image, options.dry_run, options.catalog, clock
     )
-    reconciler.notifier = notifier
+    reconciler.notifier, reconciler.tuner = notifier, tuner
     telemetry.leading(True)
     watch_stop, watching = asyncio.Event(), asyncio.Event()
     filled, relisted = asyncio.Event(), asyncio.Event()
@@ -137,11 +139,12 @@ async def _lead(
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     asker = asyncio.create_task(prober.run(), name="prober")
+    decider = asyncio.create_task(tuner.run(), name="tuner")
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
-        await asyncio.wait({watcher, lister, reader, asker, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (watcher, lister, reader, asker, *workers):
+        await asyncio.wait({watcher, lister, reader, asker, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (watcher, lister, reader, asker, decider, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -155,6 +158,7 @@ async def _lead(
         lister.cancel()
         reader.cancel()
         asker.cancel()
+        decider.cancel()
         if lost.is_set():  # not one call more
             for worker in workers:
                 worker.cancel()
@@ -164,7 +168,7 @@ async def _lead(
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
-        await asyncio.gather(watcher, lister, reader, asker, *workers, *ends, return_exceptions=True)
+        await asyncio.gather(watcher, lister, reader, asker, decider, *workers, *ends, return_exceptions=True)
 
 
 async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:

@@ -54,6 +54,19 @@ class Telemetry:
             ["outcome"],
             registry=self.registry,
         )
+        self._decisions = Counter(
+            "aerie_tuning_decisions",
+            "Decisions on speculation settings, by outcome: hold, change, explore, insufficient; nothing where no requests came, "
+            "outdated where the engines have changed meanwhile, failed.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._decision_seconds = Histogram(
+            "aerie_tuning_decision_seconds",
+            "Length of decisions on speculation settings, the start of their process among it.",
+            buckets=_WAITS,
+            registry=self.registry,
+        )
         self._last_pass = 0.0
         self.ready = False
 
@@ -80,6 +93,12 @@ class Telemetry:
     def noticed(self, outcome: str) -> None:
         """A notice was sent, or lost for this reason."""
         self._notices.labels(outcome).inc()
+
+    def decided(self, outcome: str, seconds: float) -> None:
+        """A decision on a speculation setting ended."""
+        self._decisions.labels(outcome).inc()
+        if outcome != "nothing":
+            self._decision_seconds.observe(seconds)
 
     def leading(self, leads: bool) -> None:
         """Leadership was gained or lost."""

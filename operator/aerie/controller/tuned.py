@@ -1,0 +1,262 @@
+"""What the tuner holds of one resource: what is tuned there, the last scrape of each pod, and the windows between scrapes.
+
+    reading of a pod ─► window since the one before, of the same run ─► Telemetry since the last decision
+                        with the setting of the pod's Deployment
+
+Guarantees: a window is of one run of one pod of an arm that differs from the stable one in its setting alone; one over a gap or
+a restart is left out and counted. A pod costs one scrape, which the reader of figures holds anyway; a resource without requests
+no telemetry at all. Not guaranteed: that a Deployment's pods run the setting that the status says; the windows themselves tell
+(`telemetry.wrong_setting`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Arm, Status
+from aerie.api.status import Setting as StatusSetting
+from aerie.controller.targets import Target
+from aerie.engine import arguments, versions
+from aerie.engine.samples import Reset, Sample, between
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.resources import names, preflight
+from aerie.resources.tuning import Kept
+from aerie.rollout.observed import Object, Observed
+from aerie.tuning.advice import Advice
+from aerie.tuning.order import EngineFacts
+from aerie.tuning.telemetry import Reading, Scale, Telemetry
+
+_NOTHING: Object = {}
+SHORTEST = 10.0
+"""Seconds of a window, where the pods are not read more often than that."""
+LONGEST = 5.0
+"""Intervals of a window; beyond them requests may have come and gone unseen."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tuned."""
+
+    uid: str | None
+    revision: str
+    """The stable one."""
+    family: str
+    """A hash of what the engines are, the setting apart; empty where no record tells."""
+    current: Setting | None
+    """None where the status does not say."""
+    settings: Mapping[str, Setting]
+    """By Deployment, of those whose pods tell something of this family."""
+    engine: EngineFacts | None
+    api_servers: int
+    interval: float
+    horizon: float
+
+    @property
+    def scale(self) -> Scale:
+        """Lengths of blocks and cells."""
+        return Scale.of(self.interval, self.horizon)
+
+
+@dataclass(slots=True)
+class _Tail:
+    run: str
+    at: float
+    sample: Sample
+
+
+@dataclass(eq=False, slots=True)
+class Tuned:
+    """Of one resource. Times are seconds of Unix time."""
+
+    subject: Subject
+    resource: SpeculativeDeployment
+    status: Status
+    reload: float | None = None
+    """Seconds from the start of an engine until it served, where known."""
+    kept: Kept | None = None
+    advice: Advice | None = None
+    since: Telemetry | None = None
+    """What came since the last decision; None for nothing."""
+    read: int = 0
+    """Readings since then."""
+    tails: dict[str, _Tail] = field(default_factory=dict)
+
+    def hear(self, pod: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+        """A reading of a pod, which is read each `interval` seconds."""
+        setting, tail = self.subject.settings.get(target.group), self.tails.get(pod)
+        self.read += 1
+        if setting is None:
+            self.tails.pop(pod, None)
+            return
+        if tail is not None and tail.run == target.run and at - tail.at < min(SHORTEST, 0.9 * interval):
+            return  # too short to tell anything: from the same scrape to the next one
+        self.tails[pod] = _Tail(target.run, at, sample)
+        if tail is None:
+            return
+        if tail.run != target.run or isinstance(window := between(tail.sample, sample), Reset):
+            self._telemetry().leave_out("between two scrapes the engine began anew, or its counters fell.")
+            return
+        if at - tail.at > LONGEST * interval:
+            self._telemetry().leave_out("the pod was not read for more than five intervals.")
+            return
+        if not window.request_steps and not window.first_tokens:
+            return
+        started = sample.started if sample.started is not None else tail.at - 2 * self.subject.scale.warm
+        self._telemetry().add(Reading(pod, at, setting, window, tail.at - started))
+
+    def forget_others(self, pods: frozenset[str]) -> None:
+        """Only these pods are there."""
+        for gone in self.tails.keys() - pods:
+            del self.tails[gone]
+
+    @property
+    def waiting(self) -> float:
+        """Requests in the queues, of all pods as they were read last."""
+        return sum(tail.sample.gauges.waiting or 0.0 for tail in self.tails.values())
+
+    def taken(self) -> Telemetry | None:
+        """What came since the last decision; from now on it begins anew."""
+        found, self.since, self.read = self.since, None, 0
+        return found
+
+    def given_back(self, telemetry: Telemetry) -> None:
+        """Nothing was decided on that."""
+        if self.since is not None and self.since.scale == telemetry.scale:
+            telemetry.merge(self.since)
+        self.since = telemetry
+
+    def _telemetry(self) -> Telemetry:
+        if self.since is None:
+            subject = self.subject
+            self.since = Telemetry(subject.horizon, subject.api_servers, subject.scale)
+        return self.since
+
+
+def subject(observed: Observed, status: Status, stable: Arm, records: Records) -> Subject:
+    """What there is to be tuned."""
+    resource, tuning = observed.resource, observed.resource.spec.speculation.tuning
+    facts = records.of(observed, stable.revision)
+    settings: dict[str, Setting] = {}
+    for arm, control in _arms(status):
+        setting = setting_of(arm.setting)
+        if setting is not None and facts is not None and records.family(observed, arm.revision) == facts.family:
+            settings[names.deployment(resource.metadata.name, arm.revision, control=control)] = setting
+    return Subject(
+        uid=resource.metadata.uid,
+        revision=stable.revision,
+        family=facts.family if facts else "",
+        current=setting_of(stable.setting),
+        settings=settings,
+        engine=facts.engine if facts else None,
+        api_servers=facts.api_servers if facts else 1,
+        interval=tuning.interval.total_seconds(),
+        horizon=tuning.history.total_seconds(),
+    )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of a revision, from its record."""
+
+    family: str
+    engine: EngineFacts
+    api_servers: int
+
+
+class Records:
+    """Reads what each revision of a resource is, once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Facts | None] = {}
+
+    def family(self, observed: Observed, revision: str) -> str | None:
+        """What its engines are, the setting apart."""
+        found = self.of(observed, revision)
+        return None if found is None else found.family
+
+    def of(self, observed: Observed, revision: str) -> Facts | None:
+        """None where there is no record of it, or one that cannot be read."""
+        if revision not in self._known:
+            child = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
+            if child is None:
+                return None
+            self._known = {
+                **dict(list(self._known.items())[-3:]),
+                revision: _facts((child.get("data") or {}).get("resource.json")),
+            }
+        return self._known[revision]
+
+
+def _facts(text: str | None) -> Facts | None:
+    try:
+        document = json.loads(text or "")
+        spec = SpeculativeDeployment.from_dict(document).spec
+        flags = list(spec.engine.args)
+        servers = arguments.read(flags).api_servers
+        version = versions.resolve(spec.engine.image, spec.engine.version)
+        told = {name: document["spec"].get(name) for name in ("model", "engine", "drafter")}
+    except (ValueError, LookupError, TypeError):
+        return None
+    if isinstance(version, versions.NoVersion):
+        return None
+    engine = EngineFacts(
+        version=str(version.version),
+        arguments=tuple(flags),
+        method=spec.drafter.method if spec.drafter is not None else "eagle3",
+        environment={one.name: one.value or "" for one in spec.engine.env if one.value_from is None},
+    )
+    family = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    return Facts(family, engine, servers)
+
+
+def setting_of(found: StatusSetting | None) -> Setting | None:
+    """The status' setting as the tuner has it; None where it says none that is one."""
+    try:
+        match found:
+            case None:
+                return None
+            case StatusSetting(mode="Off"):
+                return Off()
+            case StatusSetting(mode="Static", tokens=tokens):
+                return Static(tokens)
+            case StatusSetting(mode="Adaptive", tokens=tokens):
+                return Adaptive(tokens)
+            case _:
+                return Schedule(tuple(Tier(one.first, one.last, one.tokens) for one in found.schedule or ()), found.tokens)
+    except ValueError:
+        return None
+
+
+def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:
+    for arm in (status.stable, status.canary, status.previous):
+        if arm is not None:
+            yield arm, False
+    if status.stable is not None and status.canary is not None and status.canary.control is not None:
+        yield status.stable, True
+
+
+def reload_of(pods: tuple[Object, ...]) -> float | None:
+    """Seconds from the start of an engine's container until its pod was ready, the median of pods that never restarted."""
+    found = [seconds for pod in pods if (seconds := _seconds_to_ready(pod)) is not None]
+    return statistics.median(found) if found else None
+
+
+def _seconds_to_ready(pod: Object) -> float | None:
+    status: Mapping[str, Any] = pod.get("status") or {}
+    containers: list[Object] = status.get("containerStatuses") or []
+    conditions: list[Object] = status.get("conditions") or []
+    engine = next((one for one in containers if one.get("name") == names.ENGINE), _NOTHING)
+    ready = next((one for one in conditions if (one.get("type"), one.get("status")) == ("Ready", "True")), _NOTHING)
+    started = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
+    at = ready.get("lastTransitionTime")
+    if engine.get("restartCount") or not started or not at:
+        return None
+    seconds = (datetime.fromisoformat(at) - datetime.fromisoformat(started)).total_seconds()
+    return seconds if seconds > 0 else None

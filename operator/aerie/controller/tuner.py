@@ -1,0 +1,263 @@
+"""Decides, for each resource that is tuned, which speculation setting it should have: in the background of the passes.
+
+    reader ─ hear ─► Tuned: windows ─┐
+    pass ─ follow ─► Subject ────────┴─ interval is over ─► Order ─► child process ─► Advice, ConfigMap ─► next pass
+
+Guarantees: nothing is decided without windows of requests since the last time, and then the advice says why: no page could be
+read, there were no requests, or all windows were left out. A resource without requests costs no process. One decision at a time;
+one that fails is counted, logged, and tried again later and later, and what was counted is kept for it. What an earlier operator
+has written is what it goes on from. Not guaranteed: the windows of the interval in which an operator dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from aerie.api.status import Status
+from aerie.controller.clock import Clock
+from aerie.controller.decider import Decider, DeciderError
+from aerie.controller.queue import Backoff, Key, WorkQueue
+from aerie.controller.targets import Target, targets
+from aerie.controller.tuned import Records, Subject, Tuned, reload_of, subject
+from aerie.engine.samples import Sample
+from aerie.engine.speculation import max_tokens
+from aerie.resources.tuning import Kept
+from aerie.rollout import kept as keeping
+from aerie.rollout.observed import Observed
+from aerie.tuning.advice import Advice, AdviceError
+from aerie.tuning.order import Answer, Order
+from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+
+AFTER_ROLLBACK = 4.0
+"""Cooldowns after a change that was taken back."""
+SOONEST = 0.1
+"""Intervals after which an operator that has just begun decides where one before it is overdue."""
+
+
+class Tuner:
+    """See the module. `tell` is called with a resource that there is a new advice for, `count` with how each decision ended and
+    its seconds, and `silence` says why nothing is read of a resource's pods."""
+
+    def __init__(
+        self,
+        tell: Callable[[Key], None],
+        count: Callable[[str, float], None] = lambda *_: None,
+        silence: Callable[[Key], str] = lambda _: "",
+        clock: Clock | None = None,
+        decider: Decider | None = None,
+    ) -> None:
+        self._tell, self._count, self._silence = tell, count, silence
+        self._clock = clock or Clock()
+        self._decider = decider or Decider()
+        self._queue = WorkQueue(Backoff(first=30.0, most=1800.0))
+        self._tuned: dict[Key, Tuned] = {}
+        self._records: dict[Key, Records] = {}
+
+    def follow(self, key: Key, observed: Observed, status: Status) -> None:
+        """Tune the resource from now on, as was observed and as its status is."""
+        resource, stable = observed.resource, status.stable
+        if not keeping.tunes(resource) or stable is None:
+            self.forget(key)
+            return
+        wanted = subject(observed, status, stable, self._records.setdefault(key, Records()))
+        tuned = self._tuned.get(key)
+        if tuned is None or tuned.subject.uid != wanted.uid:
+            tuned = self._tuned[key] = Tuned(wanted, resource, status)
+            self._recall(tuned, observed)
+            self._queue.add_after(key, self._first(key, tuned))
+        elif tuned.subject != wanted:
+            self._changed(key, tuned, wanted)
+        tuned.resource, tuned.status = resource, status
+        tuned.reload = reload_of(observed.group(stable.revision)) or tuned.reload
+        tuned.forget_others(frozenset(name for name, _ in targets(observed)))
+        there = keeping.written(observed)
+        if tuned.kept is not None and there is not None and there.telemetry == tuned.kept.telemetry:
+            tuned.kept = replace(tuned.kept, telemetry=there.telemetry)  # the mirror's own text, instead of two
+
+    def forget(self, key: Key) -> None:
+        """The resource is gone, or not tuned."""
+        self._tuned.pop(key, None)
+        self._records.pop(key, None)
+
+    def hear(self, owner: Key, pod: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+        """A believed reading of a pod."""
+        tuned = self._tuned.get(owner)
+        if tuned is not None:
+            tuned.hear(pod, target, at, sample, interval)
+
+    def advice(self, key: Key, uid: str | None) -> Advice | None:
+        """The latest advice for the resource with this uid."""
+        tuned = self._tuned.get(key)
+        return tuned.advice if tuned is not None and tuned.subject.uid == uid else None
+
+    def kept(self, key: Key, uid: str | None) -> Kept | None:
+        """What is known of the resource with this uid, for its ConfigMap."""
+        tuned = self._tuned.get(key)
+        return tuned.kept if tuned is not None and tuned.subject.uid == uid else None
+
+    async def run(self) -> None:
+        """Decide until cancelled."""
+        try:
+            while True:
+                key, _ = await self._queue.get()
+                try:
+                    await self._turn(key)
+                finally:
+                    self._queue.done(key)
+        finally:
+            await self._decider.close()
+
+    # ------------------------------------------------------------------------------------------------------- what there is
+    def _recall(self, tuned: Tuned, observed: Observed) -> None:
+        """What an earlier operator has written, if it is of these engines."""
+        found = keeping.written(observed)
+        if found is None or found.family != tuned.subject.family:
+            return
+        tuned.kept = found
+        try:
+            tuned.advice = Advice.from_dict(json.loads(found.advice))
+        except (AdviceError, ValueError):
+            tuned.advice = None
+
+    def _first(self, key: Key, tuned: Tuned) -> float:
+        """Seconds until the first decision: resources that came together are decided on one by one."""
+        interval = tuned.subject.interval
+        spread = zlib.crc32(str(key).encode()) / 2**32
+        if tuned.kept is None:
+            return interval * (1 + SOONEST * spread)
+        left = tuned.kept.at + interval - self._clock.now().timestamp()
+        return min(interval, max(left, 0.0)) + interval * SOONEST * (1 + spread)
+
+    def _changed(self, key: Key, tuned: Tuned, wanted: Subject) -> None:
+        before, tuned.subject = tuned.subject, wanted
+        if before.family != wanted.family:  # other engines: nothing that was counted is of them
+            tuned.kept = tuned.since = tuned.advice = None
+            tuned.tails.clear()
+        elif before.scale != wanted.scale or before.horizon != wanted.horizon:
+            tuned.since = None
+        if before.interval != wanted.interval:
+            self._queue.add_after(key, wanted.interval)
+
+    # ------------------------------------------------------------------------------------------------------------ deciding
+    async def _turn(self, key: Key) -> None:
+        tuned = self._tuned.get(key)
+        if tuned is None:
+            return
+        began, outcome = asyncio.get_running_loop().time(), "failed"
+        before, kept = tuned.advice, tuned.kept
+        try:
+            outcome = await self._decide(key, tuned)
+            self._queue.forget(key)
+            self._queue.add_after(key, tuned.subject.interval)
+        except DeciderError as error:
+            seconds = self._queue.failed(key)
+            _log.warning("%s: no decision on its speculation setting: %s; again in %.0f s", key, error, seconds)
+        except Exception:  # noqa: BLE001 - one resource's fault must not end the others' decisions
+            self._queue.failed(key)
+            _log.exception("%s: the decision on its speculation setting ended with an error of Aerie's own", key)
+        self._count(outcome, asyncio.get_running_loop().time() - began)
+        if self._tuned.get(key) is tuned and (tuned.kept is not kept or not _says_the_same(before, tuned.advice)):
+            self._tell(key)
+
+    async def _decide(self, key: Key, tuned: Tuned) -> str:
+        """An advice, by a process of its own where there is something to decide on; how it ended."""
+        read, telemetry = tuned.read, tuned.taken()
+        now = round(self._clock.now().timestamp(), 3)
+        reason = self._nothing(key, tuned, telemetry, read)
+        if reason or telemetry is None:
+            tuned.advice = Advice(tuned.subject.revision, now, "Insufficient", None, None, reason)
+            return "nothing"
+        subject, order = tuned.subject, _order(tuned, telemetry, now)
+        try:
+            answer = await self._decider.ask(order)
+        except BaseException:
+            if tuned.subject.family == subject.family and tuned.subject.scale == telemetry.scale:
+                tuned.given_back(telemetry)
+            raise
+        if (tuned.subject.family, tuned.subject.scale) != (subject.family, subject.scale):
+            return "outdated"
+        tuned.advice = answer.advice
+        tuned.kept = _kept(subject, answer, now)
+        _log.info("%s: tuning says %s: %s", key, answer.advice.action, answer.advice.reason)
+        return answer.advice.action.lower()
+
+    def _nothing(self, key: Key, tuned: Tuned, telemetry: Telemetry | None, read: int) -> str:
+        """Why there is nothing to decide on; empty where there is."""
+        subject = tuned.subject
+        if subject.current is None or subject.engine is None:
+            return "no record tells what the engines of the stable revision are: it comes with the next revision."
+        if read == 0:
+            return f"nothing was read of the pods in the last interval{_because(self._silence(key))}"
+        if telemetry is None:
+            return "there were no requests in the last interval, so there is nothing to decide on."
+        if telemetry.newest is not None and any(True for _ in telemetry.blocks()):
+            return ""
+        sentence, _ = telemetry.left_out.most_common(1)[0]
+        return f"of the last interval nothing counts: {sentence}"
+
+
+def _because(silence: str) -> str:
+    return f": {silence.rstrip('.')}." if silence else "."
+
+
+def _says_the_same(before: Advice | None, after: Advice | None) -> bool:
+    """Whether nothing but the moment is another."""
+    return before == after or (before is not None and after is not None and replace(before, at=after.at) == after)
+
+
+def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
+    subject, spec = tuned.subject, tuned.resource.spec
+    assert subject.current is not None
+    assert subject.engine is not None
+    tuning, slo, told = spec.speculation.tuning, spec.speculation.tuning.slo, tuned.status.speculation
+    objectives = Objectives()
+    if slo is not None:
+        per_token, first = slo.time_per_output_token, slo.time_to_first_token
+        objectives = Objectives(
+            per_token.total_seconds() if per_token else None, first.total_seconds() if first else None, slo.percentile
+        )
+    history = History()
+    if told is not None:
+        history = History(_seconds(told.changed_at), _seconds(told.rolled_back_at), _seconds(told.speculated_at))
+    policy, cooldown = Policy(), tuning.cooldown.total_seconds()
+    policy = replace(
+        policy,
+        cooldown=cooldown,
+        cooldown_after_rollback=AFTER_ROLLBACK * cooldown,
+        reload=tuned.reload or policy.reload,
+        canary=subject.interval,
+        probe=subject.horizon,
+    )
+    return Order(
+        revision=subject.revision,
+        now=now,
+        current=subject.current,
+        engine=subject.engine,
+        most=max(tuning.max_tokens, max_tokens(subject.current)),
+        replicas=spec.replicas,
+        waiting=tuned.waiting,
+        objectives=objectives,
+        history=history,
+        policy=policy,
+        horizon=subject.horizon,
+        scale=subject.scale,
+        kept=tuned.kept.telemetry if tuned.kept is not None else "",
+        since=telemetry,
+    )
+
+
+def _kept(subject: Subject, answer: Answer, now: float) -> Kept:
+    return Kept(now, subject.family, answer.telemetry, json.dumps(answer.advice.to_dict()), answer.explanation)
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()

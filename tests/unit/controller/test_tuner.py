@@ -1,0 +1,480 @@
+"""What the tuner is told, when it decides, and that without evidence it asks for nothing. Time is virtual, and so are decisions,
+but for the last test: that one has a real process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Status
+from aerie.controller.clock import Clock
+from aerie.controller.decider import Decider, DeciderError
+from aerie.controller.queue import Key
+from aerie.controller.targets import Target
+from aerie.controller.tuned import reload_of
+from aerie.controller.tuner import Tuner
+from aerie.engine.samples import Counters, Gauges, Sample
+from aerie.engine.speculation import Off, Static
+from aerie.resources import preflight, tuning
+from aerie.rollout.observed import Observed
+from aerie.tuning.advice import Advice
+from aerie.tuning.order import Answer, Order
+from aerie.tuning.store import pack
+from aerie.tuning.telemetry import Scale, Telemetry
+from tests.unit.controller.conftest import Run
+from tests.unit.controller.test_scrape import deployment, pod
+from tests.unit.tuning.windows import K3, window
+
+CHAT = Key("default", "chat")
+T0 = datetime(2026, 11, 1, tzinfo=UTC)
+MINUTE = 60.0
+INTERVAL = 30 * MINUTE
+ZERO = window(K3, 1.0, 0.01) - window(K3, 1.0, 0.01)
+BUSY = window(K3, 8.0, 0.01)
+"""A minute of one pod."""
+
+
+class Virtual(Clock):
+    """Goes with the loop's time."""
+
+    def now(self) -> datetime:
+        return T0 + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+class Fake(Decider):
+    """Answers as it is told, in no time."""
+
+    def __init__(self) -> None:
+        super().__init__(("false",))
+        self.orders: list[Order] = []
+        self.action = "Hold"
+        self.broken = ""
+
+    async def ask(self, order: Order) -> Answer:
+        self.orders.append(order)
+        if self.broken:
+            raise DeciderError(self.broken)
+        setting = Static(5) if self.action in ("Change", "Explore") else None
+        advice = Advice(order.revision, order.now, self.action, setting, None, "because.")  # type: ignore[arg-type]
+        return Answer(advice, "all of it", pack(order.telemetry()))
+
+    async def close(self) -> None:
+        pass
+
+
+def resource(
+    mode: str = "Auto", *, image: str = "vllm/vllm-openai:v0.33.0", args: tuple[str, ...] = (), more: Any = None, **status: Any
+) -> SpeculativeDeployment:
+    arm = {"revision": "r1", "setting": {"mode": "Static", "tokens": 3}}
+    return SpeculativeDeployment.from_dict(
+        {
+            "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat"},
+            "spec": {
+                "replicas": 2,
+                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+                "drafter": {"source": {"volumeClaim": {"claimName": "drafters"}}},
+                "engine": {"image": image, "args": list(args)},
+                "speculation": {"tuning": {"mode": mode, **(more or {})}},
+            },
+            "status": {"stable": arm, **status},
+        }
+    )
+
+
+class Story:
+    """A tuner, and a resource that it follows."""
+
+    def __init__(self) -> None:
+        self.decider, self.told, self.ends = Fake(), list[float](), Counter[str]()
+        self.silence = ""
+        self.tuner = Tuner(self._tell, self._count, lambda _: self.silence, Virtual(), self.decider)
+        self.counters: dict[str, Counters] = {}
+        self.children: dict[str, dict[str, Any]] = {}
+
+    def _tell(self, key: Key) -> None:
+        assert key == CHAT
+        self.told.append(asyncio.get_running_loop().time())
+
+    def _count(self, outcome: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.ends[outcome] += 1
+
+    def follow(self, of: SpeculativeDeployment, *revisions: SpeculativeDeployment) -> None:
+        """As it is now; `revisions` are the specs that made r1, r2, ..."""
+        for number, spec in enumerate(revisions or (of,), 1):
+            record = preflight.record(spec, f"r{number}", {})
+            self.children[f"r{number}"] = record
+        children = (deployment(), *self.children.values())
+        pods = (pod(), pod(1, address="10.0.0.2"))
+        self.tuner.follow(CHAT, Observed(of, children, pods=pods), of.status or Status())
+
+    def written(self) -> None:
+        kept = self.tuner.kept(CHAT, "uid-chat")
+        assert kept is not None
+        made = tuning.config_map("chat", kept)
+        made["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
+        self.children["tuning"] = made
+
+    def hear(self, counted: Counters, *, number: int = 0, group: str = "chat-r1", run: str = "c1", **gauges: Any) -> None:
+        """A reading of a pod, after what it counted since the last one."""
+        name = f"{group}-hash-{number}"
+        self.counters[name] = self.counters.get(name, ZERO) + counted
+        found = Sample(self.counters[name], Gauges(1.0, gauges.get("waiting", 0.0), 0.1, 1000.0), frozenset({"0"}))
+        at = self.tuner._clock.now().timestamp()
+        self.tuner.hear(CHAT, name, Target("http://10.0.0.1:8000/metrics", group, run), at, found, 60.0)
+
+    async def traffic(self, seconds: float, counted: Counters = BUSY, every: float = 60.0, **of: Any) -> None:
+        for _ in range(round(seconds / every)):
+            self.hear(counted, **of)
+            await asyncio.sleep(every)
+
+    async def __aenter__(self) -> Self:
+        self.running = asyncio.create_task(self.tuner.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+    @property
+    def advice(self) -> Advice:
+        found = self.tuner.advice(CHAT, "uid-chat")
+        assert found is not None
+        return found
+
+
+# -------------------------------------------------------------------------------------------------------------- when it decides
+def test_it_decides_once_an_interval_on_all_that_came_since(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(2.5 * INTERVAL)
+            assert [order.current for order in one.decider.orders] == [Static(3)] * 2
+            first, second = (order.since for order in one.decider.orders)
+            whole = one.decider.orders[1].telemetry()
+            windows = sum(cell.windows for cell in whole.cells.values())
+            assert windows == sum(cell.windows for part in (first, second) for cell in part.cells.values())
+            assert 50 <= windows <= 70
+            assert one.ends == {"hold": 2}
+            assert len(one.told) == 2
+            assert one.advice.revision == "r1"
+            kept = one.tuner.kept(CHAT, "uid-chat")
+            assert kept is not None
+            assert (kept.explanation, Advice.from_dict(json.loads(kept.advice))) == ("all of it", one.advice)
+
+    run(story())
+
+
+def test_what_it_asks_with(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            more = {"maxTokens": 5, "cooldown": "1h", "history": "12h", "interval": "10m", "slo": {"timePerOutputToken": "40ms"}}
+            told = {"current": {"mode": "Static", "tokens": 3}, "changedAt": "2026-10-31T00:00:00Z"}
+            one.follow(resource(args=("--max-num-seqs=64",), more=more, speculation=told))
+            await one.traffic(700.0, waiting=3.0)
+            (order,) = one.decider.orders
+            assert (order.revision, order.most, order.replicas, order.waiting) == ("r1", 5, 2, 3.0)
+            assert (order.engine.version, order.engine.arguments) == ("0.33.0", ("--max-num-seqs=64",))
+            assert (order.policy.cooldown, order.policy.cooldown_after_rollback) == (3600.0, 4 * 3600.0)
+            assert (order.policy.canary, order.horizon, order.scale) == (600.0, 12 * 3600.0, Scale.of(600.0, 12 * 3600.0))
+            assert order.objectives.time_per_output_token == pytest.approx(0.04)
+            assert order.history.changed == datetime(2026, 10, 31, tzinfo=UTC).timestamp()
+            back = Order.from_line(order.to_line())
+            assert replace(back, since=order.since) == order
+            assert back.since.cells.keys() == order.since.cells.keys()
+
+    run(story())
+
+
+@pytest.mark.parametrize("mode", ["Recommend", "Off"])
+def test_who_is_not_tuned_is_not_followed(run: Run, mode: str) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource(mode))
+            await one.traffic(1.2 * INTERVAL)
+            assert len(one.decider.orders) == (mode == "Recommend")
+            one.follow(resource("Off"))
+            assert one.tuner.advice(CHAT, "uid-chat") is None
+            assert one.tuner.kept(CHAT, "uid-chat") is None
+
+    run(story())
+
+
+def test_a_new_operator_goes_on_from_what_is_written(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(1.2 * INTERVAL)
+            one.written()
+            async with Story() as two:
+                two.children = dict(one.children)
+                two.follow(resource())
+                assert two.advice == one.advice
+                await two.traffic(1.3 * INTERVAL)
+                (order,) = two.decider.orders
+                assert order.kept
+                assert sum(cell.windows for cell in order.telemetry().cells.values()) > sum(
+                    cell.windows for cell in order.since.cells.values()
+                )
+            async with Story() as stranger:
+                stranger.children = dict(one.children)
+                stranger.follow(resource(image="vllm/vllm-openai:v0.32.0"))
+                assert stranger.tuner.kept(CHAT, "uid-chat") is None, "it is of other engines"
+
+    run(story())
+
+
+# ------------------------------------------------------------------------------------------------------------ without evidence
+def test_without_requests_nothing_is_decided_and_nothing_held(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(3.5 * INTERVAL, ZERO)
+            assert one.decider.orders == []
+            assert one.advice.action == "Insufficient"
+            assert "no requests" in one.advice.reason
+            assert len(one.told) == 1, "what says nothing new causes no pass"
+            assert one.ends == {"nothing": 3}
+            assert one.tuner._tuned[CHAT].since is None
+
+    run(story())
+
+
+def test_when_nothing_can_be_read_the_advice_says_why(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.decider.action = "Change"
+            one.follow(resource())
+            await one.traffic(1.2 * INTERVAL)
+            assert one.advice.setting == Static(5)
+            one.silence = "http://prometheus:9090 cannot be reached."
+            await asyncio.sleep(2 * INTERVAL)
+            assert one.advice.action == "Insufficient"
+            assert one.advice.reason == (
+                "nothing was read of the pods in the last interval: http://prometheus:9090 cannot be reached."
+            )
+            kept = one.tuner.kept(CHAT, "uid-chat")
+            assert kept is not None, "what was counted before stays"
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("counted", "reason"),
+    [
+        (window(Static(5), 8.0, 0.01), "built for 5 draft tokens"),
+        (window(Off(), 8.0, 0.01), "does not count drafts"),
+    ],
+    ids=["K changed by hand", "speculation switched off by hand"],
+)
+def test_an_engine_that_runs_something_else_is_no_evidence(run: Run, counted: Counters, reason: str) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            one.counters["chat-r1-hash-0"] = counted - counted
+            await one.traffic(1.2 * INTERVAL, counted)
+            assert one.decider.orders == []
+            assert one.advice.action == "Insufficient"
+            assert reason in one.advice.reason
+
+    run(story())
+
+
+def test_restarts_and_gaps_are_left_out_and_counted(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(600.0)
+            one.counters.clear()  # the counters begin anew
+            await one.traffic(600.0, run="c2")
+            one.counters["chat-r1-hash-0"] = ZERO
+            await one.traffic(120.0, run="c2")
+            await asyncio.sleep(301.0)
+            await one.traffic(600.0, run="c2")
+            (order,) = one.decider.orders
+            assert order.since.left_out == {
+                "between two scrapes the engine began anew, or its counters fell.": 2,
+                "the pod was not read for more than five intervals.": 1,
+            }
+
+    run(story())
+
+
+def test_short_windows_are_put_together(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(1.2 * INTERVAL, window(K3, 8.0, 0.01, seconds=5.0), every=5.0)
+            (order,) = one.decider.orders
+            windows = sum(cell.windows for cell in order.since.cells.values())
+            assert 150 <= windows <= 200, "of ten seconds each"
+
+    run(story())
+
+
+def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.tuner.follow(CHAT, Observed(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
+            await one.traffic(1.2 * INTERVAL)
+            assert one.decider.orders == []
+            assert one.advice.reason.startswith("no record tells what the engines")
+
+    run(story())
+
+
+# ------------------------------------------------------------------------------------------------------------------- whose pods
+def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
+    async def story() -> None:
+        for other, settings in ((resource(), 2), (resource(image="vllm/vllm-openai:v0.32.0"), 1)):
+            canary: dict[str, Any] = {
+                "canary": {
+                    "revision": "r2",
+                    "change": "K=5",
+                    "startedAt": "2026-11-01T00:00:00Z",
+                    "setting": {"mode": "Static", "tokens": 5},
+                    "control": {"revision": "r1"},
+                }
+            }
+            async with Story() as one:
+                one.follow(resource(**canary), resource(), other)
+                wide = window(Static(5), 8.0, 0.01)
+                one.counters["chat-r2-hash-0"] = wide - wide
+                for _ in range(40):
+                    one.hear(BUSY)
+                    one.hear(BUSY, group="chat-r1-control")
+                    one.hear(wide, group="chat-r2")
+                    await asyncio.sleep(60.0)
+                (order,) = one.decider.orders
+                assert {str(block.setting) for block in order.since.blocks()} == {"3", "5"} if settings == 2 else {"3"}
+                assert {key.replica for key in order.since.cells} >= {"chat-r1-hash-0"}
+
+    run(story())
+
+
+def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(1.2 * INTERVAL)
+            arm = {"revision": "r2", "setting": {"mode": "Static", "tokens": 5}}
+            one.follow(resource(stable=arm), resource(), resource())
+            assert one.tuner.kept(CHAT, "uid-chat") is not None
+            arm = {"revision": "r3", "setting": {"mode": "Static", "tokens": 5}}
+            newer = resource(image="vllm/vllm-openai:v0.32.0")
+            one.follow(resource(stable=arm), resource(), resource(), newer)
+            assert one.tuner.kept(CHAT, "uid-chat") is None
+            assert one.tuner.advice(CHAT, "uid-chat") is None
+
+    run(story())
+
+
+# ----------------------------------------------------------------------------------------------------------------- what may fail
+def test_a_decision_that_fails_is_tried_again_on_all_that_was_counted(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.decider.broken = "it ended with status -9"
+            one.follow(resource())
+            await one.traffic(1.2 * INTERVAL)
+            failed = len(one.decider.orders)
+            assert failed >= 2
+            assert one.ends == {"failed": failed}
+            assert one.told == []
+            one.decider.broken = ""
+            await one.traffic(0.5 * INTERVAL)
+            assert one.ends["hold"] == 1
+            windows = sum(cell.windows for cell in one.decider.orders[-1].since.cells.values())
+            assert windows >= 30, "those of the failed tries are among them"
+
+    run(story())
+
+
+def test_a_pods_start_tells_what_a_reload_costs() -> None:
+    def started(seconds: int, **engine: Any) -> dict[str, Any]:
+        made = pod()
+        begun = {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}, **engine}
+        made["status"]["containerStatuses"][0] |= begun
+        at = (T0 + timedelta(seconds=seconds)).isoformat()
+        made["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
+        return made
+
+    assert reload_of((started(100), started(200), started(900), started(1, restartCount=2), pod())) == 200.0
+    assert reload_of((pod(),)) is None
+
+
+# ------------------------------------------------------------------------------------------------------------- the real process
+def order(**changes: Any) -> Order:
+    from aerie.tuning.order import EngineFacts
+    from aerie.tuning.policy import History, Objectives, Policy
+    from tests.unit.tuning.windows import spread, telemetry
+
+    since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
+    made = Order(
+        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, Objectives(), History(), Policy()),
+        *(since.horizon, since.scale, "", since),
+    )
+    return replace(made, **changes)
+
+
+def in_real_time(work: Any) -> None:
+    asyncio.run(work)
+
+
+def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
+    async def story() -> None:
+        decider = Decider(limit=300.0, idle=0.0)
+        try:
+            first = await decider.ask(order())
+            assert first.advice.action in ("Hold", "Change", "Explore")
+            assert first.advice.revision == "r1"
+            assert "What it rests on" in first.explanation
+            process = decider._process
+            assert process is not None
+            async with asyncio.timeout(300.0):
+                assert await process.wait() == 0, "it ends with its input"
+            again = await decider.ask(order(kept=first.telemetry, since=Telemetry()))
+            assert again.advice == first.advice, "the same telemetry, from its text"
+            few = await decider.ask(order(since=Telemetry()))
+            assert few.advice.action == "Insufficient"
+            with pytest.raises(DeciderError, match="failed: "):
+                await decider.ask(order(engine=replace(order().engine, version="none")))
+        finally:
+            await decider.close()
+
+    in_real_time(story())
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import sys; sys.stdin.readline(); print('nonsense')", "failed"),
+        ("import sys; sys.exit(3)", "failed|cannot be run"),
+        ("import time; time.sleep(600)", "no answer came within"),
+        ("import sys; sys.stdin.readline(); sys.stdout.write('x' * 5_000_000); sys.stdout.flush()", "failed"),
+    ],
+    ids=["talks nonsense", "ends", "hangs", "does not stop talking"],
+)
+def test_a_process_that_does_not_answer_as_it_should_is_killed(program: str, message: str) -> None:
+    async def story() -> None:
+        decider = Decider((sys.executable, "-c", program), limit=1.0 if "sleep" in program else 300.0)
+        with pytest.raises(DeciderError, match=message):
+            await decider.ask(order(since=Telemetry()))
+        assert decider._process is None
+
+    in_real_time(story())
+
+
+def test_a_command_that_is_none_is_told() -> None:
+    async def story() -> None:
+        with pytest.raises(DeciderError, match="cannot be run"):
+            await Decider(("/nonexistent",)).ask(order(since=Telemetry()))
+
+    in_real_time(story())
