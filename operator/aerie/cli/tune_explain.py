@@ -1,0 +1,156 @@
+"""`aerie tune explain`: why a resource's engines have the speculation setting that they have, from what the operator has written.
+
+Read are the resource's status and the ConfigMap of its tuner, with the rights of the kubeconfig; nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Balance, Gain, Status, Tried
+from aerie.api.status import Setting as StatusSetting
+from aerie.cli.console import CommandError, out
+from aerie.resources import tuning
+from aerie.resources.tuning import Kept
+
+
+def explain(
+    name: Annotated[str, typer.Argument(help="Name of the SpeculativeDeployment.")],
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Its namespace. Default: the kubeconfig's.")] = None,
+) -> None:
+    """Say why a resource's engines have the speculation setting that they have: the last decision, and what was done before."""
+    document, data = asyncio.run(_read(name, namespace))
+    resource = SpeculativeDeployment.from_dict(document)
+    out.print(escape("\n".join(account(resource, Kept.from_data(data or {}), datetime.now(UTC)))))
+
+
+def account(resource: SpeculativeDeployment, kept: Kept | None, now: datetime) -> Iterator[str]:
+    """The lines of it."""
+    spec, status = resource.spec.speculation, resource.status or Status()
+    told = status.speculation
+    yield f"{resource.metadata.namespace or 'default'}/{resource.metadata.name}: tuning.mode {spec.tuning.mode}"
+    if told is not None:
+        yield f"  in force     {named(told.current)}" + _of_spec(told.chosen is not None, spec.tokens)
+        if told.recommended is not None:
+            yield f"  recommended  {named(told.recommended)}{_gain(told.predicted)}"
+        if told.trial is not None:
+            trial = told.trial
+            since = f"{_ago(trial.started_at, now)} ({trial.purpose})"
+            yield f"  under trial  {named(trial.setting)}{_gain(trial.predicted)}, since {since}"
+        if told.why:
+            yield f"  {told.why}"
+    for one in status.conditions:
+        if one.type == "Tuned":
+            yield f"  Tuned={one.status} ({one.reason}): {one.message}"
+    yield ""
+    yield from _before(told.changes if told is not None else [], told.balance if told is not None else None, now)
+    yield ""
+    if spec.tuning.mode == "Off":
+        yield "The mode is Off, so nothing is decided: set spec.speculation.tuning.mode to Recommend to be told, or to Auto."
+    elif kept is None:
+        interval = spec.tuning.interval.total_seconds() / 60
+        yield (
+            f"No decision has been written yet: the first one comes {interval:.0f} minutes after the first requests, if the "
+            "operator runs and can read the pods' metrics."
+        )
+    else:
+        at = datetime.fromtimestamp(kept.at, tz=UTC)
+        yield f"The last decision, {at:%Y-%m-%d %H:%M} UTC, {_ago(at, now)}"
+        yield ""
+        yield kept.explanation.rstrip("\n")
+
+
+def named(setting: StatusSetting) -> str:
+    """A setting as a person would say it."""
+    match setting.mode:
+        case "Off":
+            return "no speculation"
+        case "Static":
+            return f"K={setting.tokens}"
+        case "Adaptive":
+            return f"adaptive verification up to {setting.tokens}"
+        case "Schedule":
+            return "schedule " + ",".join(f"{one.first}-{one.last}:{one.tokens}" for one in setting.schedule or ())
+
+
+def _of_spec(chosen: bool, tokens: int) -> str:
+    return f", by tuning; the spec says {tokens}" if chosen else ", by the spec"
+
+
+def _before(changes: list[Tried], balance: Balance | None, now: datetime) -> Iterator[str]:
+    if not changes:
+        yield "Nothing was tried before."
+        return
+    yield "What was tried before, the newest first"
+    for one in changes:
+        yield f"  {_ago(one.ended_at, now):<12} {named(one.was)} to {named(one.tried)} ({one.purpose}): {one.result}"
+        yield f"               predicted {_figures(one.predicted)}, realised {_figures(one.realised)}"
+    if balance is not None:
+        yield (
+            f"  Together, in hours of one replica: {balance.gained:.1f} gained, {balance.spent:.1f} spent on loading, "
+            f"{balance.net:+.1f} net, as of {_ago(balance.as_of, now)}; now {100 * balance.rate:.1f} % are saved."
+        )
+
+
+def _gain(found: Gain | None) -> str:
+    return "" if found is None else f", predicted {_figures(found)}"
+
+
+def _figures(found: Gain | None) -> str:
+    if found is None:
+        return "unknown"
+    bounds = "" if found.lower is None or found.upper is None else f" ({100 * found.lower:+.1f} to {100 * found.upper:+.1f})"
+    return f"{100 * found.estimate:+.1f} %{bounds}"
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    passed = max(now - moment, timedelta())
+    if passed < timedelta(hours=2):
+        return f"{passed.total_seconds() / 60:.0f} min ago"
+    if passed < timedelta(days=2):
+        return f"{passed.total_seconds() / 3600:.0f} h ago"
+    return f"{passed.days} days ago"
+
+
+async def _read(name: str, namespace: str | None) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """The resource, and the data of its ConfigMap."""
+    # Imported here: the other commands do not need the cluster's client.
+    from kubernetes.aio.config import ConfigException
+
+    from aerie.controller.client import CONFIG_MAPS, RESOURCES, ApiError, Cluster
+
+    try:
+        cluster = await Cluster.connect()
+    except ConfigException as error:
+        raise CommandError(f"no cluster is known ({error}): set KUBECONFIG, or write ~/.kube/config.") from None
+    try:
+        where = namespace or _namespace()
+        found = await cluster.get(RESOURCES, where, name)
+        if found is None:
+            raise CommandError(f"there is no SpeculativeDeployment {where}/{name}: give its namespace with -n.")
+        kept = await cluster.get(CONFIG_MAPS, where, tuning.name(name))
+        owner = found["metadata"]["uid"]
+        mine = kept is not None and any(one.get("uid") == owner for one in kept["metadata"].get("ownerReferences") or [])
+        return found, dict(kept.get("data") or {}) if kept is not None and mine else None
+    except ApiError as error:
+        raise CommandError(f"the API server: {error}") from None
+    finally:
+        await cluster.close()
+
+
+def _namespace() -> str:
+    """That of the kubeconfig's context."""
+    from kubernetes.aio.config import ConfigException, list_kube_config_contexts
+
+    try:
+        _, active = list_kube_config_contexts()  # type: ignore[no-untyped-call]
+    except ConfigException:
+        return "default"
+    return str(active["context"].get("namespace") or "default")

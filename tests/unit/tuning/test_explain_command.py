@@ -1,0 +1,111 @@
+"""`aerie tune explain`: what it says of a resource, and of one that cannot be read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.cli.run import run
+from aerie.cli.tune_explain import account
+from aerie.controller.client import Cluster, Kind, Object
+from aerie.resources.tuning import Kept
+
+NOW = datetime(2026, 11, 2, tzinfo=UTC)
+KEPT = Kept(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
+K3, K5 = {"mode": "Static", "tokens": 3}, {"mode": "Static", "tokens": 5}
+TRIED = {
+    "was": K3,
+    "tried": K5,
+    "purpose": "Change",
+    "result": "Promoted",
+    "revision": "r2",
+    "predicted": {"estimate": 0.08, "lower": 0.04, "upper": 0.12},
+    "realised": {"estimate": 0.075},
+    "endedAt": "2026-11-01T12:00:00Z",
+}
+BALANCE = {"gained": 4.5, "spent": 0.5, "net": 4.0, "rate": 0.075, "asOf": "2026-11-01T12:00:00Z"}
+
+
+def document(mode: str = "Auto", **speculation: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat", "namespace": "default", "uid": "u1"},
+        "spec": {
+            "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+            "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+            "speculation": {"tokens": 3, "tuning": {"mode": mode}},
+        },
+        "status": {"speculation": {"current": K3, **speculation}} if speculation else {},
+    }
+
+
+def told(mode: str = "Auto", kept: Kept | None = KEPT, **speculation: Any) -> str:
+    return "\n".join(account(SpeculativeDeployment.from_dict(document(mode, **speculation)), kept, NOW))
+
+
+def test_a_person_gets_what_is_in_force_what_was_tried_and_the_last_decision() -> None:
+    chosen = {"setting": K5, "revision": "r2", "basis": "r1"}
+    text = told(current=K5, chosen=chosen, changes=[TRIED], balance=BALANCE, why="K=5 is better.")
+    for part in (
+        "default/chat: tuning.mode Auto",
+        "in force     K=5, by tuning; the spec says 3",
+        "12 h ago     K=3 to K=5 (Change): Promoted",
+        "predicted +8.0 % (+4.0 to +12.0), realised +7.5 %",
+        "4.5 gained, 0.5 spent on loading, +4.0 net",
+        "The last decision, 2026-11-01 23:50 UTC, 10 min ago",
+        "K=3 stays: nothing else is surely better.",
+    ):
+        assert part in text
+
+
+def test_before_anything_was_decided_it_says_what_is_waited_for() -> None:
+    text = told(kept=None)
+    assert "Nothing was tried before." in text
+    assert "the first one comes 30 minutes after the first requests" in text
+    assert "set spec.speculation.tuning.mode to Recommend" in told("Off", None)
+
+
+class Reads(Cluster):
+    objects: dict[tuple[str, str, str], Object] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        pass
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        return self.objects.get((kind.kind, namespace, name))
+
+    async def close(self) -> None:
+        pass
+
+
+async def _connected(*_: object) -> Cluster:
+    return Reads()
+
+
+def test_the_command_reads_the_resource_and_its_own_config_map(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cluster, "connect", _connected)
+    config_map: Object = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": KEPT.to_data()}
+    objects = {("SpeculativeDeployment", "ns", "chat"): document(), ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
+    monkeypatch.setattr(Reads, "objects", objects)
+    assert run(["tune", "explain", "chat", "-n", "ns"]) == 0
+    assert "K=3 stays: nothing else is surely better." in capsys.readouterr().out
+    config_map["metadata"]["ownerReferences"] = [{"uid": "another"}]
+    assert run(["tune", "explain", "chat", "-n", "ns"]) == 0
+    assert "No decision has been written yet" in capsys.readouterr().out
+    assert run(["tune", "explain", "other", "-n", "ns"]) == 2
+    assert "there is no SpeculativeDeployment ns/other" in capsys.readouterr().err
+
+
+def test_without_a_cluster_it_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    assert run(["tune", "explain", "chat"]) == 2
+    assert "set KUBECONFIG" in capsys.readouterr().err
