@@ -17,6 +17,7 @@ from aerie.cli.console import CommandError, err, out
 from aerie.cli.files import read_deployment
 from aerie.cli.preflight import Output
 from aerie.cli.recorded import Recorded, read_recorded
+from aerie.cli.tune_explain import explain as explain_command
 from aerie.engine import arguments, flags, versions
 from aerie.engine.samples import Reset, Sample, between
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
@@ -30,6 +31,7 @@ LONGEST_WINDOW = 300.0
 """Seconds between two scrapes that are looked at together."""
 
 app = typer.Typer(no_args_is_help=True, help="What speculation setting an engine should have, from its metrics.")
+app.command(name="explain")(explain_command)
 
 
 @dataclass(frozen=True)
