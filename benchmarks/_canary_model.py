@@ -192,4 +192,5 @@ def _scraped(traffic: Traffic, totals: list[Floats], random: np.random.Generator
         restarts = np.cumsum(begun, axis=-1)
         seen &= ~(begun | np.roll(begun, 1, axis=-1))
         totals = [total - np.maximum.accumulate(np.where(begun, total, 0), axis=-1) for total in totals]
-    return Counters(*totals, seen, restarts, undisturbed[0], undisturbed[1])
+    drafts, accepted, finished, begun_requests = totals
+    return Counters(drafts, accepted, finished, begun_requests, seen, restarts, undisturbed[0], undisturbed[1])

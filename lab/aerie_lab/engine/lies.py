@@ -5,6 +5,7 @@
     nan        the counters are no numbers
     negative   the counters are below zero, and fall
     renamed    the families have other names
+    worse      of drafted tokens, half as many are accepted from then on
 
 The engine itself works on as before. Told by the option `lie` from the start, or at any time by POST /simulator/lie (`server`).
 """
@@ -16,7 +17,8 @@ from typing import Literal, get_args
 
 from aerie_lab.errors import StateError
 
-Lie = Literal["gone", "frozen", "nan", "negative", "renamed"]
+Lie = Literal["gone", "frozen", "nan", "negative", "renamed", "worse"]
+_ACCEPTED = re.compile(r"^(vllm:spec_decode_num_accepted_tokens\w*_total(?:\{.*\})?) (\S+)$", re.MULTILINE)
 _COUNTER = re.compile(r"^(vllm:\w+_(?:total|count|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -56,3 +58,13 @@ class Teller:
                 return _COUNTER.sub(lambda found: f"{found[1]} {-1 - float(found[2])}", true)
             case "renamed":
                 return true.replace("vllm:", "engine:")
+            case "worse":
+                self._kept = self._kept or true
+                before = {found[1]: float(found[2]) for found in _ACCEPTED.finditer(self._kept)}
+                return _ACCEPTED.sub(lambda found: f"{found[1]} {_halved(before, found)}", true)
+
+
+def _halved(before: dict[str, float], now: re.Match[str]) -> float:
+    """A counter's value, had it grown half as fast since."""
+    first = before.get(now[1], 0.0)
+    return first + (float(now[2]) - first) // 2

@@ -17,7 +17,7 @@ NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 
 
 
 def test_an_unknown_lie_is_refused_by_name() -> None:
-    with pytest.raises(StateError, match="there is no lie 'vague': one of gone, frozen, nan, negative, renamed"):
+    with pytest.raises(StateError, match="there is no lie 'vague': one of gone, frozen, nan, negative, renamed, worse"):
         from_document({"lie": "vague"})
     assert from_document({"lie": "nan"}).lie == "nan"
 
@@ -29,6 +29,16 @@ def test_a_frozen_page_is_that_of_when_the_lie_began() -> None:
     assert [teller.page("two"), teller.page("three")] == ["two", "two"]
     teller.tell(None)
     assert teller.page("four") == "four"
+
+
+def test_a_drafter_that_gets_worse_loses_nothing_of_before() -> None:
+    family = "vllm:spec_decode_num_accepted_tokens"
+    page = '{0}_total{{model_name="m"}} {1}\n{0}_per_pos_total{{position="0"}} {2}\nvllm:spec_decode_num_drafts_total 9.0'
+    teller = lies.Teller("worse")
+    assert teller.page(page.format(family, "7.0", "5.0")) == page.format(family, "7.0", "5.0")
+    assert teller.page(page.format(family, "17.0", "8.0")) == page.format(family, "12.0", "6.0")
+    teller.tell(None)
+    assert teller.page(page.format(family, "18.0", "9.0")) == page.format(family, "18.0", "9.0")
 
 
 def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:
@@ -51,6 +61,9 @@ def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:
         parse(told("negative"))
     with pytest.raises(PageError, match="has no vllm:"):
         parse(told("renamed"))
+    speculation = parse(told("worse")).counters.speculation
+    assert speculation is not None
+    assert speculation.accepted >= truth.speculation.accepted
     assert told("frozen") == running.client.get("/metrics").content
     told("gone")
     assert running.client.get("/metrics").status_code == 404
