@@ -87,6 +87,8 @@ class Servers:
         except ScrapeError as error:
             if error.reason in ("timeout", "unreachable"):
                 way_out = f"correct {FIELD}.address, or let the operator through (chart value networkPolicy.prometheusPeers)"
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    way_out = f"name the server's authority in the chart value prometheus.authorities, or correct {FIELD}.address"
                 raise ScrapeError(error.reason, f"{error}: {way_out}") from error
             raise
         if status != 200:

@@ -5,11 +5,12 @@
                           ├─ is the stable one ────────────────────────► keep it
                           ├─ was rejected ─────────────────────────────► keep the stable one, say why, wait for a new word
                           ├─ preflight: none yet, running, refused ────► no engine pod; say what is wrong
-                          └─ preflight passed ─┬─ nothing is stable ───► its pods start; when all serve, it is stable
+                          └─ preflight passed ─┬─ a third revision has pods ─► these go first
+                                               ├─ nothing is stable ───► its pods start; when all serve, it is stable
                                                └─ otherwise ───────────► the canary (canary.py)
 
-Guarantee: a function of its arguments; one transition at a time. Not guaranteed: that two changes in a row are both rolled out;
-the last one is, and the other is told as superseded.
+Guarantee: a function of its arguments; one transition at a time; at most two revisions have pods. Not guaranteed: that two
+changes in a row are both rolled out; the last one is, and the other is told as superseded.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Phase, PreviousArm, Status
+from aerie.resources import names
 from aerie.rollout import canary, pods, watch
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
-from aerie.rollout.observed import Observed
+from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
+from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.verdict import AGAIN_AFTER, Verdict
 from aerie.rollout.wanted import Wanted
 
@@ -119,6 +122,10 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         finding = Finding(PROGRESSING, "False" if refused else "True", told.reason, told.message)
         phase: Phase = "Failed" if refused else "Preflight"
         return replace(serving, phase=phase, progressing=finding, preflight=True, again=again)
+    if known is None and (others := _others(observed, wanted, stable)):
+        message = f"pods of revision {' and '.join(others)}, which nothing asks for any more, go first"
+        finding = Finding(PROGRESSING, "True", "Preflight", message)
+        return replace(serving, phase="Preflight", progressing=finding, preflight=True, again=LEFT_UNTIL)
     if stable is None:
         return _first(observed, wanted, replace(serving, preflight=True), known, now)
     if replicas == 0 and known is None:
@@ -178,6 +185,13 @@ def _with(serving: Course, found: watch.Watch, rejected: str | None = None, acce
         accepted=accepted,
         again=found.again,
     )
+
+
+def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]:
+    """Revisions beside the stable and the wanted one that have a Deployment: an operator that was killed may have left them."""
+    owner, known = observed.resource.metadata.uid, {wanted.revision, stable.revision if stable else None}
+    there = {labels(one).get(names.REVISION) for one in observed.of("Deployment") if owned(one, owner)}
+    return sorted(revision for revision in there - known if revision is not None)
 
 
 def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from aerie.rollout.leftovers import without_leftovers
 from aerie.rollout.observed import Observed, owned
 from aerie.rollout.plan import Event, Plan
 from aerie.rollout.report import report
+from aerie.rollout.route import unanswered
 from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import read_wanted
 
@@ -55,7 +56,8 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
     status = report(observed, wanted, way, taken, now).model_copy(update={"drafters": chosen})
     news = (*choice.events(), *events(resource.status, status), *_outcome(way), *_next_share(resource.status, status))
     told = dict.fromkeys(news)  # two conditions may say the same
-    again = min(way.again or LEFT_UNTIL, LEFT_UNTIL) if leftovers.names else way.again
+    waits = (way.again, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1])
+    again = min((one for one in waits if one is not None), default=None)
     return Plan(tuple(missing), delete, status, tuple(told), again)
 
 

@@ -1,6 +1,7 @@
 """The status after a step: what people and the next step read.
 
-Guarantee: pure; nothing in it follows the clock alone, so that it is written only when something has happened.
+Guarantee: pure; nothing in it follows the clock alone but that a gateway has been silent for too long, so that it is written only
+when something has happened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import RETRY, Course
 from aerie.rollout.figures import with_figures
 from aerie.rollout.observed import Observed
-from aerie.rollout.route import refusal
+from aerie.rollout.route import refusal, unanswered
 from aerie.rollout.wanted import Wanted
 
 KEPT_OUTCOMES = 10
@@ -40,7 +41,7 @@ def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any],
         _ready(observed, stable, canary, course),
         course.progressing,
         course.passed,
-        _degraded(observed, course, taken, stable),
+        _degraded(observed, course, taken, stable, now),
     ]
     return Status(
         observed_generation=resource.metadata.generation,
@@ -149,7 +150,7 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
     return Finding(READY, "False", trouble.reason if trouble else "Starting", f"{told}: {trouble.message}" if trouble else told)
 
 
-def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None) -> Finding:
+def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None, now: datetime) -> Finding:
     if taken:
         first = taken[0]
         references = first["metadata"].get("ownerReferences") or []
@@ -162,6 +163,8 @@ def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm 
         return Finding(DEGRADED, "True", "RouteNotAccepted", unrouted)
     if trouble is not None and not trouble.waits:
         return Finding(DEGRADED, "True", trouble.reason, trouble.message)
+    if unheard := unanswered(observed, now)[0]:
+        return Finding(DEGRADED, "True", "RouteNotAnswered", unheard)
     if source := _source_trouble(observed):
         return Finding(DEGRADED, "True", UNAVAILABLE, source)
     if drifted := _drift(stable):

@@ -252,6 +252,27 @@ def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
     assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.wanted}"}
 
 
+def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins() -> None:
+    world = serving()
+    old = world.wanted
+    world.drafter("eagle31")
+    world.step()
+    world.check()
+    left = world.wanted
+    world.step(len(world.plan().apply))  # killed before the status names it
+    world.drafter("another")
+    world.step(len(world.plan().apply))  # and again, before anything is deleted
+    world.check()
+    assert set(world.deployments()) == {old, left}
+    world.step()
+    assert world.condition("Progressing") == ("True", "Preflight")
+    assert world.message("Progressing") == f"pods of revision {left}, which nothing asks for any more, go first"
+    assert set(world.deployments()) == {old}
+    world.step()
+    assert set(world.deployments()) == {old, world.wanted}
+    assert world.status["phase"] == "Starting"
+
+
 def test_replicas_may_change_meanwhile() -> None:
     world, old = canarying("Analyzing")
     world.edit(replicas=5)

@@ -184,6 +184,12 @@ class Rollouts(RuleBasedStateMachine):
         strange = [revision for revision in self.world.deployments() if revision not in known]
         assert len(strange) <= 2, "one that a crash kept out of the status, one that is about to go"
 
+    @invariant()
+    def at_most_two_revisions_have_pods(self) -> None:
+        both = [self.world.deployments(control=control) for control in (False, True)]
+        asking = {revision for found in both for revision, item in found.items() if item["spec"]["replicas"]}
+        assert len(asking) <= 2, sorted(asking)
+
     def teardown(self) -> None:
         """Left alone, with a person who says yes, it ends; and then nothing is written any more."""
         world = self.world

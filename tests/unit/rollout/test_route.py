@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.route import refusal
+from aerie.rollout.route import PATIENCE, refusal
 from tests.unit.rollout.world import World, canarying, serving
 
 PARENT = {"name": "public", "namespace": "gateways", "sectionName": "https"}
@@ -49,6 +49,23 @@ def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], 
     world.step()
     assert world.condition("Degraded") == (("True", "RouteNotAccepted") if refused else ("False", "AsExpected"))
     assert world.condition("Ready") == ("True", "Serving")
+
+
+def test_a_gateway_that_says_nothing_is_told_after_a_while() -> None:
+    world = serving(rollout=GATEWAY)
+    route = world.objects["HTTPRoute", "chat"]
+    route["metadata"]["creationTimestamp"] = world.now.isoformat()
+    plan = world.step()
+    assert (world.condition("Degraded"), plan.again) == (("False", "AsExpected"), PATIENCE)
+    world.now += PATIENCE
+    plan = world.step()
+    assert world.condition("Degraded") == ("True", "RouteNotAnswered")
+    assert "Gateway gateways/public (spec.rollout.traffic.gateway.parentRefs)" in world.message("Degraded")
+    assert (plan.again, [event.reason for event in plan.events]) == (None, ["RouteNotAnswered"])
+    assert world.step().status.to_dict() == world.status
+    says(world, (PARENT, "Unknown"))
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
 
 
 def test_without_a_route_there_is_nothing_to_refuse() -> None:
