@@ -110,3 +110,16 @@ def max_tokens(setting: Setting) -> int:
             return tokens
         case Schedule(max_tokens=tokens) | Adaptive(max_tokens=tokens):
             return tokens
+
+
+def named(setting: Setting) -> str:
+    """A setting as a sentence names it."""
+    match setting:
+        case Off():
+            return "no speculation"
+        case Static(tokens):
+            return f"K={tokens}"
+        case Schedule():
+            return f"schedule {setting}"
+        case Adaptive(tokens):
+            return f"adaptive verification up to {tokens}"

@@ -29,7 +29,7 @@ from aerie.tuning.numeric import Array, logistic, logit
 from aerie.tuning.telemetry import Block
 
 LEAST_BLOCKS = 6
-"""Half an hour; fewer do not tell how much acceptance moves."""
+"""Half an hour of five minutes each; fewer do not tell how much acceptance moves."""
 LEAST_DRAFTS = 2000.0
 STEP_BEYOND = 0.5
 """Standard deviation of logit q from one position to the next where none was offered."""
@@ -67,7 +67,7 @@ def acceptance(blocks: Iterable[Block], most: int, draws: int, random: np.random
     if len(usable) < LEAST_BLOCKS or drafts < LEAST_DRAFTS:
         why = f": {refused}" if refused and not usable else "."
         return Unknown(
-            f"acceptance was counted in {len(usable)} blocks of five minutes with {drafts:.0f} drafts, and {LEAST_BLOCKS} with "
+            f"acceptance was counted in {len(usable)} blocks of time with {drafts:.0f} drafts, and {LEAST_BLOCKS} with "
             f"{LEAST_DRAFTS:.0f} are needed to tell how much it moves{why}"
         )
     accepted, high, low = _sums(usable, most)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from aerie.engine import flags
 from aerie.engine.arguments import Arguments
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier, max_tokens
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier, max_tokens, named
 from aerie.engine.versions import Feature, Version, supports
 
 DEFAULT_CAPTURED = 512
@@ -89,7 +89,7 @@ def candidates(engine: Engine, most: int, load: Sequence[tuple[float, float]]) -
     simple: list[Setting] = [Off(), *(Static(k) for k in range(1, most + 1))]
     for setting in simple:
         if reasons := (*engine.refusals(setting), *_beyond(engine, setting, load)):
-            left_out.append(LeftOut(_name(setting), " ".join(reasons)))
+            left_out.append(LeftOut(named(setting), " ".join(reasons)))
         else:
             fixed.append(setting)
     schedule = engine.refusals(Schedule((Tier(1, 1, most),), most)) if most > 0 else ("the most draft tokens are 0.",)
@@ -98,7 +98,7 @@ def candidates(engine: Engine, most: int, load: Sequence[tuple[float, float]]) -
     adaptive = [Adaptive(most)] if most > 0 else []
     for one in list(adaptive):
         if reasons := engine.refusals(one):
-            left_out.append(LeftOut(f"adaptive verification up to {most}", " ".join(reasons)))
+            left_out.append(LeftOut(named(one), " ".join(reasons)))
             adaptive.remove(one)
     return Candidates(tuple(fixed), not schedule, tuple(adaptive), tuple(left_out))
 
@@ -120,7 +120,3 @@ def _beyond(engine: Engine, setting: Setting, load: Sequence[tuple[float, float]
         f"(up to {largest:.0f} requests of {tokens + 1}) and run without one."
     )
     return (sentence,)
-
-
-def _name(setting: Setting) -> str:
-    return f"K={setting}" if isinstance(setting, Static) else str(setting)

@@ -1,13 +1,15 @@
 """From telemetry to a decision: hold, change the setting, or explore with one canary.
 
 The rule: of the candidates whose latencies hold with `certainty`, the one with the best pessimistic gain; it is proposed if that
-gain passes the gate and it is better with `certainty`. Else what one canary would teach is weighed against what it costs:
+gain passes the gate and it is better with `certainty`. Else, and before that, what one canary would teach is weighed against what
+it costs:
 
     value(K') = E[ max_c E[gain_c | what a canary at K' shows], of those c that could then be proposed, or 0 ]
 
 the expected value of partial information, with the inner expectation by regression over the draws (Strong, Oakley and Brennan
 2014), and its residuals for what would stay uncertain. Nothing is proposed without evidence, during a cooldown, or where an
-objective is broken and the change does not cure it.
+objective is broken and the change does not cure it. Windows of the current setting that end long before now are no evidence: the
+metrics are lost, or somebody set the engines to something else.
 
 Guarantees: pure and deterministic in telemetry, situation, policy and seed. Not guaranteed: that the forecast is right. The
 caller proves a change on a canary before it is made.
@@ -17,11 +19,12 @@ from __future__ import annotations
 
 import enum
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, max_tokens
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, max_tokens, named
 from aerie.engine.windows import Unknown
 from aerie.tuning.acceptance import Acceptance, acceptance
 from aerie.tuning.candidates import Candidates, Engine, LeftOut, candidates
@@ -29,8 +32,12 @@ from aerie.tuning.forecast import Forecast, forecast, load
 from aerie.tuning.latency import Latencies, latencies, observed
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.regimes import Regimes, regimes
 from aerie.tuning.steptime import StepTime, fit
-from aerie.tuning.telemetry import HOUR, Telemetry
+from aerie.tuning.telemetry import HOUR, Block, Telemetry
+
+STALE_BLOCKS = 12
+"""After so many blocks without a window of the current setting nothing is decided."""
 
 
 class Action(enum.Enum):
@@ -70,6 +77,8 @@ class Prediction:
     length: float
     """Mean acceptance length."""
     latencies: Latencies
+    worst_fifth: float
+    """The gain, half of the draws above it, in the fifth of the load where it is least."""
     why_not: str = ""
     """Empty for what was chosen, and for the current setting."""
 
@@ -81,6 +90,7 @@ class Evidence:
     acceptance: Acceptance | None = None
     step_time: StepTime | None = None
     forecast: Forecast | None = None
+    regimes: Regimes = field(default_factory=Regimes)
 
 
 @dataclass(frozen=True)
@@ -105,21 +115,49 @@ class Decision:
 def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int) -> Decision:
     """The decision on what is known now."""
     random = np.random.default_rng(seed)
+    blocks = list(telemetry.blocks())
+    since = regimes(blocks)
+    if since.acceptance is not None and since.acceptance.at > (situation.history.explored or 0.0):
+        situation = replace(situation, history=replace(situation.history, explored=None))  # what it taught is of no use now
     step_time = fit(telemetry.cells, situation.engine.captured, experts=situation.engine.experts)
-    lengths = acceptance(telemetry.blocks(), max(situation.most, 1), policy.draws, random)
-    missing = tuple(one.sentence for one in (lengths, step_time) if isinstance(one, Unknown))
-    if isinstance(lengths, Unknown) or isinstance(step_time, Unknown):
+    lengths = acceptance(since.accepted(blocks), max(situation.most, 1), policy.draws, random)
+    stale = _stale(blocks, telemetry, situation)
+    missing = tuple(filter(None, (stale, *(one.sentence for one in (lengths, step_time) if isinstance(one, Unknown)))))
+    if isinstance(lengths, Unknown) or isinstance(step_time, Unknown) or stale is not None:
         evidence = Evidence(
-            None if isinstance(lengths, Unknown) else lengths, None if isinstance(step_time, Unknown) else step_time
+            None if isinstance(lengths, Unknown) else lengths,
+            None if isinstance(step_time, Unknown) else step_time,
+            regimes=since,
         )
-        if isinstance(situation.current, Off) and isinstance(lengths, Unknown):
+        if isinstance(situation.current, Off) and isinstance(lengths, Unknown) and stale is None:
             return replace(_probe(situation, policy), missing=missing, evidence=evidence)
+        missing = (*missing, *_why_left_out(telemetry))
         return Decision(Action.INSUFFICIENT, " ".join(missing), missing=missing, evidence=evidence)
-    seen = load(telemetry.cells, situation.current)
-    drawn = forecast(seen, lengths, step_time, situation.most, random)
-    allowed = candidates(situation.engine, situation.most, seen.pairs)
-    decision = _choose(_Options.of(drawn, allowed, telemetry, situation, policy))
-    return replace(decision, left_out=allowed.left_out, evidence=Evidence(lengths, step_time, drawn))
+    drawn = forecast(load(telemetry.cells, blocks, since), lengths, step_time, situation.most, random)
+    allowed = candidates(situation.engine, situation.most, drawn.load.pairs)
+    recent = since.loaded(since.accepted(blocks))
+    decision = _choose(_Options.of(drawn, allowed, telemetry, recent, situation, policy))
+    return replace(decision, left_out=allowed.left_out, evidence=Evidence(lengths, step_time, drawn, since))
+
+
+def _stale(blocks: Sequence[Block], telemetry: Telemetry, situation: Situation) -> str | None:
+    """Why the windows tell nothing of the setting that runs now."""
+    current, block = situation.current, telemetry.scale.block
+    ends = [one.start + block for one in blocks if one.setting == current]
+    if not ends:
+        return f"no window of {named(current)} was counted, which is what the engines are set to."
+    if situation.now - ends[-1] <= STALE_BLOCKS * block:
+        return None
+    ago = (situation.now - ends[-1]) / HOUR
+    return f"the newest windows of {named(current)} ended {ago:.1f} h ago: no traffic, no metrics, or another setting runs."
+
+
+def _why_left_out(telemetry: Telemetry) -> tuple[str, ...]:
+    """What most of the windows lack that could have told more."""
+    if not telemetry.left_out:
+        return ()
+    sentence, count = telemetry.left_out.most_common(1)[0]
+    return (f"{sum(telemetry.left_out.values())} windows were left out, {count} of them for this: {sentence}",)
 
 
 def _probe(situation: Situation, policy: Policy) -> Decision:
@@ -131,7 +169,7 @@ def _probe(situation: Situation, policy: Policy) -> Decision:
         return Decision(Action.HOLD, f"speculation is off, and acceptance is asked for again in {left:.1f} h.")
     if reason := _no_canary(situation, policy) or situation.history.cooling(situation.now, policy):
         return Decision(Action.HOLD, f"speculation is off, and no canary can ask for acceptance: {reason}")
-    reason = f"speculation is off, so nothing tells acceptance: one canary with K={setting} asks again."
+    reason = f"speculation is off, so nothing tells acceptance: one canary with {named(setting)} asks again."
     return Decision(Action.EXPLORE, reason, setting)
 
 
@@ -158,14 +196,22 @@ class _Options:
     predictions: tuple[Prediction, ...]
 
     @classmethod
-    def of(cls, drawn: Forecast, allowed: Candidates, telemetry: Telemetry, situation: Situation, policy: Policy) -> _Options:
+    def of(
+        cls,
+        drawn: Forecast,
+        allowed: Candidates,
+        telemetry: Telemetry,
+        recent: Sequence[Block],
+        situation: Situation,
+        policy: Policy,
+    ) -> _Options:
         current = situation.current
         settings: list[Setting] = [*allowed.fixed, *allowed.adaptive]
         if allowed.schedules and (schedule := drawn.schedule(situation.engine, current)) is not None:
             settings.append(schedule)
         if current not in settings:
             settings.append(current)
-        had = observed(telemetry.blocks(), current, situation.objectives.percentile)
+        had = observed(recent, current, situation.objectives.percentile)
         gains = {setting: drawn.gain(setting, current) for setting in settings}
         found: list[Prediction] = []
         for setting, gain in gains.items():
@@ -173,7 +219,8 @@ class _Options:
             better = float((gain > 0).mean())
             length = float(np.average(drawn.tokens_per_step(setting), weights=drawn.load.shares))
             seen = latencies(drawn, setting, current, had, situation.objectives)
-            found.append(Prediction(setting, (low, pessimistic, middle, high), better, length, seen))
+            worst = drawn.worst_fifth(setting, current)
+            found.append(Prediction(setting, (low, pessimistic, middle, high), better, length, seen, worst))
         found.sort(key=lambda one: (-one.gain[1], str(one.setting)))
         measured = frozenset(key.setting for key in telemetry.cells)
         return cls(situation, policy, drawn, measured, gains, tuple(found))
@@ -193,21 +240,29 @@ def _choose(options: _Options) -> Decision:
         action = Action.HOLD if cooling else Action.CHANGE
         return Decision(action, f"{why} But {cooling}" if cooling else why, off.setting, judged)
     if best.setting != situation.current and _proven(best, policy):
-        why = f"{_named(best.setting)} is {_percents(best)} better than {_named(situation.current)}."
+        why = f"{named(best.setting)} is {_percents(best)} better than {named(situation.current)}."
         if cooling:
             return Decision(Action.HOLD, f"{why} But {cooling}", best.setting, judged)
+        asked = _best_canary(options, known=float(options.gains[best.setting].mean()))
+        if asked is not None and asked.net >= policy.least_value and _hindered(options) is None:
+            first = f"Before it is changed, {asked.teaches} more and cost {100 * asked.cost:.2f} %."
+            return Decision(Action.EXPLORE, f"{why} {first}", asked.setting, judged, value=asked.value, cost=asked.cost)
         return Decision(Action.CHANGE, why, best.setting, judged)
     return replace(_explore(options, best, cooling), predictions=judged)
 
 
 def _best(options: _Options) -> Prediction:
-    """The best of those whose latencies hold; a fixed setting where the others are hardly better. The current one if none."""
+    """The best of those whose latencies hold and that are no worse in any fifth of the load; a fixed setting where the others are
+    hardly better. The current one if none."""
+    policy = options.policy
     current = options.of_setting(options.situation.current)
-    fit_for_users = [one for one in options.predictions if one.latencies.holds >= options.policy.certainty]
+    fit_for_users = [
+        one for one in options.predictions if one.latencies.holds >= policy.certainty and one.worst_fifth >= -policy.worst_fifth
+    ]
     fixed = [one for one in fit_for_users if isinstance(one.setting, Off | Static)]
     best = fit_for_users[0] if fit_for_users else current
     changes = isinstance(best.setting, Schedule | Adaptive) and best.setting != current.setting
-    if changes and fixed and best.gain[1] < fixed[0].gain[1] + options.policy.simpler:
+    if changes and fixed and best.gain[1] < fixed[0].gain[1] + policy.simpler:
         return fixed[0]
     return best
 
@@ -219,6 +274,8 @@ def _proven(one: Prediction, policy: Policy) -> bool:
 def _loses(off: Prediction, options: _Options) -> bool:
     """Whether no speculation is the best, surely enough to turn it off."""
     if off.latencies.holds < options.policy.certainty and options.situation.objectives != Objectives():
+        return False
+    if off.worst_fifth < -options.policy.worst_fifth:
         return False
     drafting = [gain for setting, gain in options.gains.items() if not isinstance(setting, Off)]
     surely = float((options.gains[Off()] > np.max(drafting, axis=0)).mean())
@@ -235,38 +292,72 @@ def _judged(one: Prediction, best: Prediction, options: _Options) -> Prediction:
         why = f"the objectives hold with {100 * one.latencies.holds:.0f} %, not {100 * policy.certainty:.0f} %."
     elif one.better < 0.5:
         why = "it is worse."
+    elif one.worst_fifth < -policy.worst_fifth:
+        why = f"in a fifth of the load it loses {-100 * one.worst_fifth:.1f} %, and {100 * policy.worst_fifth:.0f} % is the most."
     elif one.better < policy.certainty:
         why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.certainty:.0f} %."
     elif one.gain[1] < policy.gate():
         why = f"its gain is {100 * one.gain[1]:.1f} % at least with 80 %, and a change has to gain {100 * policy.gate():.1f} %."
     else:
-        why = f"{_named(best.setting)} is better, or simpler and as good."
+        why = f"{named(best.setting)} is better, or simpler and as good."
     return replace(one, why_not=why)
 
 
 # -------------------------------------------------------------------------------------------------------------- exploring
+@dataclass(frozen=True)
+class _Canary:
+    """A canary that might explore."""
+
+    setting: Setting
+    value: float
+    """What it would teach, and what it costs: shares of the capacity over the horizon."""
+    cost: float
+
+    @property
+    def net(self) -> float:
+        return self.value - self.cost
+
+    @property
+    def teaches(self) -> str:
+        return f"a canary with {named(self.setting)} would teach what is worth {100 * self.value:.1f} %"
+
+
 def _explore(options: _Options, best: Prediction, cooling: str | None) -> Decision:
-    situation, policy = options.situation, options.policy
-    held = f"{_named(situation.current)} stays: "
-    if best.setting == situation.current:
+    """Hold, or one canary."""
+    current = options.situation.current
+    held = f"{named(current)} stays: "
+    if best.setting == current:
         held += "nothing else is surely better."
     else:
-        held += f"{_named(best.setting)} is not surely enough better ({_percents(best)})."
-    worth = [(*_worth(options, setting), setting) for setting in options.gains if _teaches(setting, options)]
-    if not worth:
+        held += f"{named(best.setting)} is not surely enough better ({_percents(best)})."
+    asked = _best_canary(options)
+    if asked is None:
         return Decision(Action.HOLD, held)
-    value, cost, setting = max(worth, key=lambda one: one[0] - one[1])
-    found = Decision(Action.HOLD, held, value=value, cost=cost)
-    if value - cost < policy.least_value:
+    found = Decision(Action.HOLD, held, value=asked.value, cost=asked.cost)
+    if asked.net < options.policy.least_value:
         return found
-    teaches = f"a canary with {_named(setting)} would teach what is worth {100 * value:.1f} % and cost {100 * cost:.2f} %"
-    tight = options.of_setting(situation.current).latencies
+    teaches = f"{_capital(asked.teaches)} and cost {100 * asked.cost:.2f} %"
+    if reason := cooling or _hindered(options):
+        return replace(found, reason=f"{held} {teaches}, but {reason}")
+    return replace(found, action=Action.EXPLORE, reason=f"{held} {teaches}.", setting=asked.setting)
+
+
+def _hindered(options: _Options) -> str | None:
+    """Why no canary may explore now."""
+    situation, policy = options.situation, options.policy
+    if reason := situation.history.exploring(situation.now, policy) or _no_canary(situation, policy):
+        return reason
     limit = situation.objectives.time_per_output_token
-    if cooling or (reason := _no_canary(situation, policy)):
-        return replace(found, reason=f"{held} {_capital(teaches)}, but {cooling or reason}")
-    if limit is not None and tight.time_per_output_token[0] > (1 - policy.slo_headroom) * limit:
-        return replace(found, reason=f"{held} {_capital(teaches)}, but the time per output token is too near its objective.")
-    return replace(found, action=Action.EXPLORE, reason=f"{held} {_capital(teaches)}.", setting=setting)
+    now = options.of_setting(situation.current).latencies.time_per_output_token[0]
+    if limit is not None and now > (1 - policy.slo_headroom) * limit:
+        return "the time per output token is too near its objective."
+    return None
+
+
+def _best_canary(options: _Options, known: float = 0.0) -> _Canary | None:
+    """The one that teaches the most for its cost, beyond a gain that could be had without any."""
+    worth = [_worth(options, setting, known) for setting in options.gains if _teaches(setting, options)]
+    return max(worth, key=lambda one: one.net, default=None)
 
 
 def _teaches(setting: Setting, options: _Options) -> bool:
@@ -274,8 +365,8 @@ def _teaches(setting: Setting, options: _Options) -> bool:
     return isinstance(setting, Static | Schedule) and setting not in options.measured
 
 
-def _worth(options: _Options, setting: Setting) -> tuple[float, float]:
-    """What a canary at a setting would teach, and what it costs: shares of the capacity over the horizon."""
+def _worth(options: _Options, setting: Setting, known: float) -> _Canary:
+    """Of a canary at a setting; `known`: a gain that waits for it, and that it has to add to."""
     policy = options.policy
     gains = np.stack(list(options.gains.values()), axis=1)
     shown = _shown(options.drawn, setting)
@@ -285,11 +376,11 @@ def _worth(options: _Options, setting: Setting) -> tuple[float, float]:
     acts = (expected + normal.inv_cdf(policy.pessimism) * left >= policy.gate()) & (
         expected >= normal.inv_cdf(policy.certainty) * left
     )
-    value = float(np.where(acts, expected, 0.0).max(axis=1).mean())
+    value = float(np.where(acts, expected, 0.0).max(axis=1).mean()) - known
     share = 1 / max(options.situation.replicas, 1)
     loss = max(0.0, -float(options.gains[setting].mean()))
-    cost = share * (2 * policy.reload + policy.canary * loss) / policy.horizon
-    return value, cost
+    cost = (share * (2 * policy.reload + policy.canary * loss) + 2 * policy.canary * known) / policy.horizon
+    return _Canary(setting, value, cost)
 
 
 def _shown(drawn: Forecast, setting: Setting) -> Array:
@@ -305,18 +396,6 @@ def _shown(drawn: Forecast, setting: Setting) -> Array:
 
 def _percents(one: Prediction) -> str:
     return f"{100 * one.gain[2]:+.1f} % ({100 * one.gain[0]:+.1f} to {100 * one.gain[3]:+.1f})"
-
-
-def _named(setting: Setting) -> str:
-    match setting:
-        case Off():
-            return "no speculation"
-        case Static(tokens):
-            return f"K={tokens}"
-        case Schedule():
-            return f"the schedule {setting}"
-        case Adaptive(tokens):
-            return f"adaptive verification up to {tokens}"
 
 
 def _capital(sentence: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
+from aerie.engine.speculation import Setting, named
 from aerie.tuning.decide import Action, Decision, Prediction, Situation
 from aerie.tuning.numeric import quantiles
 from aerie.tuning.policy import Policy
-from aerie.tuning.telemetry import BLOCK_SECONDS, HOUR, Telemetry
+from aerie.tuning.regimes import Change
+from aerie.tuning.telemetry import HOUR, Telemetry
 
 _WIDTH = 120
+_NAME = 29
 
 
 def explain(decision: Decision, telemetry: Telemetry, situation: Situation, policy: Policy) -> str:
@@ -62,9 +64,13 @@ def _evidence(decision: Decision, telemetry: Telemetry) -> Iterator[str]:
     if (drawn := known.forecast) is not None:
         low, middle, high = (drawn.load.quantile(share) for share in (0.05, 0.5, 0.95))
         yield f"  load         batch {low:.0f} / {middle:.0f} / {high:.0f} (5 %, half, 95 % of the request-steps)"
+        yield from _since(known.regimes.load, telemetry)
     if (accepted := known.acceptance) is not None:
-        hours = accepted.blocks * BLOCK_SECONDS / HOUR
-        yield f"  acceptance   {_count(accepted.drafts)} drafts in {accepted.blocks} blocks of five minutes ({hours:.1f} h)"
+        block = telemetry.scale.block
+        hours = accepted.blocks * block / HOUR
+        length = f"{block / 60:.0f} minutes" if block >= 120 else f"{block:.0f} s"
+        yield f"  acceptance   {_count(accepted.drafts)} drafts in {accepted.blocks} blocks of {length} ({hours:.1f} h)"
+        yield from _since(known.regimes.acceptance, telemetry)
         shown = []
         for position in range(accepted.survival.shape[1]):
             low, middle, high = quantiles(accepted.survival[:, position], 0.05, 0.5, 0.95)
@@ -88,11 +94,20 @@ def _evidence(decision: Decision, telemetry: Telemetry) -> Iterator[str]:
             yield f"               graphs are captured up to {cost.captured} tokens a step"
 
 
+def _since(change: Change | None, telemetry: Telemetry) -> Iterator[str]:
+    """What was left out because something else went before."""
+    if change is None or telemetry.newest is None:
+        return
+    left = sum(block.start < change.at for block in telemetry.blocks())
+    hours = max(0.0, telemetry.newest - change.at) / HOUR
+    yield from _wrapped(f"since {hours:.1f} h ago: {change.what}; {left} blocks before that are left out", " " * 15)
+
+
 def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator[str]:
     if not decision.predictions:
         return
     share = situation.objectives.percentile
-    head = f"  {'setting':<26} {'gain':>8} {'90 % interval':>18} {'P(better)':>10} {'AL':>6} {f'TPOT p{share}':>10}"
+    head = f"  {'setting':<{_NAME}} {'gain':>8} {'90 % interval':>18} {'P(better)':>10} {'AL':>6} {f'TPOT p{share}':>10}"
     objectives = situation.objectives
     limited = objectives.time_per_output_token is not None or objectives.time_to_first_token is not None
     yield "Candidates, the best pessimistic gain first (gain: tokens for the same busy time)"
@@ -100,6 +115,7 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
     for one in decision.predictions:
         yield from _row(one, situation.current, limited)
     yield f"  A change has to gain {100 * policy.gate():.1f} % with 80 %, and be better with {100 * policy.certainty:.0f} %."
+    yield f"  In no fifth of the load may it lose more than {100 * policy.worst_fifth:.0f} % against the current setting."
     if decision.value > 0:
         yield (
             f"  The best canary to explore with would teach what is worth {100 * decision.value:.1f} % and cost "
@@ -117,10 +133,10 @@ def _row(one: Prediction, current: Setting, limited: bool) -> Iterator[str]:
     seconds = f"{1000 * one.latencies.time_per_output_token[0]:.1f} ms"
     slo = f" {100 * one.latencies.holds:>4.0f} %" if limited else ""
     name = named(one.setting)
-    if len(name) > 26:
+    if len(name) > _NAME:
         yield f"  {name}"
         name = ""
-    yield f"  {name:<26} {gain:>8} {interval:>18} {better:>10} {one.length:>6.2f} {seconds:>10}{slo}  {note}".rstrip()
+    yield f"  {name:<{_NAME}} {gain:>8} {interval:>18} {better:>10} {one.length:>6.2f} {seconds:>10}{slo}  {note}".rstrip()
 
 
 def _left_out(decision: Decision) -> Iterator[str]:
@@ -139,21 +155,6 @@ def _limits(decision: Decision) -> Iterator[str]:
     )
 
 
-def named(setting: Setting | None) -> str:
-    """A setting as a person would say it."""
-    match setting:
-        case None:
-            return "nothing"
-        case Off():
-            return "no speculation"
-        case Static(tokens):
-            return f"K = {tokens}"
-        case Schedule():
-            return f"schedule {setting}"
-        case Adaptive(tokens):
-            return f"adaptive up to {tokens}"
-
-
 def to_json(decision: Decision) -> dict[str, object]:
     """What a program would want of it."""
     return {
@@ -161,12 +162,17 @@ def to_json(decision: Decision) -> dict[str, object]:
         "reason": decision.reason,
         "setting": None if decision.setting is None else str(decision.setting),
         "missing": list(decision.missing),
+        "regimes": {
+            name: None if change is None else {"since": change.at, "what": change.what}
+            for name, change in (("acceptance", decision.evidence.regimes.acceptance), ("load", decision.evidence.regimes.load))
+        },
         "explore": {"value": round(decision.value, 5), "cost": round(decision.cost, 5)},
         "candidates": [
             {
                 "setting": str(one.setting),
                 "gain": dict(zip(("p5", "p20", "p50", "p95"), (round(g, 5) for g in one.gain), strict=True)),
                 "better": round(one.better, 4),
+                "worstFifth": round(one.worst_fifth, 5),
                 "acceptanceLength": round(one.length, 4),
                 "timePerOutputToken": round(one.latencies.time_per_output_token[0], 6),
                 "objectivesHold": round(one.latencies.holds, 4),

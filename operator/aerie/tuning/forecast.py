@@ -16,7 +16,8 @@ measurements lie between -8 and +70 % of a fixed K (vLLM pull request 52362).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +26,18 @@ from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, T
 from aerie.tuning.acceptance import Acceptance
 from aerie.tuning.candidates import MOST_TIERS, Engine, fits_graphs
 from aerie.tuning.numeric import Array
+from aerie.tuning.regimes import DAY, Regimes, planned, steps
 from aerie.tuning.steptime import StepTime
-from aerie.tuning.telemetry import Cell, Key
+from aerie.tuning.telemetry import Block, Cell, Key, batch_bin
 
 _ADAPTIVE_OVERHEAD = 0.04
 _ADAPTIVE_SPREAD = 0.08
 _GROUPS = 12
 """Of batches of about equal weight, between which a schedule may change."""
+_MOST_REGRET = 0.05
+"""What a schedule may lose in any of them against the best K there, if there is one that does not lose more."""
+_PLACES, _PLACE_SHARES = (-2.857, -1.356, 0.0, 1.356, 2.857), (0.0113, 0.2221, 0.5332, 0.2221, 0.0113)
+"""Five points that stand for a normal distribution (Gauss and Hermite's)."""
 CAUTION = 0.3
 WORTH_A_TIER = 0.003
 """Relative gain for which a schedule gets one more tier."""
@@ -54,18 +60,45 @@ class Load:
         return float(self.batches[min(index, len(self.batches) - 1)])
 
 
-def load(cells: Mapping[Key, Cell], setting: Setting) -> Load:
-    """The load under a setting, or under all if none of the cells is of it. Raises ValueError without cells."""
+def load(cells: Mapping[Key, Cell], blocks: Sequence[Block] = (), since: Regimes | None = None) -> Load:
+    """The load to come: that of all windows, or of the blocks that tell it (`regimes`). Raises ValueError without cells.
+
+    A block knows its mean batch only. How much the windows and replicas in it differ is taken from all cells: what their batches
+    scatter more than the means of the blocks do, as a log-normal factor.
+    """
     if not cells:
         raise ValueError("without a window there is no load: check that the step time was fitted first.")
-    own = [(key.batch_bin, cell) for key, cell in cells.items() if key.setting == setting]
+    everything = steps(blocks)
+    chosen = everything if since is None else steps(since.loaded(blocks))
+    long = bool(everything) and everything[-1].start - everything[0].start > 1.5 * DAY
+    if not chosen or (len(chosen) == len(everything) and not long):
+        return _histogram((key.batch_bin, cell.batch / cell.request_steps, cell.request_steps) for key, cell in cells.items())
+    seen = np.array([(cell.batch / cell.request_steps, cell.request_steps) for cell in cells.values()])
+    means = np.array([(row.batch, row.request_steps) for row in everything])
+    variance = max(0.0, _log_variance(seen) - _log_variance(means))
+    rows: list[tuple[int, float, float]] = []
+    for row, weight in planned(chosen):
+        for place, share in zip(_PLACES, _PLACE_SHARES, strict=True):
+            batch = row.batch * math.exp(variance / 2 + math.sqrt(variance) * place)  # as the request-steps see it
+            rows.append((batch_bin(batch), batch, weight * share * row.request_steps))
+    return _histogram(rows)
+
+
+def _histogram(rows: Iterable[tuple[int, float, float]]) -> Load:
+    """Of (bin, batch, request-steps)."""
     sums: dict[int, list[float]] = {}
-    for index, cell in own or [(key.batch_bin, cell) for key, cell in cells.items()]:
-        steps = sums.setdefault(index, [0.0, 0.0])
-        steps[0] += cell.request_steps
-        steps[1] += cell.batch
-    rows = np.array([(batch / steps, steps) for _, (steps, batch) in sorted(sums.items())])
-    return Load(rows[:, 0], rows[:, 1] / rows[:, 1].sum())
+    for index, batch, weight in rows:
+        found = sums.setdefault(index, [0.0, 0.0])
+        found[0] += weight
+        found[1] += weight * batch
+    table = np.array([(batch / weight, weight) for _, (weight, batch) in sorted(sums.items()) if weight > 0])
+    return Load(table[:, 0], table[:, 1] / table[:, 1].sum())
+
+
+def _log_variance(rows: Array) -> float:
+    """Of (value, weight)."""
+    logs, weights = np.log(rows[:, 0]), rows[:, 1] / rows[:, 1].sum()
+    return float(weights @ (logs - weights @ logs) ** 2)
 
 
 @dataclass(frozen=True)
@@ -139,11 +172,13 @@ class Forecast:
 
         Tiers of a dense target draft no more as the batch grows; those of a mixture of experts may.
         """
-        groups = self._groups()
+        groups = self._groups(_GROUPS)
         made = self.load.shares * self.tokens_per_step(current) / self.load.batches
         cost = self.cautious(engine, current) * made
         by_group = np.stack([cost[:, low:high].sum(axis=1) for low, high in groups], axis=1)
-        found = _tiers(by_group, falling=engine.experts is False)
+        falling = engine.experts is False
+        steady = np.where(by_group > (1 + _MOST_REGRET) * by_group.min(axis=0), np.inf, by_group)
+        found = _tiers(steady, falling=falling) or _tiers(by_group, falling=falling)
         if found is None or len(found) < 2 or not any(tokens for _, tokens in found):
             return None
         tiers: list[Tier] = []
@@ -181,9 +216,18 @@ class Forecast:
                     found[tokens, column] = np.inf
         return found
 
-    def _groups(self) -> list[tuple[int, int]]:
+    def worst_fifth(self, setting: Setting, current: Setting) -> float:
+        """The gain over the current setting, half of the draws above it, in the fifth of the request-steps where it is least."""
+        ours, now = self.of(setting), self.of(current)
+        made = self.load.shares * self.tokens_per_step(current) / self.load.batches
+        return min(
+            float(np.median((now[:, low:high] @ made[low:high]) / (ours[:, low:high] @ made[low:high]))) - 1
+            for low, high in self._groups(5)
+        )
+
+    def _groups(self, count: int) -> list[tuple[int, int]]:
         """Ranges of neighbouring batches of about equal weight."""
-        ends = np.searchsorted(np.cumsum(self.load.shares), np.arange(1, _GROUPS) / _GROUPS) + 1
+        ends = np.searchsorted(np.cumsum(self.load.shares), np.arange(1, count) / count) + 1
         edges = sorted({0, *ends.tolist(), len(self.load.batches)})
         return [(low, high) for low, high in itertools.pairwise(edges) if low < high <= len(self.load.batches)]
 

@@ -28,6 +28,9 @@ class Policy:
     """How long a setting is taken to be kept."""
     cooldown: float = 6 * HOUR
     cooldown_after_rollback: float = 24 * HOUR
+    worst_fifth: float = 0.02
+    """The most that a setting may lose against the current one in any fifth of the load: what is better over the day but worse at
+    noon would be felt every noon."""
     simpler: float = 0.01
     """A schedule or adaptive verification has to be better than the best fixed setting by this much."""
     off_certainty: float = 0.9
@@ -43,7 +46,8 @@ class Policy:
     slo_headroom: float = 0.2
     """Share of an objective that has to be free while a canary explores."""
     probe: float = 24 * HOUR
-    """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
+    """From a canary that explored to the next one. While speculation is off nothing tells acceptance: after so long a canary with
+    drafts asks again."""
     draws: int = 400
 
     def gate(self) -> float:
@@ -70,6 +74,15 @@ class History:
     """When a change was last taken back."""
     speculated: float | None = None
     """When drafts were last verified."""
+    explored: float | None = None
+    """When a canary last explored."""
+
+    def exploring(self, now: float, policy: Policy) -> str | None:
+        """Why no canary may explore yet."""
+        if self.explored is None or now >= self.explored + policy.probe:
+            return None
+        left = (self.explored + policy.probe - now) / HOUR
+        return f"one explored {(now - self.explored) / HOUR:.1f} h ago: the next may in {left:.1f} h."
 
     def cooling(self, now: float, policy: Policy) -> str | None:
         """Why nothing may be changed yet."""

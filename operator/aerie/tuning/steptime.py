@@ -40,6 +40,8 @@ LEAST_BATCH_RANGE = 2.0
 MOST_SCATTER = 0.08
 """Robust standard deviation of the relative residuals; above it something else moves the step times."""
 KNOTS = (0.0, 8.0, 32.0, 128.0, 512.0)
+HALF_LIFE = 3
+"""Slots of cells, half of the history: what is older by so much counts half."""
 _HUBER = 1.5
 _CELL_NOISE = 0.02
 _WINDOW_NOISE = 0.05
@@ -143,11 +145,9 @@ class _Rows:
     prefill: Array
     log_seconds: Array
     weight: Array
-    """Windows in each."""
-
-    @property
-    def windows(self) -> int:
-        return round(float(self.weight.sum()))
+    """Windows in each, older ones less."""
+    windows: int
+    """In all, old ones as much as new ones."""
 
     @property
     def noise(self) -> Array:
@@ -163,12 +163,14 @@ class _Rows:
         replicas = {name: index for index, name in enumerate(dict.fromkeys(key.replica for key in cells))}
         groups = {group: index for index, group in enumerate(dict.fromkeys((key.setting, key.batch_bin) for key in cells))}
         codes = np.array(
-            [(replicas[key.replica], groups[key.setting, key.batch_bin], key.prefill_bin) for key in cells], dtype=int
+            [(replicas[key.replica], groups[key.setting, key.batch_bin], key.prefill_bin, key.slot) for key in cells], dtype=int
         )
         sums = np.array(
             [(one.windows, one.request_steps, one.step_seconds, one.batch, one.prefill, one.drafted) for one in cells.values()]
         )
-        alike, member = np.unique(codes, axis=0, return_inverse=True)  # over the slots
+        slots = codes[:, 3]
+        sums = sums * (0.5 ** ((slots.max() - slots) / HALF_LIFE))[:, None]
+        alike, member = np.unique(codes[:, :3], axis=0, return_inverse=True)  # over the slots
         count, steps, *means = (np.bincount(member.ravel(), column, len(alike)) for column in sums.T)
         seconds, batch, prefill, drafted = (column / steps for column in means)
         order = np.argsort(batch)
@@ -179,7 +181,7 @@ class _Rows:
                 f"nearly all windows had a batch between {low:.1f} and {high:.1f}: a step's fixed cost cannot be told from the "
                 f"cost of a request before the batch has varied {LEAST_BATCH_RANGE:.0f}-fold, with the load or with the hour."
             )
-        return cls(alike[:, 0], alike[:, 1], batch, drafted, prefill, np.log(seconds), count * 1.0)
+        return cls(alike[:, 0], alike[:, 1], batch, drafted, prefill, np.log(seconds), count * 1.0, windows)
 
 
 def _segments(tokens: Array) -> list[Array]:

@@ -23,7 +23,6 @@ from aerie.tuning.decide import Action, Decision, Situation, decide
 from aerie.tuning.explain import explain
 from aerie.tuning.order import Answer, EngineFacts, Order
 from aerie.tuning.store import pack
-from aerie.tuning.telemetry import Telemetry
 
 NICENESS = 10
 """The operator's own loop comes first."""
@@ -55,7 +54,7 @@ def answered(order: Order) -> Answer:
         action=_WORDS[decision.action],
         setting=decision.setting,
         gain=_gain(decision),
-        reason=_reason(decision, telemetry),
+        reason=decision.reason,
     )
     return Answer(advice, explain(decision, telemetry, situation, order.policy), pack(telemetry))
 
@@ -74,14 +73,6 @@ def engine_of(facts: EngineFacts) -> Engine:
 def _gain(decision: Decision) -> tuple[float, float, float] | None:
     found = next((one for one in decision.predictions if one.setting == decision.setting), None)
     return None if found is None else (found.gain[0], found.gain[2], found.gain[3])
-
-
-def _reason(decision: Decision, telemetry: Telemetry) -> str:
-    """With what most windows were left out for, where nothing could be decided."""
-    if decision.action is not Action.INSUFFICIENT or not telemetry.left_out:
-        return decision.reason
-    sentence, _ = telemetry.left_out.most_common(1)[0]
-    return f"{decision.reason} Windows of the last interval were left out: {sentence}"
 
 
 def main() -> None:

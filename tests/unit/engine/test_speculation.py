@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens, named
 
 
 def test_words() -> None:
     schedule = Schedule((Tier(1, 4, 5), Tier(5, 64, 1)), 5)
-    shown: list[tuple[Setting, str, int]] = [
-        (Off(), "off", 0),
-        (Static(3), "3", 3),
-        (schedule, "1-4:5,5-64:1", 5),
-        (Adaptive(7), "up to 7", 7),
+    shown: list[tuple[Setting, str, str, int]] = [
+        (Off(), "off", "no speculation", 0),
+        (Static(3), "3", "K=3", 3),
+        (schedule, "1-4:5,5-64:1", "schedule 1-4:5,5-64:1", 5),
+        (Adaptive(7), "up to 7", "adaptive verification up to 7", 7),
     ]
-    for setting, text, deepest in shown:
+    for setting, text, name, deepest in shown:
         assert str(setting) == text
+        assert named(setting) == name
         assert max_tokens(setting) == deepest
 
 

@@ -53,7 +53,7 @@ def test_without_evidence_nothing_is_done_and_what_is_missing_is_said() -> None:
     assert found.setting is None
     assert "0 windows tell what a step costs" in found.reason
     assert "acceptance was counted in 0 blocks" in found.reason
-    assert len(found.missing) == 2
+    assert len(found.missing) == 3
 
 
 def test_a_setting_that_is_surely_better_is_proposed(better_with_more: Telemetry) -> None:

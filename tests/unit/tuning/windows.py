@@ -78,8 +78,9 @@ def telemetry(
     prefill_seconds: float = 0.0,
     seed: int = 0,
     replicas: int = 2,
+    end: float = 360000.0,
 ) -> Telemetry:
-    """One window a minute at each batch, each setting on replicas of its own."""
+    """One window a minute at each batch, each setting on replicas of its own; the last one ends at `end`."""
     random = np.random.default_rng(seed)
     found = Telemetry()
     for index, batch in enumerate(batches):
@@ -89,7 +90,7 @@ def telemetry(
                 seconds = step_seconds(batch, tokens) * math.exp(noise * random.standard_normal())
                 prefill = float(random.uniform(0, 3 * batch)) if prefill_seconds else 0.0
                 one = window(setting, batch, seconds, conditionals, prefill=prefill, prefill_seconds=prefill_seconds)
-                found.add(Reading(f"{setting}/{replica}", 60.0 * (index + 1), setting, one))
+                found.add(Reading(f"{setting}/{replica}", end - 60.0 * (len(batches) - 1 - index), setting, one))
     return found
 
 
