@@ -1,15 +1,18 @@
-"""A real Prometheus that scrapes simulated engines: what Aerie reads from it is what the engines' own pages say."""
+"""A real Prometheus that scrapes simulated engines: what Aerie reads from it, now or over a period, is what the pages say."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from aerie.api.metrics import Prometheus
+from aerie.cli.prometheus import Server, read_server
+from aerie.cli.run import run as command
 from aerie.controller.fetch import ScrapeError
 from aerie.controller.prometheus import Access, Servers
 from aerie.engine.page import parse
@@ -70,6 +73,12 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
             assert window.first_tokens == 8
             assert (window.speculation is not None) == (pod == "chat-a")
             assert one.sample().started == page.started is not None
+
+        # The same of a period, as `aerie tune offline --prometheus` asks for it; too little for an answer.
+        period = read_server(Server(url, "chat-.*", "default", {"job": "engines"}), timedelta(minutes=5))
+        assert {pod: sample for _, pod, sample in period.scrapes} == pages
+        assert not period.unreadable
+        assert command(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
 
         # By other labels there is nothing, and what Prometheus cannot read it says.
         job = Prometheus(address=url, match_labels={"job": "engines", "namespace": "default"})

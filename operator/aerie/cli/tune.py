@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from aerie.api import SpeculativeDeployment, duration
 from aerie.cli.console import CommandError, err, out
 from aerie.cli.files import read_deployment
 from aerie.cli.preflight import Output
+from aerie.cli.prometheus import Server, read_server
 from aerie.cli.recorded import Recorded, read_recorded
 from aerie.cli.tune_explain import explain as explain_command
 from aerie.engine import arguments, flags, versions
@@ -29,6 +31,8 @@ if TYPE_CHECKING:  # numpy comes with it: only who tunes pays for that
 SHORTEST_WINDOW = 10.0
 LONGEST_WINDOW = 300.0
 """Seconds between two scrapes that are looked at together."""
+
+_PANEL = "Metrics from a Prometheus server"
 
 app = typer.Typer(no_args_is_help=True, help="What speculation setting an engine should have, from its metrics.")
 app.command(name="explain")(explain_command)
@@ -49,7 +53,9 @@ class _Given:
 
 @app.command()
 def offline(
-    metrics: Annotated[Path, typer.Option(help="Recorded metrics: lines of JSON with pages, or an answer of query_range.")],
+    metrics: Annotated[
+        Path | None, typer.Option(help="Recorded metrics: lines of JSON with pages, or an answer of query_range.")
+    ] = None,
     file: Annotated[
         str | None,
         typer.Option("-f", "--file", help="Manifest of the SpeculativeDeployment that was recorded; -: standard input."),
@@ -60,22 +66,62 @@ def offline(
     adaptive: Annotated[bool, typer.Option("--adaptive", help="The engines ran with adaptive verification.")] = False,
     experts: Annotated[bool | None, typer.Option("--experts/--dense", help="Whether the target is a mixture of experts.")] = None,
     output: Annotated[Output, typer.Option("-o", "--output", help="How to print the decision.")] = Output.TEXT,
-    seed: Annotated[int, typer.Option(help="Seed of the draws: the same file and seed give the same answer.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the draws: the same metrics and seed give the same answer.")] = 1,
+    prometheus: Annotated[
+        str | None, typer.Option(help="URL of the server, such as http://localhost:9090.", rich_help_panel=_PANEL)
+    ] = None,
+    pods: Annotated[
+        str | None, typer.Option(help="Regular expression of the pods' names. Default: the manifest's.", rich_help_panel=_PANEL)
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Their namespace. Default: the manifest's, else any.", rich_help_panel=_PANEL)
+    ] = None,
+    since: Annotated[str, typer.Option(help="How far to look back, up to 24h.", rich_help_panel=_PANEL)] = "24h",
+    label: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE: further label of the series; may be repeated.", rich_help_panel=_PANEL)
+    ] = None,
+    pod_label: Annotated[
+        str | None, typer.Option(help="Label that holds the name of the pod. Default: pod.", rich_help_panel=_PANEL)
+    ] = None,
+    prometheus_token: Annotated[
+        Path | None, typer.Option(help="File with a bearer token for the server.", rich_help_panel=_PANEL)
+    ] = None,
+    prometheus_ca: Annotated[
+        Path | None, typer.Option(help="File with the authorities of a server with https.", rich_help_panel=_PANEL)
+    ] = None,
 ) -> None:
-    """Say what num_speculative_tokens should be, with the expected gain, from recorded metrics of running engines.
+    """Say what num_speculative_tokens should be, with the expected gain, from metrics of running engines.
 
-    A fixed K is read off the pages. Exit status: 0 there is an answer, 1 the metrics do not identify one, 2 it could not be done.
+    The metrics are a file's (--metrics) or a Prometheus server's (--prometheus). A fixed K is read off them. Exit status: 0 there
+    is an answer, 1 the metrics do not identify one, 2 it could not be done.
     """
     from aerie.tuning.decide import Action, decide
     from aerie.tuning.explain import explain, to_json
     from aerie.tuning.policy import Policy
 
-    given = _given(file, vllm, max_tokens)
-    recorded = read_recorded(metrics)
+    if (metrics is None) == (prometheus is None):
+        raise CommandError("the metrics have to come from one place: give --metrics FILE or --prometheus URL.")
+    resource = read_deployment(file) if file is not None else None
+    given = _given(resource, vllm, max_tokens)
+    if prometheus is None:
+        assert metrics is not None
+        recorded = read_recorded(metrics)
+    else:
+        told = _told(prometheus, resource)
+        server = replace(
+            told,
+            pods=_pods(pods or told.pods),
+            namespace=namespace or told.namespace,
+            labels={**told.labels, **dict(map(_label, label or []))},
+            pod_label=pod_label or told.pod_label,
+            token=prometheus_token,
+            authorities=prometheus_ca,
+        )
+        recorded = read_server(server, _duration(since))
     telemetry, situation = _observe(recorded, given, schedule, adaptive, experts)
     policy = Policy()
     decision = decide(telemetry, situation, policy, seed)
-    for sentence, count in Counter(recorded.unreadable).most_common(3):
+    for sentence, count in recorded.unreadable.most_common(3):
         err.print(f"[yellow]note:[/] {count} scrapes were left out: {escape(sentence)}")
     if output is Output.JSON:
         typer.echo(json.dumps(to_json(decision), indent=2))
@@ -84,14 +130,49 @@ def offline(
     raise typer.Exit(1 if decision.action is Action.INSUFFICIENT else 0)
 
 
-def _given(file: str | None, vllm: str | None, most: int | None) -> _Given:
-    if file is None:
+def _told(address: str, resource: SpeculativeDeployment | None) -> Server:
+    """What the manifest, with its spec.metrics.source.prometheus, tells of what the server has."""
+    if resource is None:
+        return Server(address, pods="")
+    named = Server(address, f"{re.escape(resource.metadata.name)}-.*", resource.metadata.namespace)
+    if (source := resource.spec.metrics.source) is None:
+        return named
+    of = source.prometheus
+    return replace(named, labels=of.match_labels, pod_label=of.pod_label, namespace_label=of.namespace_label)
+
+
+def _pods(text: str) -> str:
+    if not text:
+        raise CommandError("--prometheus needs to be told whose metrics: give --pods 'chat-.*' or -f MANIFEST.")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise CommandError(f"--pods is {text}, which is no regular expression ({error}): write it like 'chat-.*'.") from None
+    return text
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name):
+        raise CommandError(f"--label is {text}: write it as NAME=VALUE, such as job=vllm.")
+    return name, value
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        return duration.parse(text)
+    except ValueError as error:
+        raise CommandError(f"--since: {error}.") from None
+
+
+def _given(resource: SpeculativeDeployment | None, vllm: str | None, most: int | None) -> _Given:
+    if resource is None:
         try:
             version = versions.Version.parse(vllm) if vllm else versions.NEWEST_KNOWN
         except versions.VersionError as error:
             raise CommandError(f"--vllm: {error}") from None
         return _Given(version, arguments.Arguments(), "eagle3", most or 7)
-    spec = read_deployment(file).spec
+    spec = resource.spec
     engine = versions.resolve(spec.engine.image, vllm or spec.engine.version)
     if isinstance(engine, versions.NoVersion):
         raise CommandError(engine.sentence)
@@ -123,13 +204,16 @@ def _observe(
     from aerie.tuning.candidates import Engine
     from aerie.tuning.decide import Situation
     from aerie.tuning.policy import History, Objectives
+    from aerie.tuning.regimes import DAY, WEEK
     from aerie.tuning.telemetry import Reading, Telemetry
 
-    telemetry = Telemetry(api_servers=given.arguments.api_servers)
+    telemetry = Telemetry(WEEK + DAY, api_servers=given.arguments.api_servers)
     last: dict[str, tuple[float, Sample]] = {}
     running: dict[str, Setting] = {}
     speculated: float | None = None
+    newest = 0.0
     for time, replica, sample in recorded.scrapes:
+        newest = time
         setting = running[replica] = _setting(sample, schedule, adaptive)
         before = last.get(replica)
         if before is not None and time - before[0] < SHORTEST_WINDOW:
@@ -148,7 +232,6 @@ def _observe(
             speculated = time
         age = before[0] - sample.started if sample.started is not None else float("inf")
         telemetry.add(Reading(replica, time, setting, window, age))
-    newest = recorded.scrapes[-1][0]
     alive = [replica for replica, (time, _) in last.items() if time > newest - LONGEST_WINDOW]
     current = Counter(running[replica] for replica in alive).most_common(1)[0][0]
     situation = Situation(

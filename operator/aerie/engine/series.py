@@ -1,8 +1,10 @@
 """Reads engines' metrics out of a Prometheus server: what to ask it, and its answer as the `Sample`s that the pages would give.
 
-    query ─► {__name__=~"...", pod=~"..."}[30s] ─► samples with the times of their scrapes ─► newest whole scrape, by pod
+    query ────► {__name__=~"...", pod=~"..."}[30s] ─► samples with the times of their scrapes ─► `read`: newest whole one, by pod
+    selector ─► {__name__=~"...", pod=~"..."}, with a step ─► the values at each step of a period ─► `history`: all, by pod
 
-A range is asked for, and not the values of this moment: those may be of different scrapes, and have no time of their own.
+For the newest scrape a range is asked for, and not the values of this moment: those may be of different scrapes, and have no time
+of their own. For a history steps have to do, for samples would be many more; what is made of it is differences between steps.
 
 Guarantees: a scrape is whole, all its series have one time, and it is of one target; what is no number or lacks a series is
 refused as a page is. Series that Prometheus adds itself or that other containers of the pod have do not matter. Not guaranteed:
@@ -15,8 +17,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aerie.engine.metrics import Metric
 from aerie.engine.page import PROCESS_START, SERIES, PageError, from_series
@@ -26,6 +29,7 @@ UP = "up"
 """What Prometheus says of each scrape: 1 when it succeeded."""
 
 Labels = Mapping[str, str]
+_ALL = (*SERIES, PROCESS_START, UP)
 
 
 class AnswerError(ValueError):
@@ -34,11 +38,14 @@ class AnswerError(ValueError):
 
 def query(pods: Sequence[str], pod_label: str, labels: Labels, seconds: float) -> str:
     """PromQL for all that is read of these pods' engines, scraped in the last so many seconds."""
-    names = "|".join(sorted([*SERIES, PROCESS_START, UP]))
-    either = "|".join(re.escape(pod) for pod in pods)
-    matchers = [f'__name__=~"{names}"', f'{pod_label}=~"{_quoted(either)}"']
+    return f"{selector('|'.join(re.escape(pod) for pod in pods), pod_label, labels)}[{round(1000 * seconds)}ms]"
+
+
+def selector(pods: str, pod_label: str, labels: Labels, names: Iterable[str] = _ALL) -> str:
+    """PromQL for these series of the pods that a regular expression names in full."""
+    matchers = [f'__name__=~"{"|".join(sorted(names))}"', f'{pod_label}=~"{_quoted(pods)}"']
     matchers += [f'{name}="{_quoted(value)}"' for name, value in labels.items()]
-    return f"{{{','.join(matchers)}}}[{round(1000 * seconds)}ms]"
+    return f"{{{','.join(matchers)}}}"
 
 
 def _quoted(text: str) -> str:
@@ -65,20 +72,46 @@ class Scrape:
 
 def read(answer: bytes, pod_label: str) -> Mapping[str, Scrape | str]:
     """By pod its newest whole scrape, or why there is none, as the rest of a sentence about it. Raises AnswerError."""
-    by_pod: dict[str, list[_Series]] = {}
+    return {pod: _newest(series) for pod, series in _by_pod(result(answer), pod_label).items()}
+
+
+def history(found: Any, *pod_labels: str) -> list[tuple[float, str, Scrape | str]]:
+    """Of a `result`, time, pod and scrape at each step, the oldest first, or why there is none. Raises AnswerError.
+
+    A pod is the first of the labels that a series has. Where it is scraped more than once there is no telling whose step it is.
+    """
+    steps = [(at, pod, one) for pod, series in _by_pod(found, *pod_labels).items() for at, one in _steps(series)]
+    return sorted(steps, key=lambda step: step[:2])
+
+
+def result(answer: bytes, kind: str = "matrix") -> Any:
+    """What a server found, as it says it. Raises AnswerError."""
     try:
         document = json.loads(answer)
-        if document["status"] != "success" or document["data"]["resultType"] != "matrix":
+        if document["status"] != "success" or document["data"]["resultType"] != kind:
             raise AnswerError(f"answered with {str(document)[:200]}")
-        for one in document["data"]["result"]:
-            labels, values = one["metric"], {float(at): str(value) for at, value in one.get("values", ())}
-            if values:  # else a native histogram
-                by_pod.setdefault(labels[pod_label], []).append(_Series(labels["__name__"], labels, values))
+        return document["data"]["result"]
     except AnswerError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError):
         raise AnswerError(f"answered with what is no answer of Prometheus: {answer[:100]!r}") from None
-    return {pod: _newest(series) for pod, series in by_pod.items()}
+
+
+def _by_pod(found: Any, *pod_labels: str) -> Mapping[str, list[_Series]]:
+    by_pod: dict[str, list[_Series]] = {}
+    try:
+        for one in found:
+            labels, values = one["metric"], {float(at): str(value) for at, value in one.get("values", ())}
+            pod = next((labels[label] for label in pod_labels if labels.get(label)), None)
+            if pod is None:
+                raise AnswerError(f"answered with a series without the label {' or '.join(pod_labels)}: {str(labels)[:200]}")
+            if values:  # else a native histogram
+                by_pod.setdefault(pod, []).append(_Series(labels["__name__"], labels, values))
+    except AnswerError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise AnswerError(f"answered with what is no answer of Prometheus: {str(found)[:100]}") from None
+    return by_pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +142,49 @@ _CONFIG = Metric.CACHE_CONFIG.row.name
 
 def _newest(found: Sequence[_Series]) -> Scrape | str:
     engine = [one for one in found if one.name in SERIES]
-    targets = [dict(pairs) for pairs in {tuple(sorted(one.target().items())) for one in engine if one.name != _CONFIG}]
+    targets = [dict(pairs) for pairs in {_pairs(one) for one in engine if one.name != _CONFIG}]
     if not targets:
         return _without(found)
     if len(targets) > 1:
-        apart = sorted({name for one in targets for other in targets for name, value in one.items() if other.get(name) != value})
-        told = ", ".join(f"{name} {' and '.join(sorted(str(one.get(name)) for one in targets))}" for name in apart)
-        return f"is scraped more than once ({told}): name one of them in spec.metrics.source.prometheus.matchLabels"
+        return f"{_twice(targets)}: name one of them in spec.metrics.source.prometheus.matchLabels"
     sizes = Counter(at for one in engine for at in one.values)
     times = sorted(sizes)[-2:]
     at = times[0] if sizes[times[-1]] < sizes[times[0]] else times[-1]
     whole = [(one.name, one.labels, one.values[at]) for one in engine if at in one.values]
     starts = (one.values.get(at) for one in found if one.name == PROCESS_START and one.target() == targets[0])
     return Scrape(at, whole, next(starts, None))
+
+
+def _steps(found: Sequence[_Series]) -> Iterator[tuple[float, Scrape | str]]:
+    series: dict[float, list[tuple[str, Labels, str]]] = {}
+    targets: dict[float, set[_Pairs]] = {}
+    for one in found:
+        if one.name in SERIES:
+            pairs = _pairs(one)
+            for at, value in one.values.items():
+                series.setdefault(at, []).append((one.name, one.labels, value))
+                if one.name != _CONFIG:
+                    targets.setdefault(at, set()).add(pairs)
+    starts = {_pairs(one): one.values for one in found if one.name == PROCESS_START}
+    for at, whole in series.items():
+        of = targets.get(at, set())
+        if len(of) > 1:
+            yield at, _twice([dict(pairs) for pairs in of])
+        else:
+            yield at, Scrape(at, whole, next((starts.get(pairs, {}).get(at) for pairs in of), None))
+
+
+_Pairs = tuple[tuple[str, str], ...]
+
+
+def _pairs(one: _Series) -> _Pairs:
+    return tuple(sorted(one.target().items()))
+
+
+def _twice(targets: Sequence[Labels]) -> str:
+    apart = sorted({name for one in targets for other in targets for name, value in one.items() if other.get(name) != value})
+    told = ", ".join(f"{name} {' and '.join(sorted(str(one.get(name)) for one in targets))}" for name in apart)
+    return f"is scraped more than once ({told})"
 
 
 def _without(found: Sequence[_Series]) -> Scrape | str:

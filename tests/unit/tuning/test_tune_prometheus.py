@@ -1,0 +1,284 @@
+"""`aerie tune offline --prometheus` against a local server that says what a real one said, and against others.
+
+data/prometheus-3.15.json.gz: what Prometheus 3.15 answered about two simulated engines that it scraped each 5 s (chat-a drafts,
+chat-b does not), to the two queries and to two faulty ones, and the engines' own pages at the end of the period, with its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from aerie.cli import prometheus
+from aerie.cli.console import CommandError
+from aerie.cli.prometheus import Server, read_server
+from aerie.cli.recorded import read_recorded
+from aerie.cli.run import run
+from aerie.engine.page import parse
+from aerie.engine.samples import Sample
+from aerie_lab.testing.prometheus import answer
+
+TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
+PAGES = {pod: parse(page.encode()) for pod, page in TOLD["pages"].items()}
+PERIOD = timedelta(seconds=75)
+Form = dict[str, str]
+Say = Callable[[str, Form, dict[str, str]], tuple[int, str]]
+MANIFEST = """
+apiVersion: aerie.dev/v1alpha1
+kind: SpeculativeDeployment
+metadata: {name: chat, namespace: models}
+spec:
+  model: {source: {volumeClaim: {claimName: models}}}
+  engine: {image: "vllm/vllm-openai:v0.33.0"}
+  metrics: {source: {prometheus: {address: "http://in-cluster", podLabel: kube_pod, namespaceLabel: ns, matchLabels: {job: a}}}}
+"""
+
+
+@contextlib.contextmanager
+def served(say: Say) -> Iterator[str]:
+    """The address of a server on this machine; `say` gets path, form and headers and tells status and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            form = {name: values[0] for name, values in parse_qs(body).items()}
+            status, text = say(self.path, form, dict(self.headers.items()))
+            self.send_response(status)
+            self.send_header("Location", "http://elsewhere.invalid/")
+            self.end_headers()
+            with contextlib.suppress(OSError):  # who asked has gone
+                self.wfile.write(text.encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def real(path: str, _: Form, __: dict[str, str]) -> tuple[int, str]:
+    """What the real one said."""
+    return 200, json.dumps(TOLD[path.removeprefix("/api/v1/")])
+
+
+def fails(server: Server, since: timedelta = PERIOD) -> str:
+    with pytest.raises(CommandError) as failure:
+        list(read_server(server, since, TOLD["end"]).scrapes)
+    return str(failure.value)
+
+
+# ------------------------------------------------------------------------------------------------------------------- what it says
+def test_a_real_answer_gives_what_the_pages_gave() -> None:
+    asked: list[tuple[str, Form]] = []
+
+    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
+        asked.append((path, form))
+        return real(path, form, headers)
+
+    with served(say) as url:
+        recorded = read_server(Server(url, "chat-.*", "default", {"job": "engines"}), PERIOD, TOLD["end"])
+        scrapes = list(recorded.scrapes)
+    assert not recorded.unreadable
+    assert [at for at, _, _ in scrapes] == sorted(at for at, _, _ in scrapes)
+    newest: dict[str, Sample] = {pod: sample for _, pod, sample in scrapes}
+    assert newest == PAGES
+    first = next(sample for _, pod, sample in scrapes if pod == "chat-a")
+    assert 0 < first.counters.generation_tokens < newest["chat-a"].counters.generation_tokens
+    (pods, of_pods), (steps, of_steps) = asked
+    assert (pods, steps) == ("/api/v1/query", "/api/v1/query_range")
+    assert of_pods["query"] == (
+        'group by (pod) (last_over_time({__name__=~"vllm:generation_tokens_total",pod=~"chat-.*",namespace="default",'
+        'job="engines"}[75000ms]))'
+    )
+    assert of_steps["query"].endswith('pod=~"chat-.*",namespace="default",job="engines"}')
+    assert float(of_steps["end"]) - float(of_steps["start"]) == pytest.approx(75)
+    assert float(of_steps["end"]) == pytest.approx(TOLD["end"], abs=0.001)
+    assert of_steps["step"] == "15"
+
+
+def test_a_file_with_the_same_answer_says_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(TOLD["query_range"]))
+    with served(real) as url:
+        assert read_recorded(file).scrapes == list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
+
+
+def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(real) as url:
+        assert run(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
+    assert capsys.readouterr().out.startswith("INSUFFICIENT DATA: nothing is recommended\n")
+
+
+def test_a_long_period_is_asked_for_in_pieces_that_are_its_whole() -> None:
+    pieces: list[tuple[float, float, float]] = []
+
+    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
+        if path.endswith("query_range"):
+            pieces.append((float(form["start"]), float(form["end"]), float(form["step"])))
+        return real(path, form, headers)
+
+    with served(say) as url:
+        list(read_server(Server(url, "chat-.*"), timedelta(hours=24), TOLD["end"]).scrapes)
+    assert pieces[0][0] == pytest.approx(TOLD["end"] - 86400, abs=0.01)
+    assert pieces[-1][1] == pytest.approx(TOLD["end"], abs=0.01)
+    assert {step for _, _, step in pieces} == {30}
+    assert all(2 * (1 + (end - start) / 30) <= prometheus.AT_ONCE + 0.1 for start, end, _ in pieces)
+    for (_, end, _), (start, _, _) in itertools.pairwise(pieces):
+        assert start - end == pytest.approx(30, abs=0.01)
+
+
+def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
+    page = TOLD["pages"]["chat-a"]
+    twice = [answer({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
+    result = [one for found in twice for one in found["data"]["result"]]
+
+    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
+        if path.endswith("query_range"):
+            return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+        return real(path, form, headers)
+
+    with served(say) as url:
+        assert fails(Server(url, "chat-.*")).endswith("of pod=~chat-.*: chat-a: is scraped more than once (job a and b)")
+
+
+def test_pods_that_came_one_after_the_other_under_one_name_are_not_mixed_up() -> None:
+    page = TOLD["pages"]["chat-a"]
+    after = [answer({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
+    result = [one for found in after for one in found["data"]["result"]]
+
+    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
+        if path.endswith("query_range"):
+            return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+        return real(path, form, headers)
+
+    with served(say) as url:
+        scrapes = list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
+    assert scrapes == [(at, "chat-a", PAGES["chat-a"]) for at in (1.0, 16.0)]
+
+
+def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(tmp_path: Path) -> None:
+    file, token, asked = tmp_path / "chat.yaml", tmp_path / "token", []
+    file.write_text(MANIFEST)
+    token.write_text("secret\n")
+
+    def say(_: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
+        asked.append((form["query"], headers.get("Authorization")))
+        return 500, ""
+
+    with served(say) as url:
+        assert run(["tune", "offline", "-f", str(file), "--prometheus", url]) == 2
+        options = ["--namespace", "other", "--label", "job=b", "--label", "cluster=west", "--prometheus-token", str(token)]
+        assert (
+            run(["tune", "offline", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]) == 2
+        )
+    assert [re.sub(r'.*?total",', "", query).partition("}")[0] for query, _ in asked] == [
+        'kube_pod=~"chat-.*",ns="models",job="a"',
+        'pod=~"c.*",ns="other",job="b",cluster="west"',
+    ]
+    assert [header for _, header in asked] == [None, "Bearer secret"]
+
+
+# --------------------------------------------------------------------------------------------------------------- what goes wrong
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (401, "", "status 401: give it a token with --prometheus-token FILE."),
+        (
+            400,
+            TOLD["bad"],
+            '(invalid parameter "query": 1:2: parse error: error parsing regexp: missing closing ): `(`): correct',
+        ),
+        (422, '{"error": "query processing would load too many samples"}', "too many samples): ask for less with --since"),
+        (302, "", "status 302: it has to be the address below which /api/v1/query_range of a Prometheus server is."),
+        (404, "404 page not found", "status 404: it has to be the address"),
+        (503, "", "status 503: see to the server."),
+        (200, "<html>", "answered with what is no answer of Prometheus: b'<html>': give the address of a Prometheus server."),
+        (200, json.dumps(TOLD["query_range"]), "give the address of a Prometheus server."),
+        (
+            200,
+            '{"status": "success", "data": {"resultType": "vector", "result": []}}',
+            "of pod=~chat-.*, namespace=default: correct",
+        ),
+        (
+            200,
+            '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}',
+            "give the address of a Prometheus server.",
+        ),
+    ],
+)
+def test_a_server_of_no_use_is_told_with_the_way_out(status: int, body: str, says: str) -> None:
+    with served(lambda *_: (status, body)) as url:
+        told = fails(Server(url, "chat-.*", "default"))
+    assert told.startswith(f"--prometheus {url} ")
+    assert says in told
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [{"metric": {"pod": f"chat-{number}"}, "value": [0, "1"]} for number in range(prometheus.MOST_PODS + 1)]
+    body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": many}})
+    with served(lambda *_: (200, body)) as url:
+        assert fails(Server(url, "chat-.*")) == "--pods chat-.* names 501 pods: name 500 at most, of one deployment."
+        monkeypatch.setattr(prometheus, "LARGEST", 1000)
+        assert "answered with more than 0 MiB: narrow --pods or --label." in fails(Server(url, "chat-.*"))
+    assert "cannot be reached" in fails(Server(url, "chat-.*"))
+    waits = threading.Event()
+
+    def silent(*_: Any) -> tuple[int, str]:
+        waits.wait()
+        return 200, ""
+
+    monkeypatch.setattr(prometheus, "SECONDS", 0.1)
+    with served(silent) as url:
+        try:
+            assert fails(Server(url, "chat-.*")).endswith(
+                "did not answer within 0.1 s: correct it, or ask for less with --since."
+            )
+        finally:
+            waits.set()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "give --metrics FILE or --prometheus URL"),
+        (["--metrics", "a", "--prometheus", "http://b"], "give --metrics FILE or --prometheus URL"),
+        (["--prometheus", "http://b"], "--prometheus needs to be told whose metrics: give --pods 'chat-.*' or -f MANIFEST."),
+        (["--prometheus", "b:9090", "--pods", "a"], "--prometheus is b:9090: write it as http://HOST:PORT"),
+        (["--prometheus", "http://b", "--pods", "("], "--pods is (, which is no regular expression"),
+        (["--prometheus", "http://b", "--pods", "a", "--label", "job"], "--label is job: write it as NAME=VALUE"),
+        (["--prometheus", "http://b", "--pods", "a", "--since", "1d"], "--since: '1d' is no duration"),
+        (["--prometheus", "http://b", "--pods", "a", "--since", "25h"], "--since is 25h: it has to be from 15s to 24h"),
+        (
+            ["--prometheus", "http://b", "--pods", "a", "--prometheus-token", "/nowhere"],
+            "--prometheus-token /nowhere cannot be read",
+        ),
+        (
+            ["--prometheus", "https://b", "--pods", "a", "--prometheus-ca", "/nowhere"],
+            "--prometheus-ca /nowhere cannot be read (No",
+        ),
+    ],
+)
+def test_a_command_line_that_asks_for_nothing_is_refused(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tune", "offline", *options]) == 2
+    assert says in capsys.readouterr().err
