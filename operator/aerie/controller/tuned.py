@@ -5,8 +5,8 @@
 
 Guarantees: a window is of one run of one pod of an arm that differs from the stable one in its setting alone; one over a gap or
 a restart is left out and counted. A pod costs one scrape, which the reader of figures holds anyway; a resource without requests
-no telemetry at all. Not guaranteed: that a Deployment's pods run the setting that the status says; the windows themselves tell
-(`telemetry.wrong_setting`).
+costs no telemetry at all, and what is said of it here. Not guaranteed: that a Deployment's pods run the setting that the status
+says; the windows themselves tell (`telemetry.wrong_setting`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Arm, Status
+from aerie.api.speculation import LatencyObjective
+from aerie.api.status import Arm, SpeculationStatus, Status
 from aerie.api.status import Setting as StatusSetting
 from aerie.controller.targets import Target
 from aerie.engine import arguments, versions
@@ -31,6 +32,7 @@ from aerie.resources.tuning import Kept
 from aerie.rollout.observed import Object, Observed
 from aerie.tuning.advice import Advice
 from aerie.tuning.order import EngineFacts
+from aerie.tuning.policy import History, Objectives
 from aerie.tuning.telemetry import Reading, Scale, Telemetry
 
 _NOTHING: Object = {}
@@ -40,7 +42,7 @@ LONGEST = 5.0
 """Intervals of a window; beyond them requests may have come and gone unseen."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Subject:
     """What is tuned."""
 
@@ -57,6 +59,12 @@ class Subject:
     api_servers: int
     interval: float
     horizon: float
+    cooldown: float
+    most: int
+    """Draft tokens."""
+    replicas: int
+    objectives: Objectives
+    history: History
 
     @property
     def scale(self) -> Scale:
@@ -76,8 +84,6 @@ class Tuned:
     """Of one resource. Times are seconds of Unix time."""
 
     subject: Subject
-    resource: SpeculativeDeployment
-    status: Status
     reload: float | None = None
     """Seconds from the start of an engine until it served, where known."""
     kept: Kept | None = None
@@ -158,10 +164,30 @@ def subject(observed: Observed, status: Status, stable: Arm, records: Records) -
         api_servers=facts.api_servers if facts else 1,
         interval=tuning.interval.total_seconds(),
         horizon=tuning.history.total_seconds(),
+        cooldown=tuning.cooldown.total_seconds(),
+        most=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
+        replicas=resource.spec.replicas,
+        objectives=_objectives(tuning.slo),
+        history=_history(status.speculation),
     )
 
 
-@dataclass(frozen=True)
+def _objectives(slo: LatencyObjective | None) -> Objectives:
+    if slo is None:
+        return Objectives()
+    per_token, first = slo.time_per_output_token, slo.time_to_first_token
+    return Objectives(per_token.total_seconds() if per_token else None, first.total_seconds() if first else None, slo.percentile)
+
+
+def _history(told: SpeculationStatus | None) -> History:
+    if told is None:
+        return History()
+    explored = next((one.ended_at for one in told.changes if one.result == "Explored"), None)
+    moments = (told.changed_at, told.rolled_back_at, told.speculated_at, explored)
+    return History(*(None if moment is None else moment.timestamp() for moment in moments))
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Of a revision, from its record."""
 

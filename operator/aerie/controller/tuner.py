@@ -17,7 +17,6 @@ import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
@@ -26,13 +25,12 @@ from aerie.controller.queue import Backoff, Key, WorkQueue
 from aerie.controller.targets import Target, targets
 from aerie.controller.tuned import Records, Subject, Tuned, reload_of, subject
 from aerie.engine.samples import Sample
-from aerie.engine.speculation import max_tokens
 from aerie.resources.tuning import Kept
 from aerie.rollout import kept as keeping
 from aerie.rollout.observed import Observed
 from aerie.tuning.advice import Advice, AdviceError
 from aerie.tuning.order import Answer, Order
-from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -71,12 +69,11 @@ class Tuner:
         wanted = subject(observed, status, stable, self._records.setdefault(key, Records()))
         tuned = self._tuned.get(key)
         if tuned is None or tuned.subject.uid != wanted.uid:
-            tuned = self._tuned[key] = Tuned(wanted, resource, status)
+            tuned = self._tuned[key] = Tuned(wanted)
             self._recall(tuned, observed)
             self._queue.add_after(key, self._first(key, tuned))
         elif tuned.subject != wanted:
-            self._changed(key, tuned, wanted)
-        tuned.resource, tuned.status = resource, status
+            self._changed(key, tuned, wanted, observed)
         tuned.reload = reload_of(observed.group(stable.revision)) or tuned.reload
         tuned.forget_others(frozenset(name for name, _ in targets(observed)))
         there = keeping.written(observed)
@@ -137,11 +134,12 @@ class Tuner:
         left = tuned.kept.at + interval - self._clock.now().timestamp()
         return min(interval, max(left, 0.0)) + interval * SOONEST * (1 + spread)
 
-    def _changed(self, key: Key, tuned: Tuned, wanted: Subject) -> None:
+    def _changed(self, key: Key, tuned: Tuned, wanted: Subject, observed: Observed) -> None:
         before, tuned.subject = tuned.subject, wanted
         if before.family != wanted.family:  # other engines: nothing that was counted is of them
             tuned.kept = tuned.since = tuned.advice = None
             tuned.tails.clear()
+            self._recall(tuned, observed)
         elif before.scale != wanted.scale or before.horizon != wanted.horizon:
             tuned.since = None
         if before.interval != wanted.interval:
@@ -215,24 +213,13 @@ def _says_the_same(before: Advice | None, after: Advice | None) -> bool:
 
 
 def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
-    subject, spec = tuned.subject, tuned.resource.spec
+    subject, policy = tuned.subject, Policy()
     assert subject.current is not None
     assert subject.engine is not None
-    tuning, slo, told = spec.speculation.tuning, spec.speculation.tuning.slo, tuned.status.speculation
-    objectives = Objectives()
-    if slo is not None:
-        per_token, first = slo.time_per_output_token, slo.time_to_first_token
-        objectives = Objectives(
-            per_token.total_seconds() if per_token else None, first.total_seconds() if first else None, slo.percentile
-        )
-    history = History()
-    if told is not None:
-        history = History(_seconds(told.changed_at), _seconds(told.rolled_back_at), _seconds(told.speculated_at))
-    policy, cooldown = Policy(), tuning.cooldown.total_seconds()
     policy = replace(
         policy,
-        cooldown=cooldown,
-        cooldown_after_rollback=AFTER_ROLLBACK * cooldown,
+        cooldown=subject.cooldown,
+        cooldown_after_rollback=AFTER_ROLLBACK * subject.cooldown,
         reload=tuned.reload or policy.reload,
         canary=subject.interval,
         probe=subject.horizon,
@@ -242,11 +229,11 @@ def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
         now=now,
         current=subject.current,
         engine=subject.engine,
-        most=max(tuning.max_tokens, max_tokens(subject.current)),
-        replicas=spec.replicas,
+        most=subject.most,
+        replicas=subject.replicas,
         waiting=tuned.waiting,
-        objectives=objectives,
-        history=history,
+        objectives=subject.objectives,
+        history=subject.history,
         policy=policy,
         horizon=subject.horizon,
         scale=subject.scale,
@@ -257,7 +244,3 @@ def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
 
 def _kept(subject: Subject, answer: Answer, now: float) -> Kept:
     return Kept(now, subject.family, answer.telemetry, json.dumps(answer.advice.to_dict()), answer.explanation)
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
