@@ -1,4 +1,4 @@
-"""The command line `aerie`: what can be known before anything is applied to a cluster. Thin over the pure core.
+"""The command line `aerie`: the operator, and what can be known without one. Thin over the pure core.
 
 Exit status: 0 all is well, 1 refused, 2 it could not be done (a wrong command line, a file that is no resource, a model that
 cannot be read), 130 interrupted. What a program reads goes to standard output, what a person is told besides to standard error.

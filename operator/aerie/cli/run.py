@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    help="Speculative decoding in vLLM fleets: what can be known before anything is applied to a cluster.",
+    help="Speculative decoding in vLLM fleets: the operator, and what can be known without one.",
 )
 app.command()(preflight)
 app.command()(catalog)
