@@ -18,7 +18,7 @@ demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=v
 test: setup ## run all tests, the lab's beside the others
 	@$(BIN)/python scripts/run_tests.py
 
-test-unit: setup ## run the tests that need no cluster (seconds)
+test-unit: setup ## run the tests that need no cluster (minutes)
 	@$(BIN)/pytest -m unit
 
 test-lab: setup ## run the tests against the lab's cluster (minutes)
