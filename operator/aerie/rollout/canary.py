@@ -36,7 +36,7 @@ from aerie.rollout.wanted import Wanted
 REMEMBERED = timedelta(hours=24)
 """For so long, analyses of a revision that ended without a promotion make the next one of it stricter."""
 _JUDGED = ("WarmingUp", "Analyzing", "AwaitingApproval", "Held")
-Result = Literal["Promoted", "RolledBack", "Superseded", "Failed"]
+Result = Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,12 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
         reason=judgement.reason if judgement else "",
         word=word(resource, known.revision),
     )
-    frozen = status.analysis.parameters if status.analysis and known.ready_at else spec.rollout.analysis
-    step = advance(stage, looks, Terms(spec.rollout.canary, frozen, spec.rollout.progress_deadline), now)
+    terms = _terms(observed, wanted, known)
+    step = advance(stage, looks, terms, now)
+    frozen = terms.analysis
     analysis = _analysis(status.analysis if known.ready_at else None, evidence, judgement, frozen)
-    if step.end == "Promoted":
-        outcome = outcome_of(known, "Promoted", _promoted(known, analysis, step), status, analysis, now)
-        done = Finding(PROGRESSING, "False", "Complete", f"revision {known.revision} is rolled out")
-        return Way(None, Arms(fleet.stable.pods.asked), {}, done, analysis, outcome, timedelta(0))  # watch.py goes on with it
     if step.end is not None:
-        assert step.end != "Over", "that is how a watch ends, not a canary"
-        why = step.why
-        trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
-        if step.end == "Failed" and trouble is not None:
-            why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
-        elif step.end == "Failed" and unrouted:
-            why = f"{unrouted} So it was for spec.rollout.progressDeadline ({duration.format(spec.rollout.progress_deadline)})."
-        outcome = outcome_of(known, step.end, why, status, analysis, now)
-        return withdraw(observed, stable, known, _closed(analysis), outcome)
+        return _ended(observed, stable, known, fleet, step, analysis, now)
     if step.stage.phase != stage.phase:
         evidence = _entered(step.stage.phase, stage.phase, evidence, observed, wanted, stable, fleet, now)
         if step.stage.phase == "Analyzing":
@@ -126,6 +115,27 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     if unrouted:
         finding = replace(finding, message=f"{finding.message.rstrip('.')}. Nothing is decided: {unrouted}")
     return Way(canary, arms, weights, finding, analysis, again=_sooner(step.again, _due(canary, evidence, now)))
+
+
+def _ended(
+    observed: Observed, stable: Arm, known: CanaryArm, fleet: Fleet, step: Step, analysis: AnalysisStatus | None, now: datetime
+) -> Way:
+    """The canary is promoted, or on its way out from now on."""
+    resource, why = observed.resource, step.why
+    status, patience = resource.status or Status(), resource.spec.rollout.progress_deadline
+    assert step.end is not None, "it has ended"
+    assert step.end != "Over", "that is how a watch ends, not a canary"
+    if step.end == "Promoted":
+        outcome = outcome_of(known, "Promoted", _promoted(known, analysis, step), status, analysis, now)
+        done = Finding(PROGRESSING, "False", "Complete", f"revision {known.revision} is rolled out")
+        return Way(None, Arms(fleet.stable.pods.asked), {}, done, analysis, outcome, timedelta(0))  # watch.py goes on with it
+    trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
+    if step.end == "Failed" and trouble is not None:
+        why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
+    elif step.end == "Failed" and (unrouted := refusal(observed)):
+        why = f"{unrouted} So it was for spec.rollout.progressDeadline ({duration.format(patience)})."
+    outcome = outcome_of(known, step.end, why, status, analysis, now)
+    return withdraw(observed, stable, known, _closed(analysis), outcome)
 
 
 def withdraw(observed: Observed, stable: Arm, known: CanaryArm, analysis: AnalysisStatus | None, outcome: Outcome | None) -> Way:
@@ -179,6 +189,17 @@ def _with_stage(canary: CanaryArm, stage: Stage) -> CanaryArm:
     return canary.model_copy(update=update)
 
 
+def _terms(observed: Observed, wanted: Wanted, known: CanaryArm) -> Terms:
+    """What the spec says of the rollout; of the analysis, what it said when this one began. A trial waits for nobody's word."""
+    spec, status = observed.resource.spec, observed.resource.status or Status()
+    frozen = status.analysis.parameters if status.analysis and known.ready_at else spec.rollout.analysis
+    explore = None
+    if wanted.trial is not None:
+        frozen = frozen.model_copy(update={"on_inconclusive": "Rollback"})
+        explore = spec.speculation.tuning.interval if wanted.trial.purpose == "Explore" else None
+    return Terms(spec.rollout.canary, frozen, spec.rollout.progress_deadline, explore)
+
+
 def _judged(
     phase: Phase, evidence: Evidence | None, observed: Observed, faults: Sequence[str], now: datetime
 ) -> tuple[Evidence | None, Judgement | None]:
@@ -225,10 +246,10 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
         for one in status.history
     )
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
-    why_not = unasked(observed, stable, wanted.arm)
+    why_not, goal = unasked(observed, stable, wanted.arm), wanted.goal
     asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, edges_of(spec.speculation.tuning.slo), attempt)
     memory = history.recalled(observed)
-    return begun(*asked, memory.scatters(terms_of(*asked)) if memory else {}, now, why_not)
+    return begun(*asked, memory.scatters(terms_of(*asked, goal)) if memory else {}, now, why_not, goal)
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:

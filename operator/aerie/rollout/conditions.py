@@ -17,7 +17,8 @@ Truth = Literal["True", "False", "Unknown"]
 _LONGEST = 2000
 
 READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
-_GOOD = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False"}
+TUNED = "Tuned"
+_GOOD = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False", TUNED: "True"}
 """The status that is no reason to worry."""
 
 
@@ -64,7 +65,7 @@ def events(before: Status | None, after: Status) -> Iterator[Event]:
         if last is not None and (last.status, last.reason) == (condition.status, condition.reason):
             continue
         good = condition.status == _GOOD[condition.type] or condition.status == "Unknown"
-        normal = good or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED)
+        normal = good or condition.type == TUNED or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED)
         if last is None and normal:
             continue  # the usual beginning is no news
         yield Event("Normal" if normal else "Warning", condition.reason, condition.message)

@@ -1,7 +1,7 @@
 """The decision about one resource: from what was observed to what is to be done.
 
-    choice ─► wanted ─► verdict ─► course ─► children ─► Plan
-                                        └──► report ──►
+    choice ─► tuned ─► wanted ─► verdict ─► course ─► children ─► Plan
+                                                └──► report ──►
 
 Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on.
 """
@@ -16,6 +16,7 @@ from typing import Any
 from aerie.api.status import Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
+from aerie.rollout import tuned
 from aerie.rollout.children import objects, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, Finding, conditions, events
@@ -37,9 +38,11 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
     choice = choose(observed.resource, catalog)
     resource = choice.resource
     observed, leftovers = without_leftovers(replace(observed, resource=resource))
-    wanted = read_wanted(resource, choice.problem)
+    asked = tuned.asked(observed, now)
+    wanted = read_wanted(resource, choice.problem, asked.setting, asked.trial)
     verdict = verdict_of(observed, wanted.revision)
-    way = course(observed, wanted, verdict, now)
+    way = tuned.with_end(course(observed, wanted, verdict, now), observed, asked, now)
+    intent = tuned.intended(observed, asked, way, now)
     paused = resource.spec.rollout.paused
     made = [] if paused else list(objects(observed, wanted, way, verdict, preflight_image))
     taken, missing = [], []
@@ -53,10 +56,11 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
             missing.append(item)
     delete = () if paused else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))
-    status = report(observed, wanted, way, taken, now).model_copy(update={"drafters": chosen})
+    status = report(observed, wanted, way, taken, now, asked, intent).model_copy(update={"drafters": chosen})
     news = (*choice.events(), *events(resource.status, status), *_outcome(way), *_next_share(resource.status, status))
     told = dict.fromkeys(news)  # two conditions may say the same
-    waits = (way.again, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1])
+    soon = timedelta(0) if intent.trial is not None else tuned.again(observed, asked, way, now)
+    waits = (soon, way.again, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1])
     again = min((one for one in waits if one is not None), default=None)
     return Plan(tuple(missing), delete, status, tuple(told), again)
 
@@ -74,7 +78,7 @@ def refused(plan: Plan, before: Status | None, refusals: list[str], now: datetim
 def _outcome(way: Course) -> Iterator[Event]:
     """How a rollout has ended."""
     if way.outcome is not None:
-        good = way.outcome.result in ("Promoted", "Superseded")
+        good = way.outcome.result in ("Promoted", "Superseded", "Explored")
         yield Event("Normal" if good else "Warning", way.outcome.result, way.outcome.reason)
 
 

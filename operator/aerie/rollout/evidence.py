@@ -21,7 +21,7 @@ from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import BATCH, Scatter
-from aerie.rollout.analysis.criteria import Terms, criteria
+from aerie.rollout.analysis.criteria import Goal, Terms, criteria
 from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.readings import Kept, nearest_edge
@@ -131,25 +131,31 @@ def begun(
     scatters: Mapping[str, Scatter],
     now: datetime,
     unasked: str = "",
+    goal: Goal | None = None,
 ) -> Evidence:
     """An analysis that begins now; `scatters` are what stable pods told before it, by criterion, and `unasked` is why greedy
-    answers are not asked for."""
-    terms = replace(terms_of(analysis, arms, pods, edges, attempt), scatters=scatters, unasked=unasked)
+    answers are not asked for; `goal` is a trial's."""
+    terms = replace(terms_of(analysis, arms, pods, edges, attempt, goal), scatters=scatters, unasked=unasked)
     return Evidence(terms, State(now.timestamp()), now.timestamp())
 
 
 def terms_of(
-    analysis: Analysis, arms: tuple[Arm, Arm], pods: tuple[int, int], edges: tuple[float | None, float | None], attempt: int = 0
+    analysis: Analysis,
+    arms: tuple[Arm, Arm],
+    pods: tuple[int, int],
+    edges: tuple[float | None, float | None],
+    attempt: int = 0,
+    goal: Goal | None = None,
 ) -> Terms:
     """By what the arms canary and control, with so many pods, would be judged.
 
     `edges`: bucket edges for the objectives of time per output token and time to first token. `attempt`: how many analyses of
-    this revision have ended without a promotion.
+    this revision have ended without a promotion. `goal`: that of a trial, instead of the analysis' own.
     """
     canary, control = arms
     tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
     return Terms(
-        goal=analysis.goal,
+        goal=goal or analysis.goal,
         margin=analysis.margin,
         min_blocks=analysis.min_blocks,
         soak=analysis.soak.total_seconds(),
@@ -157,7 +163,7 @@ def terms_of(
         block=analysis.block.total_seconds(),
         pods=pods,
         kept=Kept(max(1, min(tokens)), *edges),
-        incomparable=incomparable(canary, control),
+        incomparable=_TRIAL if goal else incomparable(canary, control),
         attempt=attempt,
     )
 
@@ -170,6 +176,9 @@ def edges_of(objective: LatencyObjective | None) -> tuple[float | None, float | 
         nearest_edge(per_token.total_seconds(), Metric.TIME_PER_OUTPUT_TOKEN.value.buckets) if per_token else None,
         nearest_edge(first.total_seconds(), TIME_TO_FIRST_TOKEN_BUCKETS) if first else None,
     )
+
+
+_TRIAL = "it is a trial of another setting, and what counts is time."
 
 
 def incomparable(canary: Arm, control: Arm) -> str:

@@ -3,6 +3,7 @@
     Starting ─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
                                  │      └► AwaitingApproval ─┘
                                  ├─► Held (inconclusive, and the spec says to hold)
+                                 ├─► EXPLORED (a trial that was to be measured and given up has been)
         from every phase ────────┴─► ROLLED BACK or FAILED
 
     PROMOTED, with old pods kept ─► Watching ─┬──────────────┬─► OVER
@@ -33,7 +34,7 @@ from aerie.api.rollout import Analysis, Canary
 Phase = Literal[
     "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Watching", "Rechecking"
 ]
-End = Literal["Promoted", "RolledBack", "Failed", "Over"]
+End = Literal["Promoted", "RolledBack", "Failed", "Explored", "Over"]
 Input = Literal[
     "rejected",  # a person says: roll back
     "stopped",  # a fault that needs no statistics: a crash loop, no accepted token, figures that are no numbers
@@ -43,6 +44,7 @@ Input = Literal[
     "approved",  # a person says: promote
     "better",  # the verdict is Promote, and no person is asked
     "better, ask",  # the verdict is Promote, and a person is asked
+    "explored",  # what was only to be measured has been for long enough
     "undecided, hold",  # the verdict is Inconclusive
     "undecided, end",
     "ready",  # the pods of this phase serve
@@ -65,6 +67,7 @@ TABLE: dict[tuple[Phase, Input], Phase | End] = {
     ("Analyzing", "approved"): "Ramping",
     ("Analyzing", "better"): "Ramping",
     ("Analyzing", "better, ask"): "AwaitingApproval",
+    ("Analyzing", "explored"): "Explored",
     ("Analyzing", "undecided, hold"): "Held",
     ("Analyzing", "undecided, end"): "RolledBack",
     ("AwaitingApproval", "rejected"): "RolledBack",
@@ -141,6 +144,8 @@ class Terms:
     canary: Canary
     analysis: Analysis
     progress_deadline: timedelta
+    explore: timedelta | None = None
+    """How long a canary is analyzed that is to be measured and given up; None for all others."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def advance(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Step:
             continue
         why = _why(found, stage, looks, terms)
         match target:
-            case "Promoted" | "RolledBack" | "Failed" | "Over":
+            case "Promoted" | "RolledBack" | "Failed" | "Explored" | "Over":
                 return Step(stage, target, why)
             case _:
                 return _entered(stage, target, terms, why, now)
@@ -204,6 +209,8 @@ def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator
         yield "approved"
     if looks.verdict == "Promote":
         yield "better" if terms.canary.approval == "Automatic" else "better, ask"
+    if _explored(stage, terms, now):
+        yield "explored"
     if looks.verdict == "Inconclusive":
         yield "undecided, hold" if terms.analysis.on_inconclusive == "Hold" else "undecided, end"
     if looks.ready:
@@ -245,6 +252,15 @@ def _due(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> bool:
             return False
 
 
+def _explored(stage: Stage, terms: Terms, now: datetime) -> bool:
+    """Whether a canary that is only to be measured has been."""
+    return terms.explore is not None and now >= _measured_until(stage, terms.explore, terms)
+
+
+def _measured_until(stage: Stage, explore: timedelta, terms: Terms) -> datetime:
+    return _since(stage) + min(terms.analysis.warmup + explore, terms.analysis.deadline)
+
+
 def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta | None:
     """Time until it alone would lead on."""
     match stage.phase:
@@ -252,6 +268,8 @@ def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta 
             until = _since(stage) + terms.analysis.warmup
         case "Ramping" if looks.ready:
             until = _since(stage) + terms.canary.ramp_hold
+        case "Analyzing" if terms.explore is not None:
+            until = _measured_until(stage, terms.explore, terms)
         case "Watching":
             until = _since(stage) + terms.canary.scale_down_delay
         case "Rechecking":
@@ -273,6 +291,8 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
             return looks.stop
         case "fallen":
             return looks.fallen
+        case "explored":
+            return f"It was to be measured and given up, and has been. {looks.reason}".rstrip()
         case "late":
             return f"Its pods did not serve within spec.rollout.progressDeadline ({duration.format(terms.progress_deadline)})."
         case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":

@@ -3,7 +3,7 @@
     begun             a canary begins, or the first revision
     approval-wanted   it is accepted, and a person is asked (AwaitingApproval)
     held              it is undecided, and a person decides (Held)
-    promoted, rolled-back, superseded, failed
+    promoted, rolled-back, superseded, failed, explored
                       how it has ended; failed also: refused by preflight, invalid, a first revision that does not serve
 
 Guarantee: a function of the status alone, with ids that follow from what is told and from nothing else: the same notice has the
@@ -21,13 +21,14 @@ from typing import Any, Literal
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Outcome, Status
 
-What = Literal["begun", "approval-wanted", "held", "promoted", "rolled-back", "superseded", "failed"]
+What = Literal["begun", "approval-wanted", "held", "promoted", "rolled-back", "superseded", "failed", "explored"]
 PREFIX = "dev.aerie.rollout."
 _ENDS: dict[str, What] = {
     "Promoted": "promoted",
     "RolledBack": "rolled-back",
     "Superseded": "superseded",
     "Failed": "failed",
+    "Explored": "explored",
 }
 
 

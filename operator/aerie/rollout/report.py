@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from aerie.api.status import Arm, CanaryArm, PreviousArm, SpeculationStatus, Status
+from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
 from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
@@ -18,6 +18,8 @@ from aerie.rollout.course import RETRY, Course
 from aerie.rollout.figures import with_figures
 from aerie.rollout.observed import Observed
 from aerie.rollout.route import refusal, unanswered
+from aerie.rollout.tuned import Asked, Intent
+from aerie.rollout.tuning_status import told
 from aerie.rollout.wanted import Wanted
 
 KEPT_OUTCOMES = 10
@@ -28,7 +30,9 @@ there is nothing to compare with, and requests of another hour may well make som
 _A = TypeVar("_A", bound=Arm)
 
 
-def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any], now: datetime) -> Status:
+def report(
+    observed: Observed, wanted: Wanted, course: Course, taken: list[Any], now: datetime, asked: Asked, intent: Intent
+) -> Status:
     """The status. `taken`: objects of others that bear a name which Aerie needs."""
     resource = observed.resource
     before = resource.status or Status()
@@ -37,11 +41,13 @@ def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any],
     control = canary.control if canary is not None else None
     previous = _previous(observed, course)
     arms = [arm for arm in (stable, canary, control, previous if course.all_serve else None) if arm is not None]
+    tuning = told(observed, asked, intent, course, stable, now)
     findings = [
         _ready(observed, stable, canary, course),
         course.progressing,
         course.passed,
         _degraded(observed, course, taken, stable, now),
+        *([tuning.finding] if tuning.finding is not None else []),
     ]
     return Status(
         observed_generation=resource.metadata.generation,
@@ -54,7 +60,7 @@ def report(observed: Observed, wanted: Wanted, course: Course, taken: list[Any],
         canary=canary,
         previous=previous,
         analysis=course.analysis,
-        speculation=SpeculationStatus(current=stable.setting) if stable is not None and stable.setting is not None else None,
+        speculation=tuning.speculation,
         rejected=course.rejected,
         retry=resource.metadata.annotations.get(RETRY),
         history=([*([course.outcome] if course.outcome else []), *before.history])[:KEPT_OUTCOMES],

@@ -1,4 +1,4 @@
-"""What the spec asks for: a revision, its pods, and how both are called in the status.
+"""What is asked for, by the spec and by tuning: a revision, its pods, and how both are called in the status.
 
 Guarantee: pure. A spec that could not run has no pods, and `problem` says why in a sentence.
 """
@@ -10,13 +10,15 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource, Source, VolumeClaimSource
-from aerie.api.status import Arm, Status
+from aerie.api.status import Arm, Status, Trial
 from aerie.api.status import Setting as StatusSetting
+from aerie.api.status import Tier as StatusTier
 from aerie.engine import arguments, flags, versions
-from aerie.engine.speculation import Off, Setting, Static, max_tokens
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier, max_tokens, named
 from aerie.resources import pod
 from aerie.resources.protect import TemplateError
 from aerie.resources.revision import revision
+from aerie.rollout.analysis.criteria import Goal
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,21 @@ class Wanted:
     """A revision and its pods."""
 
     resource: SpeculativeDeployment
+    """With the most tokens of the setting in its spec, whoever chose it."""
     setting: Setting
     revision: str
     template: dict[str, Any] | None = None
     problem: str = ""
     """Why there are no pods that could run."""
+    trial: Trial | None = None
+    """The trial that it is for; None where it is to stay."""
+
+    @property
+    def goal(self) -> Goal | None:
+        """What a trial has to show; None: what the spec says."""
+        if self.trial is None:
+            return None
+        return "Faster" if self.trial.purpose == "Change" else "Explore"
 
     @property
     def arm(self) -> Arm:
@@ -38,27 +50,32 @@ class Wanted:
             revision=self.revision,
             target=_in_short(spec.model.source),
             drafter=_in_short(spec.drafter.source) if spec.drafter and tokens else None,
-            setting=StatusSetting(mode="Static" if tokens else "Off", tokens=tokens),
+            setting=shown(self.setting),
         )
 
     def change(self, before: Status) -> str:
         """What is new in it, in a word."""
         if before.stable is None:
             return "first revision"
+        if self.trial is not None:
+            return named(self.setting)
         if self.arm.drafter != before.stable.drafter:
             return f"drafter {self.arm.drafter}" if self.arm.drafter else "no drafter"
         if self.arm.setting != before.stable.setting:
-            return f"K={max_tokens(self.setting)}"
+            return named(self.setting)
         if self.arm.target != before.stable.target:
             return f"target {self.arm.target}"
         return "engine"
 
 
-def read_wanted(resource: SpeculativeDeployment, no_drafter: str = "") -> Wanted:
-    """The revision that the spec asks for. `no_drafter` says why none was chosen, where the spec names none."""
+def read_wanted(
+    resource: SpeculativeDeployment, no_drafter: str = "", setting: Setting | None = None, trial: Trial | None = None
+) -> Wanted:
+    """The revision that the spec asks for, with the setting that tuning puts in place of the spec's, if any. `no_drafter` says
+    why none was chosen, where the spec names none."""
     spec = resource.spec
-    setting: Setting = Static(spec.speculation.tokens) if spec.speculation.tokens else Off()
-    wanted = Wanted(resource, setting, revision(resource, setting))
+    setting = of_spec(resource) if setting is None else setting
+    wanted = Wanted(_with_tokens(resource, max_tokens(setting)), setting, revision(resource, setting), trial=trial)
     if spec.drafter is None and not isinstance(setting, Off):
         return replace(wanted, problem=no_drafter or "spec.drafter is missing: write one, or spec.speculation.tokens: 0.")
     engine = versions.resolve(spec.engine.image, spec.engine.version)
@@ -72,6 +89,49 @@ def read_wanted(resource: SpeculativeDeployment, no_drafter: str = "") -> Wanted
         return replace(wanted, template=pod.template(resource, config))
     except (arguments.ArgumentError, TemplateError) as error:
         return replace(wanted, problem=str(error))
+
+
+def of_spec(resource: SpeculativeDeployment) -> Setting:
+    """The setting that the spec names."""
+    tokens = resource.spec.speculation.tokens
+    return Static(tokens) if tokens else Off()
+
+
+def shown(setting: Setting) -> StatusSetting:
+    """A setting as the status shows it."""
+    tokens = max_tokens(setting)
+    match setting:
+        case Schedule(tiers):
+            told = [StatusTier(first=one.first, last=one.last, tokens=one.tokens) for one in tiers]
+            return StatusSetting(mode="Schedule", tokens=tokens, schedule=told)
+        case Adaptive():
+            return StatusSetting(mode="Adaptive", tokens=tokens)
+        case Static():
+            return StatusSetting(mode="Static", tokens=tokens)
+        case Off():
+            return StatusSetting(mode="Off", tokens=tokens)
+
+
+def read_shown(found: StatusSetting) -> Setting:
+    """The setting that the status shows. Raises SettingError for what is none."""
+    match found.mode:
+        case "Off":
+            return Off()
+        case "Static":
+            return Static(found.tokens)
+        case "Adaptive":
+            return Adaptive(found.tokens)
+        case "Schedule":
+            return Schedule(tuple(Tier(one.first, one.last, one.tokens) for one in found.schedule or ()), found.tokens)
+
+
+def _with_tokens(resource: SpeculativeDeployment, tokens: int) -> SpeculativeDeployment:
+    """What preflight is to look at: a drafter has to fit the most tokens that are drafted."""
+    spec = resource.spec
+    if spec.speculation.tokens == tokens:
+        return resource
+    speculation = spec.speculation.model_copy(update={"tokens": tokens})
+    return resource.model_copy(update={"spec": spec.model_copy(update={"speculation": speculation})})
 
 
 def _commit(source: Source) -> str | None:

@@ -18,6 +18,7 @@ T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 TERMS = Terms(Canary(ramp=[25, 50], scale_down_delay=timedelta(minutes=10)), Analysis(), timedelta(minutes=30))
 MANUAL = Terms(Canary(ramp=[25, 50], approval="Manual"), Analysis(on_inconclusive="Rollback"), timedelta(minutes=30))
+EXPLORING = dataclasses.replace(TERMS, explore=timedelta(minutes=30))
 READY, WAITING = Looks(ready=True), Looks(ready=False)
 
 
@@ -40,6 +41,7 @@ def example(phase: Phase, word: Input) -> tuple[Stage, Looks, Terms, datetime]:
         "approved": (at(phase, 0), Looks(ready=True, word="promote"), TERMS, soon),
         "better": (at(phase, 0), Looks(ready=True, verdict="Promote", reason="It is better."), TERMS, soon),
         "better, ask": (at(phase, 0), Looks(ready=True, verdict="Promote", reason="It is better."), MANUAL, soon),
+        "explored": (at(phase, 0), Looks(ready=True, reason="It is 3 % below."), EXPLORING, T0 + 35 * MINUTE),
         "undecided, hold": (at(phase, 0), Looks(ready=True, verdict="Inconclusive", reason="Too few."), TERMS, soon),
         "undecided, end": (at(phase, 0), Looks(ready=True, verdict="Inconclusive", reason="Too few."), MANUAL, soon),
         "ready": (at(phase, 0), READY, TERMS, soon),

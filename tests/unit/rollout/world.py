@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,11 +25,15 @@ from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
+from aerie.rollout.tuned import asked
 from aerie.rollout.wanted import read_wanted
+from aerie.tuning.advice import Advice
 
 IMAGE = "aerie.dev/aerie:test"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
+K_OF_SPEC = 3
+"""Where the spec names none."""
 
 
 class World:
@@ -59,6 +64,7 @@ class World:
         self.source_trouble: str | None = ""
         self.memory: Memory | None = None
         self.answers: Answers | None = None
+        self.advice: Advice | None = None
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -85,6 +91,7 @@ class World:
             source_trouble=self.source_trouble,
             memory=self.memory,
             answers=self.answers,
+            advice=self.advice,
         )
 
     def plan(self) -> Plan:
@@ -175,6 +182,17 @@ class World:
             if step:
                 self.step()
 
+    def measure_time(self, blocks: int, slower: float, *, scatter: float = 0.01, step: bool = True) -> None:
+        """So many blocks in which the canary's time per output token is the control's times (1 + slower), each looked at."""
+        for _ in range(blocks):
+            began = self.now.timestamp()
+            self.now += timedelta(seconds=120)
+            seconds = 50 * (1 + self.chance.gauss(0, scatter))
+            mine = side(2.5, seconds=seconds * (1 + slower) * (1 + self.chance.gauss(0, scatter)))
+            self.blocks = [*self.blocks[-3:], Block(began, self.now.timestamp(), mine, side(2.5, seconds=seconds))]
+            if step:
+                self.step()
+
     def measure_alone(self, blocks: int, length: float, *, scatter: float = 0.01) -> None:
         """So many blocks of the stable pods alone, each looked at."""
         for _ in range(blocks):
@@ -240,7 +258,10 @@ class World:
 
     @property
     def wanted(self) -> str:
-        return read_wanted(choose(self.observed().resource, self.catalog).resource).revision
+        """The revision that is asked for: by the spec, or by a choice or a trial of tuning that holds."""
+        observed = self.observed()
+        observed = replace(observed, resource=choose(observed.resource, self.catalog).resource)
+        return read_wanted(observed.resource, setting=asked(observed, self.now).setting).revision
 
 
 def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
@@ -249,19 +270,21 @@ def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
     return wanted.items() <= labels.items()
 
 
-def side(length: float, drafts: float = 2000) -> Side:
-    """One pod in a block with this acceptance length, and nothing else worth a remark."""
+def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
+    """One pod in a block with this acceptance length and time for 5,000 tokens, and nothing else worth a remark."""
     counts = Counts(
         drafts=drafts,
         accepted=drafts * (length - 1),
         draft_tokens=3 * drafts,
         decode_tokens=5000,
-        decode_seconds=50,
+        decode_seconds=seconds,
         output_tokens=5100,
         finished=100,
         first_tokens=100,
         first_seconds=10,
         timed=100,
+        request_steps=2000,
+        iterations=500,
     )
     return Side(1, counts, 4.0, {"pod": counts})
 

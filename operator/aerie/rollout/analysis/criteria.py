@@ -19,11 +19,22 @@ split, because all of them are needed: each at 0.05. "Load": counted only in blo
 must not change outputs at all, so output length, requests cut short and greedy answers are alarms, not goals.
 
 Where acceptance length may not be compared, time per output token takes its place, with its alpha.
+
+Trials of a speculation setting (goal Faster) are about time, with these rows in place of the first two:
+
+| time per output token| mean above control * 1.02            | 0.0175| mean below the control's            | yes  |
+| ... share beyond the | more than the control's + 0.25 pp    | 0.0075| share below 1.5 * control + 0.5 pp  | yes  |
+| objective, with one  |                                      |       |                                     |      |
+| tokens per busy      | below control * 0.98                 | 0.0075| -                                   | yes  |
+| second               |                                      |       |                                     |      |
+
+One that is only to be measured (goal Explore) is never accepted, and may be slower: it is rolled back for a mean above
+control * 1.5, the share and all other rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,6 +44,8 @@ from aerie.rollout.analysis.sequential import Pairs, Tuning, with_deadline
 
 ACCEPTANCE_LENGTH = "AcceptanceLength"
 OUTPUT_TIME = "TimePerOutputToken"
+SLOW_OUTPUT = "SlowTimePerOutputToken"
+GOODPUT = "TokensPerBusySecond"
 FIRST_TIME = "TimeToFirstToken"
 ERRORS = "FailedRequests"
 OUTPUT_LENGTH = "OutputLength"
@@ -46,11 +59,15 @@ TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT = 20.0, 30.0
 are for those that are a little better, and a little worse."""
 
 
+Goal = Literal["NonInferior", "Superior", "Faster", "Explore"]
+"""What a canary has to show: the spec's NonInferior and Superior; of a trial of a setting Faster, or for Explore nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """All that an analysis is judged by; fixed before its first block."""
 
-    goal: Literal["NonInferior", "Superior"] = "NonInferior"
+    goal: Goal = "NonInferior"
     margin: float = 0.02
     min_blocks: int = 5
     soak: float = 1800.0
@@ -128,7 +145,10 @@ def criteria(terms: Terms) -> tuple[Criterion, ...]:
     """The table, for these terms."""
     compared = not terms.incomparable
     found = [_acceptance_length(terms)] if compared else []
-    found.append(_output_time(terms, 0.0075 if compared else 0.025))
+    if terms.goal in ("Faster", "Explore"):
+        found = list(_speed(terms))
+    else:
+        found.append(_output_time(terms, 0.0075 if compared else 0.025))
     found.append(
         Criterion(FIRST_TIME, "time to first token", _first_mean, (_above(1.10, 0.0, 0.0075),), _below(1.25, 0.0), by_load=True)
         if terms.kept.first_edge is None
@@ -187,6 +207,19 @@ def _output_time(terms: Terms, alpha: float) -> Criterion:
     return Criterion(OUTPUT_TIME, title, _output_mean, (_above(1.02, 0.0, alpha),), _below(1.05, 0.0), by_load=True)
 
 
+def _speed(terms: Terms) -> Iterator[Criterion]:
+    """What a trial of a setting is about."""
+    faster = terms.goal == "Faster"
+    slower = (_above(1.02 if faster else 1.5, 0.0, 0.0175),)
+    accept = _below(1.0, 0.0) if faster else None
+    yield Criterion(OUTPUT_TIME, "time per output token", _output_mean, slower, accept, by_load=True)
+    if terms.kept.output_edge is not None:
+        title = f"share of requests that take more than {_span(terms.kept.output_edge)} per output token"
+        yield _share(SLOW_OUTPUT, title, _output_share, 0.0075)
+    if faster:
+        yield Criterion(GOODPUT, "output per busy second", _goodput, (_under(0.98, 0.0, 0.0075),), by_load=True)
+
+
 def _share(name: str, title: str, value: Callable[[Counts], tuple[float, float]], alpha: float) -> Criterion:
     return Criterion(name, title, value, (_above(1.0, 0.0025, alpha),), _below(1.5, 0.005), by_load=True, relative=False)
 
@@ -221,6 +254,10 @@ def _acceptance(counts: Counts) -> tuple[float, float]:
 
 def _output_mean(counts: Counts) -> tuple[float, float]:
     return counts.decode_seconds, counts.decode_tokens
+
+
+def _goodput(counts: Counts) -> tuple[float, float]:
+    return counts.output_tokens, counts.busy_seconds
 
 
 def _output_share(counts: Counts) -> tuple[float, float]:

@@ -135,6 +135,9 @@ def watch(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> 
 def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion], stops: Sequence[str]) -> tuple[Verdict, str]:
     if against := _against(state, terms, table, stops):
         return "Rollback", against
+    if terms.goal == "Explore":
+        told = reasons.measured(table[0], state.pairs.get(table[0].name), state.blocks, terms)
+        return "Inconclusive" if now - state.began >= terms.deadline else "Continue", told
     lacking = _lacking(state, terms, now, table)
     if not lacking:
         return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms, state.answers)

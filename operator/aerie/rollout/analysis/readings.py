@@ -51,12 +51,21 @@ class Counts:
     """Finished requests whose time per output token was measured."""
     slow_output: float = 0.0
     """Those that took longer per output token than the objective."""
+    request_steps: float = 0.0
+    """Steps of the engine, once for each request in them."""
+    iterations: float = 0.0
+    """Steps of the engine."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) - getattr(other, name) for name in _NAMES))
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the engine has worked: its steps, each as long as requests had to wait for one in the mean."""
+        return self.iterations * self.decode_seconds / self.request_steps if self.request_steps > 0 else 0.0
 
     @property
     def fell(self) -> str | None:
@@ -112,6 +121,8 @@ def read(sample: Sample, kept: Kept) -> Reading:
         slow_first=_beyond(counters.time_to_first_token, kept.first_edge),
         timed=counters.time_per_output_token.count,
         slow_output=_beyond(counters.time_per_output_token, kept.output_edge),
+        request_steps=counters.request_steps,
+        iterations=counters.iterations,
     )
     return Reading(counts, sum(known) if known else None, sample.started, len(sample.engines), gauges.waiting)
 

@@ -74,6 +74,13 @@ def open_still(lacking: Sequence[str], blocks: int, terms: Terms) -> str:
     return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_incomparable(terms)}"
 
 
+def measured(first: Criterion, pairs: Pairs | None, blocks: int, terms: Terms) -> str:
+    """A canary that is to be measured and given up."""
+    if pairs is None or not pairs.count:
+        return f"It is to be measured and given up. {none_yet(terms)}"
+    return f"It is to be measured and given up. After {_blocks(blocks)} {first.title} is {_level(first, pairs)}."
+
+
 def nothing_against(blocks: int, seconds: float) -> str:
     """Watched, and nothing is wrong."""
     return f"Nothing speaks against the canary after {_blocks(blocks)} in {duration(seconds)}."

@@ -1,0 +1,231 @@
+"""Which speculation setting is asked for: the spec's, one that a trial has proven, or the one on trial now.
+
+    status.speculation ─► asked ─► read_wanted ─► course ─┬─► settled (tuning_status.py) ─► status.speculation
+    advice ───────────────────────────────► intended ─────┘
+
+A trial is written into the status before anything is made for it, and from then on it is what is wanted: an ordinary canary of
+the course follows. The choice that came of one, and the trial itself, hold for one spec: `basis` is the revision that the spec
+alone would make, and where that is another one both are void. So whatever a user changes wins, and starts from the spec's own
+setting.
+
+Guarantees: pure; no trial in the modes Off and Recommend; a setting of tuning is asked for only while a trial of it is under way,
+or while pods of the revision that has passed one are there; in mode Off the spec's alone. Nothing differs from a spec without
+tuning until an advice has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from aerie.api import SpeculativeDeployment, duration
+from aerie.api.status import Chosen, Gain, Outcome, SpeculationStatus, Status, Trial
+from aerie.engine.speculation import Setting, SettingError, max_tokens, named
+from aerie.resources.revision import revision
+from aerie.rollout import canary, pods
+from aerie.rollout.conditions import shortened
+from aerie.rollout.course import Course
+from aerie.rollout.observed import Observed
+from aerie.rollout.route import refusal
+from aerie.rollout.sentences import ROLL_BACK
+from aerie.rollout.verdict import verdict_of
+from aerie.rollout.wanted import of_spec, read_shown, read_wanted, shown
+from aerie.tuning.advice import Advice
+
+AFTER_ROLLBACK = 4
+"""Cooldowns after a trial that was taken back or failed."""
+FRESH = 2
+"""Intervals for which an advice is one of the present."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for."""
+
+    setting: Setting
+    basis: str
+    """The revision that the spec alone would make."""
+    chosen: Chosen | None = None
+    """The choice in force."""
+    trial: Trial | None = None
+    """The trial under way."""
+    given_up: str = ""
+    """Why the trial of the status has failed before its canary began, as a sentence."""
+
+
+def asked(observed: Observed, now: datetime) -> Asked:
+    """By the spec, and by the status as far as it still holds."""
+    resource = observed.resource
+    status, setting = resource.status or Status(), of_spec(resource)
+    found = Asked(setting, revision(resource, setting))
+    said, mode = status.speculation, resource.spec.speculation.tuning.mode
+    if said is None or mode == "Off" or status.stable is None:
+        return found
+    alive = {arm.revision for arm in (status.stable, status.previous) if arm is not None}
+    chosen = _read(resource, said.chosen, found.basis)
+    if said.chosen is not None and chosen is not None and said.chosen.revision in alive:
+        found = Asked(chosen, found.basis, said.chosen)
+    trial = _read(resource, said.trial, found.basis)
+    if said.trial is None or trial is None or mode != "Auto" or resource.spec.replicas == 0:
+        return found
+    if why := _hopeless(observed, status, said.trial, now):
+        return Asked(found.setting, found.basis, found.chosen, given_up=why)
+    return Asked(trial, found.basis, found.chosen, said.trial)
+
+
+def _read(resource: SpeculativeDeployment, found: Chosen | Trial | None, basis: str) -> Setting | None:
+    """Its setting, if it is for this spec."""
+    if found is None or found.basis != basis:
+        return None
+    try:
+        setting = read_shown(found.setting)
+    except SettingError:
+        return None
+    return setting if revision(resource, setting) == found.revision else None
+
+
+def _hopeless(observed: Observed, status: Status, trial: Trial, now: datetime) -> str:
+    """Why a trial whose canary has not begun never will; empty while it may."""
+    known, spec = status.canary, observed.resource.spec
+    if (known is not None and known.revision == trial.revision) or spec.rollout.paused:
+        return ""
+    if problem := read_wanted(observed.resource, setting=read_shown(trial.setting)).problem:
+        return problem
+    verdict = verdict_of(observed, trial.revision)
+    if verdict.state == "Refused":
+        return verdict.message
+    if status.stable is not None and not any(map(pods.ready, observed.group(status.stable.revision))):
+        return "The stable pods ceased to serve before its canary began."
+    if now >= trial.started_at + spec.rollout.progress_deadline:
+        limit = duration.format(spec.rollout.progress_deadline)
+        return f"Its canary did not begin within spec.rollout.progressDeadline ({limit}). {verdict.message}".rstrip()
+    return ""
+
+
+def with_end(way: Course, observed: Observed, asked: Asked, now: datetime) -> Course:
+    """The course with what tuning adds: how a trial has ended that never had a canary, and that no setting of tuning's stays
+    rejected as one of the spec's does; it is not asked for any more."""
+    status = observed.resource.status or Status()
+    trial = status.speculation.trial if status.speculation is not None else None
+    if asked.trial is not None or asked.chosen is not None:
+        way = replace(way, rejected=None)
+    if not asked.given_up or trial is None or way.outcome is not None:
+        return way
+    setting = named(read_shown(trial.setting))
+    reason = shortened(asked.given_up)
+    ended = Outcome(
+        revision=trial.revision, change=setting, result="Failed", reason=reason, started_at=trial.started_at, ended_at=now
+    )
+    return replace(way, outcome=ended)
+
+
+def again(observed: Observed, asked: Asked, way: Course, now: datetime) -> timedelta | None:
+    """When a trial whose canary has not begun is given up."""
+    if asked.trial is None or way.rolling == asked.trial.revision:
+        return None
+    return max(timedelta(0), asked.trial.started_at + observed.resource.spec.rollout.progress_deadline - now)
+
+
+# -------------------------------------------------------------------------------------------------------------- a trial begins
+@dataclass(frozen=True)
+class Intent:
+    """What follows from the advice: a trial, or why there is none."""
+
+    trial: Trial | None = None
+    reason: str = ""
+    """As the condition has it; empty where nothing stands in the way."""
+    message: str = ""
+
+
+def current_advice(observed: Observed, way: Course) -> Advice | None:
+    """The advice, if it is for the pods that are stable, after this step too."""
+    advice, status = observed.advice, observed.resource.status
+    before = status.stable.revision if status is not None and status.stable is not None else None
+    return advice if advice is not None and advice.revision == before == way.stable else None
+
+
+def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> Intent:
+    """The trial that is to begin now."""
+    resource, advice = observed.resource, current_advice(observed, way)
+    status, tuning = resource.status or Status(), resource.spec.speculation.tuning
+    if advice is None or advice.setting is None or advice.action not in ("Change", "Explore") or status.stable is None:
+        return Intent()
+    if status.stable.setting == shown(advice.setting) or asked.trial is not None:
+        return Intent()
+    if waits := _waits(observed, way):
+        return Intent(reason="RolloutUnderWay", message=waits)
+    if refused := _refused(observed, asked, advice.setting):
+        return Intent(reason="Refused", message=f"{named(advice.setting)} is not tried: {refused}")
+    if tuning.mode != "Auto":
+        return Intent()
+    said = status.speculation
+    if said is not None and (until := cooling_until(said, tuning.cooldown, now)):
+        return Intent(reason="Cooldown", message=f"{named(advice.setting)} may be tried from {until:%Y-%m-%d %H:%M} UTC on")
+    ended = max((one.timestamp() for one in _moments(said)), default=0.0)
+    if not ended <= advice.at or now.timestamp() - advice.at > FRESH * tuning.interval.total_seconds():
+        return Intent()  # of a time before the last change, or too long ago: the next one counts
+    trial = Trial(
+        setting=shown(advice.setting),
+        purpose="Change" if advice.action == "Change" else "Explore",
+        revision=revision(resource, advice.setting),
+        basis=asked.basis,
+        predicted=gain_of(advice),
+        started_at=now,
+    )
+    return Intent(trial)
+
+
+def _waits(observed: Observed, way: Course) -> str:
+    """What has to end before a trial may begin; empty where nothing does."""
+    resource = observed.resource
+    if way.phase == "Paused":
+        return "spec.rollout.paused is true: no trial begins until it is false"
+    if way.phase != "Ready" or way.canary is not None or way.previous is not None or way.outcome is not None:
+        return "no trial begins while a rollout is under way, or what the spec asks for is not what serves"
+    serving = sum(map(pods.ready, observed.group(way.stable or "")))
+    if serving < resource.spec.replicas or resource.spec.replicas == 0 or refusal(observed):
+        return f"no trial begins before all {resource.spec.replicas} pods serve"
+    return ""
+
+
+def _refused(observed: Observed, asked: Asked, setting: Setting) -> str:
+    """Why the engine is not given the setting; empty where it may be."""
+    resource, most = observed.resource, observed.resource.spec.speculation.tuning.max_tokens
+    if max_tokens(setting) > most:
+        return f"spec.speculation.tuning.maxTokens is {most}."
+    wanted = read_wanted(resource, setting=setting)
+    if wanted.problem:
+        return wanted.problem
+    if canary.word(resource, wanted.revision) == "rollback" and wanted.revision != asked.basis:
+        return f"a person has rolled it back; without the annotation {ROLL_BACK} it may be tried again."
+    return ""
+
+
+def cooling_until(said: SpeculationStatus, cooldown: timedelta, now: datetime) -> datetime | None:
+    """Until when nothing is tried; None where something may be."""
+    ends = [moment + times * cooldown for moment, times in _pauses(said)]
+    last = max(ends, default=None)
+    return last if last is not None and last > now else None
+
+
+def _pauses(said: SpeculationStatus) -> Iterator[tuple[datetime, int]]:
+    if said.changed_at is not None:
+        yield said.changed_at, 1
+    if said.rolled_back_at is not None:
+        yield said.rolled_back_at, AFTER_ROLLBACK
+    yield from ((one.ended_at, 1) for one in said.changes if one.result == "Explored")
+
+
+def _moments(said: SpeculationStatus | None) -> Iterator[datetime]:
+    if said is not None:
+        yield from (one for one in (said.changed_at, said.rolled_back_at) if one is not None)
+        yield from (one.ended_at for one in said.changes)
+
+
+def gain_of(advice: Advice) -> Gain | None:
+    """The predicted gain as the status shows it."""
+    if advice.gain is None:
+        return None
+    low, middle, high = advice.gain
+    return Gain(estimate=round(middle, 3), lower=round(low, 3), upper=round(high, 3))

@@ -1,0 +1,466 @@
+"""Tuning in the rollout: an advice becomes a trial, a trial a canary, and what it has shown a choice, or not."""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.rollout.wanted import read_shown, read_wanted, shown
+from aerie.tuning.advice import Action, Advice, AdviceError
+from tests.unit.rollout.world import World, serving
+
+MINUTE = timedelta(minutes=1)
+K5 = {"mode": "Static", "tokens": 5}
+K3 = {"mode": "Static", "tokens": 3}
+
+
+def advise(
+    world: World, setting: Setting | None = None, action: Action = "Change", reason: str = "K=5 is +8.0 % better."
+) -> None:
+    """What the tuner says now of the stable pods."""
+    found = Static(5) if setting is None else setting
+    revision = world.status["stable"]["revision"]
+    world.advice = Advice(revision, world.now.timestamp(), action, found, (0.02, 0.08, 0.15), reason)
+
+
+def speculation(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.status["speculation"]
+    return found
+
+
+def look(world: World) -> None:
+    """One pass, and what the cluster makes of it."""
+    world.step()
+    world.check()
+    world.schedule()
+    world.ready()
+
+
+def until(world: World, phase: str, slower: float = 0.0, looks: int = 200) -> None:
+    """Looks until the phase; blocks close with the canary so much slower."""
+    for _ in range(looks):
+        look(world)
+        if world.status["phase"] == phase:
+            return
+        if world.status["phase"] == "Analyzing":
+            world.measure_time(1, slower, step=False)
+        else:
+            world.now += 5 * MINUTE
+    raise AssertionError(f"{world.status['phase']} instead of {phase}: {world.message('Progressing')}")
+
+
+def tried(world: World, slower: float) -> None:
+    """A trial from its advice to the end of all that follows from it."""
+    advise(world)
+    world.step()
+    until(world, "Analyzing")
+    for _ in range(200):
+        until(world, "Ready", slower)
+        if "trial" not in speculation(world):
+            return
+    raise AssertionError("the trial does not end")
+
+
+# ---------------------------------------------------------------------------------------------------------------- no advice
+def test_without_an_advice_nothing_is_said_of_tuning() -> None:
+    world = serving()
+    assert speculation(world) == {"current": K3}
+    assert "Tuned" not in {one["type"] for one in world.status["conditions"]}
+
+
+def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
+    world = serving()
+    advise(world, None, "Insufficient", "4 of 6 blocks of five minutes are there.")
+    world.step()
+    assert world.condition("Tuned") == ("False", "InsufficientData")
+    assert speculation(world)["why"] == world.message("Tuned") == "4 of 6 blocks of five minutes are there."
+    before = copy.deepcopy(world.status)
+    world.advice = None
+    world.step()
+    assert world.status == before
+
+
+def test_figures_of_an_advice_that_move_a_little_are_not_written() -> None:
+    world = serving(speculation={"tuning": {"mode": "Recommend"}})
+    advise(world, reason="K=5 is +8.0 % better.")
+    world.step()
+    before = copy.deepcopy(world.status)
+    advise(world, reason="K=5 is +8.3 % better.")
+    world.step()
+    assert world.status == before
+    advise(world, Static(4), reason="K=4 is +8.3 % better.")
+    world.step()
+    assert speculation(world)["recommended"] == {"mode": "Static", "tokens": 4}
+
+
+# ------------------------------------------------------------------------------------------------------------------ a trial
+def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
+    world = serving()
+    advise(world)
+    plan = world.plan()
+    assert (plan.apply, plan.delete, plan.again) == ((), (), timedelta(0))
+    world.step()
+    trial = speculation(world)["trial"]
+    assert (trial["setting"], trial["purpose"], trial["predicted"]["estimate"]) == (K5, "Change", 0.08)
+    assert world.condition("Tuned") == ("False", "Trial")
+    assert world.status["phase"] == "Ready"
+    world.advice = None  # an operator that has just begun
+    world.step()
+    assert world.status["phase"] == "Preflight"
+    record = world.objects["ConfigMap", f"chat-{trial['revision']}-preflight"]["data"]["resource.json"]
+    assert '"tokens": 5' in record, "preflight looks at the setting on trial"
+
+
+def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
+    world = serving(rollout={"analysis": {"soak": "2h"}})
+    old = world.wanted
+    tried(world, -0.1)
+    world.settle()
+    said = speculation(world)
+    new = world.status["stable"]["revision"]
+    assert world.document["spec"].get("speculation") is None
+    assert said["current"] == said["chosen"]["setting"] == world.status["stable"]["setting"] == K5
+    assert (said["chosen"]["basis"], said["chosen"]["revision"]) == (old, new)
+    (change,) = said["changes"]
+    assert (change["was"], change["tried"], change["result"], change["purpose"]) == (K3, K5, "Promoted", "Change")
+    assert 0.08 < change["realised"]["lower"] < change["realised"]["estimate"] < change["realised"]["upper"] < 0.15
+    assert world.replicas() == {f"chat-{new}": 2}
+    assert world.status["history"][0]["change"] == "K=5"
+    assert "time per output token is" in world.status["history"][0]["reason"].lower()
+    assert said["balance"]["rate"] == change["realised"]["estimate"]
+    assert said["balance"]["net"] <= 0, "so far it has only cost"
+    world.now += timedelta(hours=100)
+    plan = world.plan()
+    assert (plan.apply, plan.delete, plan.events) == ((), (), ())
+    assert plan.status.to_dict() == world.status, "nothing follows the clock"
+
+
+@pytest.mark.parametrize("slower", [0.1, 0.0])
+def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float) -> None:
+    world = serving(rollout={"analysis": {"deadline": "1h"}})
+    old = world.wanted
+    advise(world)
+    seen = set()
+    for _ in range(120):
+        look(world)
+        seen.add(world.status["phase"])
+        if speculation(world).get("changes") and world.status["phase"] == "Ready":
+            break
+        if world.status["phase"] == "Analyzing":
+            world.measure_time(1, slower, scatter=0.03, step=False)
+        else:
+            world.now += MINUTE
+    assert not seen & {"Held", "RolledBack", "Ramping"}
+    assert speculation(world)["changes"][0]["result"] == "RolledBack"
+    assert (speculation(world)["current"], speculation(world).get("chosen")) == (K3, None)
+    assert "rejected" not in world.status
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 2}
+    ended = world.now
+    for hours, reason in ((1, "Cooldown"), (23, "Cooldown"), (25, "Trial")):
+        world.now = ended + timedelta(hours=hours)
+        advise(world)
+        world.step()
+        assert world.condition("Tuned") == ("False", reason), "four times six hours"
+
+
+def test_a_canary_that_explores_is_measured_and_given_up() -> None:
+    world = serving(replicas=3)
+    advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
+    until(world, "Analyzing")
+    began = world.now
+    until(world, "RollingBack", -0.2)
+    assert timedelta(minutes=28) <= world.now - began <= timedelta(minutes=34)
+    assert world.status["history"][0]["result"] == "Explored"
+    assert speculation(world)["changes"][0]["result"] == "Explored"
+    assert "rolledBackAt" not in speculation(world)
+    until(world, "Ready")
+    world.settle()
+    assert speculation(world)["current"] == K3
+    advise(world, Static(7), "Explore")
+    world.step()
+    assert world.condition("Tuned") == ("False", "Cooldown")
+
+
+def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
+    world = serving(replicas=3, speculation={"tuning": {"interval": "3h"}})
+    advise(world, Static(7), "Explore")
+    until(world, "Analyzing")
+    until(world, "RollingBack", 1.0)
+    assert speculation(world)["changes"][0]["result"] == "RolledBack"
+
+
+def test_preflight_may_refuse_a_trial() -> None:
+    world = serving()
+    advise(world)
+    world.step()
+    world.step()
+    revision = speculation(world)["trial"]["revision"]
+    world.conclude(f"chat-{revision}-preflight", {"ok": False, "summary": "no.", "refused": ["✗ C9 memory: too little."]})
+    plan = world.step()
+    assert "C9 memory" in world.status["history"][0]["reason"]
+    assert speculation(world)["changes"][0]["result"] == "Failed"
+    assert [event.reason for event in plan.events if event.type == "Warning"] == ["Failed"]
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert list(world.deployments()) == [world.wanted]
+
+
+def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
+    world = serving()
+    advise(world)
+    world.step()
+    plan = world.step()
+    assert plan.again is not None
+    assert plan.again <= timedelta(minutes=30)
+    world.now += timedelta(minutes=31)
+    world.step()
+    assert "spec.rollout.progressDeadline (30m)" in world.status["history"][0]["reason"]
+    assert "trial" not in speculation(world)
+
+
+@pytest.mark.parametrize("parts", range(12))
+def test_a_crash_anywhere_on_the_way_loses_nothing(parts: int) -> None:
+    world = serving()
+    advise(world)
+    world.step(parts)
+    world.step()
+    assert speculation(world)["trial"]["setting"] == K5
+    for _ in range(40):
+        world.step(parts % 5)
+        look(world)
+        if world.status["phase"] == "Analyzing":
+            break
+        world.now += MINUTE
+    until(world, "Watching", -0.1)
+    assert speculation(world)["current"] == K5
+
+
+# ------------------------------------------------------------------------------------------------------------ what a user does
+@pytest.mark.parametrize("mode", ["Recommend", "Off"])
+def test_no_trial_in_other_modes(mode: str) -> None:
+    world = serving(speculation={"tuning": {"mode": mode}})
+    advise(world)
+    world.settle()
+    assert "trial" not in speculation(world)
+    if mode == "Recommend":
+        assert speculation(world)["recommended"] == K5
+        assert world.message("Tuned") == "K=5 is +8.0 % better. Mode Recommend leaves it at that"
+    else:
+        assert world.condition("Tuned") == ("False", "Off")
+
+
+@pytest.mark.parametrize("mode", ["Recommend", "Off"])
+@pytest.mark.parametrize("phase", ["Preflight", "Starting", "WarmingUp", "Analyzing"])
+def test_a_trial_ends_with_the_mode(mode: str, phase: str) -> None:
+    world = serving()
+    advise(world)
+    world.step()
+    for _ in range(20):
+        world.step()
+        if world.status["phase"] == phase:
+            break
+        world.check()
+        if world.status["phase"] != "Preflight":
+            world.schedule()
+            world.ready()
+        world.now += 5 * MINUTE
+    assert world.status["phase"] == phase
+    world.edit(speculation={"tuning": {"mode": mode}})
+    world.step()
+    assert "trial" not in speculation(world)
+    assert speculation(world)["changes"][0]["result"] == "Superseded"
+    until(world, "Ready")
+    world.settle()
+    assert world.replicas() == {f"chat-{world.wanted}": 2}
+
+
+def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() -> None:
+    world = serving()
+    tried(world, -0.1)
+    world.edit(speculation={"tuning": {"mode": "Recommend"}})
+    world.settle()
+    assert speculation(world)["current"] == K5, "what is in force stays"
+    world.edit(speculation={"tuning": {"mode": "Off"}})
+    world.step()
+    assert world.status["phase"] == "Preflight"
+    until(world, "Analyzing")
+    assert world.status["canary"]["revision"] == world.wanted
+    assert speculation(world)["chosen"]["setting"] == K5
+    world.annotate(promote=world.wanted)
+    until(world, "Ready")
+    world.settle()
+    assert speculation(world)["current"] == K3
+    assert "chosen" not in speculation(world)
+    assert speculation(world)["balance"]["rate"] == 0
+
+
+@pytest.mark.parametrize("at", ["Preflight", "Analyzing", "afterwards"])
+def test_a_spec_of_the_user_wins(at: str) -> None:
+    world = serving()
+    advise(world)
+    world.step()
+    if at == "afterwards":
+        tried(world, -0.1)
+    elif at == "Analyzing":
+        until(world, "Analyzing")
+    world.edit(speculation={"tokens": 2})
+    world.step()
+    assert "trial" not in speculation(world)
+    until(world, "Analyzing")
+    assert world.status["canary"]["revision"] == world.wanted
+    assert world.status["canary"]["change"] == "K=2"
+    world.annotate(promote=world.wanted)
+    until(world, "Ready")
+    world.settle()
+    assert speculation(world)["current"] == {"mode": "Static", "tokens": 2}
+    assert "chosen" not in speculation(world)
+    assert world.replicas() == {f"chat-{world.wanted}": 2}
+
+
+def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
+    world = serving()
+    advise(world)
+    until(world, "Analyzing")
+    world.edit(speculation={"tokens": 5})
+    world.step()
+    assert "trial" not in speculation(world)
+    assert world.status["phase"] == "Analyzing", "the same pods go on"
+    until(world, "Ready", -0.1)
+    world.settle()
+    assert "chosen" not in speculation(world)
+    assert world.replicas() == {f"chat-{world.wanted}": 2}
+
+
+def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None:
+    world = serving()
+    old = world.wanted
+    advise(world)
+    until(world, "Watching", -0.1)
+    assert speculation(world)["chosen"]["setting"] == K5
+    world.annotate(rollback=world.status["stable"]["revision"])
+    world.step()
+    assert world.status["stable"]["revision"] == old
+    assert "chosen" not in speculation(world)
+    assert speculation(world)["changes"][0]["result"] == "RolledBack"
+    assert "rolledBackAt" in speculation(world)
+    until(world, "Ready")
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 2}
+    world.now += timedelta(hours=30)
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "Refused"), "a person has rolled it back"
+
+
+def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
+    for word, end in (("rollback", "RolledBack"), ("promote", "Promoted")):
+        world = serving()
+        advise(world)
+        until(world, "Analyzing")
+        world.annotate(**{word: speculation(world)["trial"]["revision"]})
+        until(world, "Ready", 0.0)
+        assert speculation(world)["changes"][0]["result"] == end
+
+
+def test_without_pods_nothing_is_tried() -> None:
+    world = serving()
+    advise(world)
+    world.step()
+    world.edit(replicas=0)
+    world.settle()
+    assert "trial" not in speculation(world)
+    assert world.replicas() == {f"chat-{world.wanted}": 0}
+
+
+# ------------------------------------------------------------------------------------------------------- what holds a trial up
+def test_no_trial_begins_on_an_advice_of_other_pods_or_of_another_time() -> None:
+    world = serving()
+    advise(world)
+    assert world.advice is not None
+    for other in (
+        Advice("another", *_rest(world.advice)),
+        Advice(world.advice.revision, world.advice.at - 3601, *_rest(world.advice)[1:]),
+    ):
+        world.advice = other
+        world.settle()
+        assert "trial" not in speculation(world)
+
+
+def _rest(advice: Advice) -> tuple[Any, ...]:
+    return advice.at, advice.action, advice.setting, advice.gain, advice.reason
+
+
+def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why() -> None:
+    world = serving(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--data-parallel-size=2"]})
+    advise(world, Schedule((Tier(1, 8, 5), Tier(9, 64, 3)), 5))
+    world.step()
+    assert world.condition("Tuned") == ("False", "Refused")
+    assert "data parallel size 2" in world.message("Tuned")
+    advise(world, Static(9))
+    world.step()
+    assert world.message("Tuned").endswith("spec.speculation.tuning.maxTokens is 7.")
+
+
+def test_a_trial_waits_for_rollouts_and_for_pods() -> None:
+    world = serving()
+    world.ready(value="False")
+    advise(world)
+    world.step()
+    assert world.message("Tuned") == "no trial begins before all 2 pods serve"
+    world.ready()
+    world.drafter("eagle31")
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "RolloutUnderWay")
+    assert "trial" not in speculation(world)
+
+
+# ----------------------------------------------------------------------------------------------------------------- round trips
+def settings_() -> st.SearchStrategy[Setting]:
+    most = st.integers(1, 15)
+    schedules = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 7)), min_size=1, max_size=4).map(_schedule)
+    return st.one_of(st.just(Off()), most.map(Static), most.map(Adaptive), schedules)
+
+
+def _schedule(steps: list[tuple[int, int]]) -> Schedule:
+    tiers, first = [], 1
+    for width, tokens in steps:
+        tiers.append(Tier(first, first + width, tokens))
+        first += width + 1
+    tiers[0] = Tier(tiers[0].first, tiers[0].last, max(1, tiers[0].tokens))
+    return Schedule(tuple(tiers), max(tier.tokens for tier in tiers))
+
+
+@given(settings_())
+def test_a_setting_comes_back_from_the_status_and_from_an_advice(setting: Setting) -> None:
+    assert read_shown(shown(setting)) == setting
+    advice = Advice("r1", 1.5, "Change", setting, (0.1, 0.2, 0.3), "It is better.")
+    assert Advice.from_dict(advice.to_dict()) == advice
+
+
+def test_what_is_no_advice_is_refused() -> None:
+    good = Advice("r1", 1.5, "Change", Static(5), (0.1, 0.2, 0.3), "It is better.").to_dict()
+    for change in ({"action": "Try"}, {"setting": None}, {"gain": [0.1]}, {"gain": [0.1, float("nan"), 0.2]}, {"at": "soon"}):
+        with pytest.raises(AdviceError):
+            Advice.from_dict({**good, **change})
+    with pytest.raises(AdviceError):
+        Advice.from_dict({})
+
+
+def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
+    world = serving()
+    resource = world.observed().resource
+    found = [read_wanted(resource, setting=one) for one in (Static(3), Static(5), Off(), Schedule((Tier(1, 8, 3),), 3))]
+    assert found[0].revision == world.wanted
+    assert len({one.revision for one in found}) == 4
+    arguments = [one.template["spec"]["containers"][0]["args"] for one in found if one.template]
+    assert ["--speculative-config" in each for each in arguments] == [True, True, False, True]
+    assert found[3].arm.setting is not None
+    assert found[3].arm.setting.to_dict()["schedule"] == [{"first": 1, "last": 8, "tokens": 3}]
