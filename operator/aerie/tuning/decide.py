@@ -1,8 +1,8 @@
 """From telemetry to a decision: hold, change the setting, or explore with one canary.
 
-The rule: of the candidates whose latencies hold with `certainty`, the one with the best pessimistic gain; it is proposed if that
-gain passes the gate and it is better with `certainty`. Else, and before that, what one canary would teach is weighed against what
-it costs:
+The rule: of the candidates whose latencies hold with `certainty`, the one with the best pessimistic gain; it is proposed if its
+gain passes the gate more likely than not, the pessimistic one pays for the roll, and it is surely enough better: the canary of
+the change proves the rest. Else, and before that, what one canary would teach is weighed against what it costs:
 
     value(K') = E[ max_c E[gain_c | what a canary at K' shows], of those c that could then be proposed, or 0 ]
 
@@ -117,7 +117,8 @@ def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int
     random = np.random.default_rng(seed)
     blocks = list(telemetry.blocks())
     since = regimes(blocks)
-    if since.acceptance is not None and since.acceptance.at > (situation.history.explored or 0.0):
+    changed = max((change.at for change in (since.acceptance, since.load) if change is not None), default=0.0)
+    if changed > (situation.history.explored or 0.0):
         situation = replace(situation, history=replace(situation.history, explored=None))  # what it taught is of no use now
     step_time = fit(telemetry.cells, situation.engine.captured, experts=situation.engine.experts)
     lengths = acceptance(since.accepted(blocks), max(situation.most, 1), policy.draws, random)
@@ -268,19 +269,25 @@ def _best(options: _Options) -> Prediction:
 
 
 def _proven(one: Prediction, policy: Policy) -> bool:
-    return one.gain[1] >= policy.gate() and one.better >= policy.certainty
+    return one.gain[2] >= policy.gate() and one.gain[1] >= policy.pays() and one.better >= policy.better
 
 
 def _loses(off: Prediction, options: _Options) -> bool:
     """Whether no speculation is the best, surely enough to turn it off."""
     if off.latencies.holds < options.policy.certainty and options.situation.objectives != Objectives():
         return False
+    if _useless(options) and off.better >= 0.5:
+        return True
     if off.worst_fifth < -options.policy.worst_fifth:
         return False
     drafting = [gain for setting, gain in options.gains.items() if not isinstance(setting, Off)]
-    surely = float((options.gains[Off()] > np.max(drafting, axis=0)).mean())
-    useless = options.of_setting(options.situation.current).length < options.policy.useless_length
-    return surely >= options.policy.off_certainty or (useless and off.better >= options.policy.off_certainty)
+    return float((options.gains[Off()] > np.max(drafting, axis=0)).mean()) >= options.policy.off_certainty
+
+
+def _useless(options: _Options) -> bool:
+    """Whether hardly a draft is accepted."""
+    current = options.of_setting(options.situation.current)
+    return not isinstance(current.setting, Off) and current.length < options.policy.useless_length
 
 
 def _judged(one: Prediction, best: Prediction, options: _Options) -> Prediction:
@@ -294,10 +301,12 @@ def _judged(one: Prediction, best: Prediction, options: _Options) -> Prediction:
         why = "it is worse."
     elif one.worst_fifth < -policy.worst_fifth:
         why = f"in a fifth of the load it loses {-100 * one.worst_fifth:.1f} %, and {100 * policy.worst_fifth:.0f} % is the most."
-    elif one.better < policy.certainty:
-        why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.certainty:.0f} %."
-    elif one.gain[1] < policy.gate():
-        why = f"its gain is {100 * one.gain[1]:.1f} % at least with 80 %, and a change has to gain {100 * policy.gate():.1f} %."
+    elif one.better < policy.better:
+        why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.better:.0f} %."
+    elif one.gain[2] < policy.gate():
+        why = f"its gain is {100 * one.gain[2]:.1f} %, and a change is made for {100 * policy.gate():.1f} %."
+    elif one.gain[1] < policy.pays():
+        why = f"with 80 % it gains {100 * one.gain[1]:.1f} % or more, and {100 * policy.pays():.1f} % pays for the roll."
     else:
         why = f"{named(best.setting)} is better, or simpler and as good."
     return replace(one, why_not=why)
@@ -347,6 +356,8 @@ def _hindered(options: _Options) -> str | None:
     situation, policy = options.situation, options.policy
     if reason := situation.history.exploring(situation.now, policy) or _no_canary(situation, policy):
         return reason
+    if _useless(options):
+        return "hardly a draft is accepted, so there is nothing to be learnt from more."
     limit = situation.objectives.time_per_output_token
     now = options.of_setting(situation.current).latencies.time_per_output_token[0]
     if limit is not None and now > (1 - policy.slo_headroom) * limit:
@@ -373,9 +384,8 @@ def _worth(options: _Options, setting: Setting, known: float) -> _Canary:
     expected = shown @ np.linalg.lstsq(shown, gains, rcond=None)[0]
     left = (gains - expected).std(axis=0)
     normal = statistics.NormalDist()
-    acts = (expected + normal.inv_cdf(policy.pessimism) * left >= policy.gate()) & (
-        expected >= normal.inv_cdf(policy.certainty) * left
-    )
+    pessimistic = expected + normal.inv_cdf(policy.pessimism) * left
+    acts = (expected >= policy.gate()) & (pessimistic >= policy.pays()) & (expected >= normal.inv_cdf(policy.better) * left)
     value = float(np.where(acts, expected, 0.0).max(axis=1).mean()) - known
     share = 1 / max(options.situation.replicas, 1)
     loss = max(0.0, -float(options.gains[setting].mean()))

@@ -114,7 +114,8 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
     yield head + (f" {'SLO':>6}" if limited else "") + "  why not"
     for one in decision.predictions:
         yield from _row(one, situation.current, limited)
-    yield f"  A change has to gain {100 * policy.gate():.1f} % with 80 %, and be better with {100 * policy.certainty:.0f} %."
+    least, pays, better = (100 * share for share in (policy.gate(), policy.pays(), policy.better))
+    yield f"  A change is made for {least:.1f} %, if it gains {pays:.1f} % with 80 % and is better with {better:.0f} %."
     yield f"  In no fifth of the load may it lose more than {100 * policy.worst_fifth:.0f} % against the current setting."
     if decision.value > 0:
         yield (

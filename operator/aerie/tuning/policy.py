@@ -1,7 +1,8 @@
 """When a forecast is good enough to act on, and when a canary is worth its cost: the constants, and what may be done.
 
 The gate on a change: with the capacity of a replica lost for `reload`, a change that is kept for `horizon` has to gain more than
-reload / horizon to break even; `margin` times that is asked for, and never less than `least_gain`.
+reload / horizon to break even; `margin` times that is asked of the pessimistic gain, and of the middle one never less than
+`least_gain`. More is not asked of a forecast, since the canary of the change proves it, and takes it back otherwise.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ class Policy:
     least_gain: float = 0.03
     """The least gain that a change is made for."""
     pessimism: float = 0.2
-    """Quantile of the gain that has to reach it, and that candidates are ranked by."""
+    """Quantile of the gain that has to pay for the roll, and that candidates are ranked by."""
+    better: float = 0.9
+    """Probability that the setting is better than the current one."""
     certainty: float = 0.95
-    """Probability that the setting is better than the current one, and that the latencies hold."""
+    """Probability that the latencies hold."""
     margin: float = 2.0
     reload: float = 300.0
     """To load an engine again: a 70B model on 8 GPUs takes 215 s (vLLM issue 19824)."""
@@ -36,7 +39,7 @@ class Policy:
     off_certainty: float = 0.9
     """Probability that no speculation is better, above which it is turned off even for a gain below `least_gain`."""
     useless_length: float = 1.15
-    """Acceptance length below which a drafter is of no use."""
+    """Acceptance length below which a drafter is of no use: no speculation is then chosen if it is likely to be better."""
     canary: float = 1800.0
     """How long a canary runs to teach what its setting costs."""
     least_value: float = 0.005
@@ -46,13 +49,18 @@ class Policy:
     slo_headroom: float = 0.2
     """Share of an objective that has to be free while a canary explores."""
     probe: float = 24 * HOUR
-    """From a canary that explored to the next one. While speculation is off nothing tells acceptance: after so long a canary with
-    drafts asks again."""
+    """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
+    explored: float = 7.0
+    """Times `probe` that what a canary has shown is taken to hold, unless traffic changes: none explores before."""
     draws: int = 400
 
     def gate(self) -> float:
-        """The gain that a change has to reach."""
-        return max(self.least_gain, self.margin * self.reload / self.horizon)
+        """The gain that a change is made for, half of the draws above it."""
+        return max(self.least_gain, self.pays())
+
+    def pays(self) -> float:
+        """The gain that the pessimistic forecast has to reach."""
+        return self.margin * self.reload / self.horizon
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,9 @@ class History:
 
     def exploring(self, now: float, policy: Policy) -> str | None:
         """Why no canary may explore yet."""
-        if self.explored is None or now >= self.explored + policy.probe:
+        if self.explored is None or now >= self.explored + policy.explored * policy.probe:
             return None
-        left = (self.explored + policy.probe - now) / HOUR
+        left = (self.explored + policy.explored * policy.probe - now) / HOUR
         return f"one explored {(now - self.explored) / HOUR:.1f} h ago: the next may in {left:.1f} h."
 
     def cooling(self, now: float, policy: Policy) -> str | None:

@@ -45,7 +45,7 @@ HALF_LIFE = 3
 _HUBER = 1.5
 _CELL_NOISE = 0.02
 _WINDOW_NOISE = 0.05
-_REPLICA_SPREAD = 0.05
+_REPLICA_SPREAD = 0.02
 _POOLED_NOISE = 0.006
 MISFIT = 0.06
 """Standard deviation of the misfit, relative: fits of such forms to published grids miss by 2.4 to 7.8 % (median)."""

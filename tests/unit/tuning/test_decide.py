@@ -20,6 +20,8 @@ ENGINE = Engine(Version.parse("0.33.0"), Arguments(data_parallel=2, api_servers=
 """Data parallel, so that fixed settings are all there is."""
 GOOD = (0.9, 0.88, 0.88, 0.88, 0.88, 0.88, 0.88)
 BAD = (0.25, 0.2, 0.2)
+SURE = Policy(better=0.99)
+"""So that what is likely is not yet enough for a change."""
 
 
 def cheap(batch: float, tokens: float) -> float:
@@ -118,7 +120,7 @@ def test_speculation_that_loses_is_turned_off() -> None:
 
 
 def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
-    found = decided(telemetry([K3], cheap, spread(1, 60, 60), GOOD), situation(K3))
+    found = decided(telemetry([K3], cheap, spread(1, 60, 60), GOOD), situation(K3), SURE)
     assert found.action is Action.EXPLORE
     assert isinstance(found.setting, Static)
     assert found.setting.tokens > 3
@@ -136,7 +138,7 @@ def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
 )
 def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reason: str) -> None:
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, **changes))
+    found = decided(data, situation(K3, **changes), SURE)
     assert found.action is Action.HOLD
     assert reason in found.reason
 
