@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,17 @@ from aiohttp import web
 from aerie.controller import fetch
 from aerie.engine.page import PageError, parse
 
+from .served import Answer, served
+
 PAGE = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def got(answer: Answer, path: str = "/metrics") -> bytes:
     """What is fetched from a server that answers so."""
 
     async def run() -> bytes:
-        app = web.Application()
-        app.router.add_get("/metrics", answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            async with fetch.client() as through:
-                return await fetch.fetch(through, f"http://{host}:{port}{path}")
-        finally:
-            await runner.cleanup()
+        async with served("GET", "/metrics", answer) as url, fetch.client() as through:
+            return await fetch.fetch(through, f"{url}{path}")
 
     return asyncio.run(run())
 

@@ -16,8 +16,8 @@ from aerie.controller.scrape import Scraper
 from aerie.rollout import history
 from aerie.rollout.observed import Observed
 from tests.unit.controller.conftest import Run
+from tests.unit.controller.scraped import deployment, pod
 from tests.unit.controller.test_compare import sample
-from tests.unit.controller.test_scrape import deployment, pod
 
 CHAT = Key("default", "chat")
 OLD = "2026-01-01T00:00:00Z"

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -24,6 +24,8 @@ from aerie.engine.answers import PROMPTS, question
 from aerie.rollout.analysis.lossless import Answers, Prompt
 from aerie.rollout.evidence import begun
 from aerie.rollout.observed import Observed
+
+from .served import Answer, served
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 OLD = "2026-01-01T00:00:00Z"
@@ -365,22 +367,12 @@ def test_many_resources_wait_for_each_other(run: Run) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- over a real network
-def asked(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+def asked(answer: Answer) -> Any:
     """What is made of a server that answers so."""
 
     async def work() -> Any:
-        app = web.Application()
-        app.router.add_post("/v1/completions", answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            async with client() as through:
-                return await probe.ask(through, f"http://{host}:{port}/v1/completions", question("chat", "Hello"))
-        finally:
-            await runner.cleanup()
+        async with served("POST", "/v1/completions", answer) as url, client() as through:
+            return await probe.ask(through, f"{url}/v1/completions", question("chat", "Hello"))
 
     return asyncio.run(work())
 

@@ -13,18 +13,16 @@ import httpx
 import pytest
 
 from aerie.api.metrics import MetricsSource, Prometheus
-from aerie.api.status import Status
 from aerie.controller.fetch import LARGEST, SECONDS, ScrapeError
 from aerie.controller.lanes import UNBELIEVABLE
 from aerie.controller.prometheus import AT_ONCE, LASTING, PODS, Access, Servers, Standing
 from aerie.controller.queue import Key
-from aerie.controller.scrape import Scraper
 from aerie.engine.series import Scrape
 from aerie.rollout.figures import Figures
 from aerie.rollout.observed import Observed
 from aerie_lab.testing.prometheus import answer
 
-from .test_scrape import AFTER, BEFORE, FIGURES, deployment, pod, resource
+from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 URL = "http://prometheus.example:9090"
@@ -242,30 +240,17 @@ class Server:
         return said({"status": "success", "data": {"resultType": "matrix", "result": result}})
 
 
-class Follower:
-    """A scraper whose resources name the server."""
+class Follower(Reader):
+    """Of resources that name the server."""
 
     def __init__(self, server: Server) -> None:
-        self.told: list[float] = []
-        self.ends: list[str] = []
-        self.scraper = Scraper(self._tell, lambda outcome, _: self.ends.append(outcome), httpx.MockTransport(server))
-
-    def _tell(self, _: Key) -> None:
-        self.told.append(asyncio.get_running_loop().time())
+        super().__init__(httpx.MockTransport(server))
 
     def follow(self, *pods: dict[str, Any], rolling: bool = False, source: bool = True, interval: str = "15s") -> Key:
         of = resource(rolling=rolling, interval=interval)
         metrics = of.spec.metrics.model_copy(update={"source": MetricsSource(prometheus=SERVER) if source else None})
         of = of.model_copy(update={"spec": of.spec.model_copy(update={"metrics": metrics})})
-        key = Key("default", "chat")
-        self.scraper.follow(key, Observed(of, (deployment(),), pods=pods), of.status or Status())
-        return key
-
-    async def for_(self, seconds: float) -> None:
-        reading = asyncio.create_task(self.scraper.run())
-        await asyncio.sleep(seconds)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        return self.observe(Observed(of, (deployment(),), pods=pods))
 
 
 def test_figures_come_from_the_server_and_no_pod_is_read(run: Run) -> None:

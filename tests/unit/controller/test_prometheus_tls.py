@@ -22,7 +22,7 @@ from aerie.engine.series import Scrape
 from aerie_lab.cluster.certificates import Authority
 from aerie_lab.testing.prometheus import answer
 
-from .test_scrape import BEFORE
+from .scraped import BEFORE
 
 T0 = 1_790_000_000.0
 

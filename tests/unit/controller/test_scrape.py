@@ -7,84 +7,23 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Status
 from aerie.controller.lanes import AT_ONCE, LONGEST_WAIT
 from aerie.controller.queue import Key
 from aerie.controller.scrape import Scraper
 from aerie.controller.targets import Target, targets
+from aerie.engine.samples import Sample
 from aerie.rollout.figures import Figures
 from aerie.rollout.observed import Observed
 
+from .scraped import AFTER, BEFORE, FIGURES, OLD, Reader, deployment, pod, resource
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
-DATA = Path(__file__).parents[1] / "engine" / "data"
-BEFORE, AFTER = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
-FIGURES = Figures(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
-"""Of the window between the two."""
-OLD = "2026-01-01T00:00:00Z"
-
-
-def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False, **arm: Any) -> SpeculativeDeployment:
-    stable = {"revision": "r1", **arm}
-    canary = {"canary": {"revision": "r2", "change": "K=5", "startedAt": OLD}} if rolling else {}
-    return SpeculativeDeployment.from_dict(
-        {
-            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
-            "spec": {
-                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
-                "engine": {"image": "vllm/vllm-openai:v0.33.0"},
-                "metrics": {"interval": interval},
-            },
-            "status": {"stable": stable, **canary},
-        }
-    )
-
-
-def deployment(name: str = "chat", revision: str = "r1", uid: str | None = None) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {
-            "name": f"{name}-{revision}",
-            "labels": {"aerie.dev/name": name, "aerie.dev/revision": revision, "aerie.dev/control": "false"},
-            "ownerReferences": [{"controller": True, "uid": uid or f"uid-{name}"}],
-        },
-    }
-
-
-def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str = "10.0.0.1", **changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "metadata": {
-            "name": f"{name}-{revision}-hash-{number}",
-            "labels": {
-                "aerie.dev/name": name,
-                "aerie.dev/revision": revision,
-                "aerie.dev/control": "false",
-                "pod-template-hash": "hash",
-            },
-            "ownerReferences": [
-                {"controller": True, "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-{revision}-hash"}
-            ],
-        },
-        "spec": {"containers": [{"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}]},
-        "status": {
-            "podIP": address,
-            "containerStatuses": [{"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}],
-        },
-    }
-    for path, value in changes.items():
-        *folders, last = path.split("__")
-        where = made
-        for folder in folders:
-            where = where[folder]
-        where[last] = value
-    return made
 
 
 def found(*pods: dict[str, Any], **of: Any) -> list[str]:
@@ -173,32 +112,15 @@ class Engines:
         return [at for at, called in self.calls if called == host]
 
 
-class Follower:
-    """A scraper and what it tells."""
+class Follower(Reader):
+    """Of the pods' own pages."""
 
     def __init__(self, engines: Engines) -> None:
-        self.told: list[tuple[float, Key]] = []
-        self.ends: Counter[str] = Counter()
-        self.scraper = Scraper(self._tell, self._count, httpx.MockTransport(engines.answer))
-
-    def _tell(self, key: Key) -> None:
-        self.told.append((asyncio.get_running_loop().time(), key))
-
-    def _count(self, outcome: str, _: float) -> None:
-        self.ends[outcome] += 1
+        super().__init__(httpx.MockTransport(engines.answer))
 
     def follow(self, of: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)) -> Key:
         name = of.metadata.name
-        key = Key("default", name)
-        children = tuple(deployment(name, revision) for revision in revisions)
-        self.scraper.follow(key, Observed(of, children, pods=pods), of.status or Status())
-        return key
-
-    async def for_(self, seconds: float) -> None:
-        reading = asyncio.create_task(self.scraper.run())
-        await asyncio.sleep(seconds)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        return self.observe(Observed(of, tuple(deployment(name, revision) for revision in revisions), pods=pods))
 
 
 def test_figures_come_with_the_second_reading_after_traffic_and_are_told_once_shown(run: Run) -> None:
@@ -333,5 +255,53 @@ def test_pages_that_are_none_are_counted_and_end_nothing(run: Run) -> None:
         assert follower.ends["unreadable"] >= 2
         assert follower.ends["done"] >= 3
         assert follower.scraper.figures(key) == {"chat-r1": Figures()}
+
+    run(story())
+
+
+def test_reading_that_is_cut_short_again_and_again_goes_on_each_time(run: Run) -> None:
+    async def story() -> None:
+        engines = Engines()
+        follower = Follower(engines)
+        follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
+        for _ in range(3 * AT_ONCE):
+            await follower.for_(1.0)
+        engines.silent = re.compile(r"10\.0\.0\.1")
+        for _ in range(3 * AT_ONCE):  # in the middle of a page that does not come
+            await follower.for_(1.0)
+        engines.silent = re.compile("never")
+        engines.calls.clear()
+        await follower.for_(150)
+        assert len(engines.times("10.0.0.1")) >= 2
+        assert len(engines.times("10.0.0.2")) >= 2
+
+    run(story())
+
+
+def test_who_listens_hears_each_reading_that_is_believed(run: Run) -> None:
+    async def story() -> None:
+        class Listener:
+            heard: list[tuple[Key, str, str, float, float]] = []  # noqa: RUF012
+
+            def hear(self, owner: Key, name: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+                assert sample.counters.iterations >= 0
+                self.heard.append((owner, name, target.group, at, interval))
+
+        engines, listener = Engines(), Listener()
+        engines.silent = re.compile(r"10\.0\.0\.2")
+        follower = Follower(engines)
+        follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(engines.answer), listener=listener)
+        key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
+        await follower.for_(200)
+        assert len(listener.heard) == len(engines.times("10.0.0.1"))
+        assert {(owner, name, group, interval) for owner, name, group, _, interval in listener.heard} == {
+            (key, "chat-r1-hash-0", "chat-r1", 60.0)
+        }
+        assert follower.scraper.silence(key) == "", "one of them is read"
+        engines.silent = re.compile(".*")
+        await follower.for_(200)
+        assert "did not answer in time" in follower.scraper.silence(key)
+        follower.scraper.forget(key)
+        assert follower.scraper.silence(key) == ""
 
     run(story())

@@ -30,7 +30,7 @@ from aerie.tuning.order import Answer, Order
 from aerie.tuning.store import pack
 from aerie.tuning.telemetry import Scale, Telemetry
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_scrape import deployment, pod
+from tests.unit.controller.scraped import deployment, pod
 from tests.unit.tuning.windows import K3, window
 
 CHAT = Key("default", "chat")

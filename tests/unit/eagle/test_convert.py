@@ -21,17 +21,8 @@ from eagle.export import Form, export
 from eagle.model import Decoding, Drafter
 from eagle.weights import read_header, read_tensors, write_tensors
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "vocab_size": 40,
-    "draft_vocab_size": 20,
-    "target_hidden_size": 16,
-    "aux_layer_ids": (2, 4, 5),
-}
+from .sizes import SIZES
+
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 16,

@@ -19,25 +19,14 @@ from eagle.export import Form, export, first_vllm
 from eagle.model import Drafter
 from eagle.weights import read_header
 
+from .sizes import SIZES
+
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=6)
 
 
 def make(**given: Any) -> Drafter:
     torch.manual_seed(4)
-    config: dict[str, Any] = {
-        "family": Family.LLAMA,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "vocab_size": 40,
-        "draft_vocab_size": 20,
-        "target_hidden_size": 16,
-        "aux_layer_ids": (2, 4, 5),
-        "fc_norm": True,
-        "norm_output": True,
-    }
+    config: dict[str, Any] = {"family": Family.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
     drafter = Drafter(DrafterConfig(**{**config, **given}))
     drafter.set_draft_vocabulary(torch.arange(5, 25))
     return drafter

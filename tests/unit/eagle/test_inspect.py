@@ -21,23 +21,12 @@ from eagle.inspect import inspect
 from eagle.model import Drafter
 from eagle.weights import read_header, read_tensors, write_tensors
 
+from .sizes import SIZES
+
 
 def drafter(**given: Any) -> Drafter:
     torch.manual_seed(2)
-    config: dict[str, Any] = {
-        "family": Family.LLAMA,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "vocab_size": 40,
-        "draft_vocab_size": 20,
-        "target_hidden_size": 16,
-        "aux_layer_ids": (2, 4, 5),
-        "fc_norm": True,
-        "norm_output": True,
-    }
+    config: dict[str, Any] = {"family": Family.LLAMA, **SIZES, "fc_norm": True, "norm_output": True}
     made = Drafter(DrafterConfig(**{**config, **given}))
     if made.config.draft_vocab_size < 40:
         made.set_draft_vocabulary(torch.arange(0, 40, 2))

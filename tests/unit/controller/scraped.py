@@ -1,0 +1,108 @@
+"""What is read by the scraper in tests: a resource, its pods and their pages, and a scraper that tells what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Status
+from aerie.controller.queue import Key
+from aerie.controller.scrape import Scraper
+from aerie.rollout.figures import Figures
+from aerie.rollout.observed import Observed
+
+DATA = Path(__file__).parents[1] / "engine" / "data"
+BEFORE, AFTER = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
+FIGURES = Figures(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
+"""Of the window between the two."""
+OLD = "2026-01-01T00:00:00Z"
+
+
+def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False, **arm: Any) -> SpeculativeDeployment:
+    stable = {"revision": "r1", **arm}
+    canary = {"canary": {"revision": "r2", "change": "K=5", "startedAt": OLD}} if rolling else {}
+    return SpeculativeDeployment.from_dict(
+        {
+            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+            "spec": {
+                "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+                "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+                "metrics": {"interval": interval},
+            },
+            "status": {"stable": stable, **canary},
+        }
+    )
+
+
+def deployment(name: str = "chat", revision: str = "r1", uid: str | None = None) -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": f"{name}-{revision}",
+            "labels": {"aerie.dev/name": name, "aerie.dev/revision": revision, "aerie.dev/control": "false"},
+            "ownerReferences": [{"controller": True, "uid": uid or f"uid-{name}"}],
+        },
+    }
+
+
+def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str = "10.0.0.1", **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "metadata": {
+            "name": f"{name}-{revision}-hash-{number}",
+            "labels": {
+                "aerie.dev/name": name,
+                "aerie.dev/revision": revision,
+                "aerie.dev/control": "false",
+                "pod-template-hash": "hash",
+            },
+            "ownerReferences": [
+                {"controller": True, "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-{revision}-hash"}
+            ],
+        },
+        "spec": {"containers": [{"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}]},
+        "status": {
+            "podIP": address,
+            "containerStatuses": [{"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}],
+        },
+    }
+    for path, value in changes.items():
+        *folders, last = path.split("__")
+        where = made
+        for folder in folders:
+            where = where[folder]
+        where[last] = value
+    return made
+
+
+class Reader:
+    """A scraper through a transport, and what it tells."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self.told: list[tuple[float, Key]] = []
+        self.ends: Counter[str] = Counter()
+        self.scraper = Scraper(self._tell, self._count, transport)
+
+    def _tell(self, key: Key) -> None:
+        self.told.append((asyncio.get_running_loop().time(), key))
+
+    def _count(self, outcome: str, _: float) -> None:
+        self.ends[outcome] += 1
+
+    def observe(self, observed: Observed) -> Key:
+        """From now on its pods are read."""
+        of = observed.resource
+        key = Key("default", of.metadata.name)
+        self.scraper.follow(key, observed, of.status or Status())
+        return key
+
+    async def for_(self, seconds: float) -> None:
+        reading = asyncio.create_task(self.scraper.run())
+        await asyncio.sleep(seconds)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
