@@ -16,14 +16,28 @@
 | decision_ms, decision_mib    | a decision for 64 replicas with 24 h of 15 s windows: CPU time, median of 7, and the        |
 |                              | memory of process, numpy and telemetry above what it had before; decision_cells: its cells  |
 
-GRIDS=file.json takes another file of the form of lab/aerie_lab/engine/step_time_grids.json. Seeds are fixed. The fleet's keys
-come with the fleet simulation. With SAVE=1 the table in docs/tuning.md is written.
+| fleet_mean_regret_pct        | fleet simulation (`_tuning_fleet`): a user's speed lost against the reachable oracle, mean  |
+|                              | over runs, then over scenarios; fleet_mean_gain_pct: gained over no change, all runs        |
+| fleet_p95_scenario_regret_pct, fleet_p95_run_regret_pct | 95 % point of the scenarios' means; of all runs                  |
+| aa_false_actions_per_30_replica_days | canaries meant to change something where nothing is better;                         |
+|                              | aa_canaries_per_30_replica_days: those that only explore                                    |
+| coverage_90_pct              | predicted gains whose 90 % interval holds the true one, all settings and decisions          |
+| never_worse_pct              | runs in which no six hours were more than 1 % slower than without the tuner                 |
+| median_hours_to_right        | where another setting gains 3 % or more: hours until no setting gains 2 % any more; 72: in  |
+|                              | most runs never; right_in_the_end_pct: in how many                                          |
+| median_canaries_to_right, median_rolls_to_right | until then                                                               |
+| rollback_min, rollback_p95_min | a planted K that is 10 % slower or worse: minutes from the first block to the rollback    |
+| wrong_promotions, caused_slo_windows | changes that were slower in their first six hours; windows beyond the objective     |
+|                              | that without the tuner would have kept it                                                   |
+| fleet_runs, fleet_window_error_pct | runs of each scenario; largest error of a window's mean against the step-level simulator |
+
+GRIDS=file.json takes another file of the form of lab/aerie_lab/engine/step_time_grids.json, and leaves decision and fleet out.
+RUNS=4 makes the fleet simulation small (0: none). Seeds are fixed. With SAVE=1 the tables in docs/tuning.md are written.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -32,6 +46,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import _tuning_fleet_report as fleet
 from benchmarks._tuning_replay import REPLICAS, Published, choose, grids
 from benchmarks._tuning_rules import BANDITS, DAY_MINUTES, MEASURE_MINUTES, RELOAD_MINUTES, RULES, day
 
@@ -41,6 +56,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 _rows: list[tuple[str, str]] = []
 """The rows of the last run's table: name and cells."""
+_fleet: list[str] = []
+"""The lines of the fleet simulation's tables."""
 
 
 def measure(seeds: int = SEEDS) -> dict[str, float]:
@@ -64,6 +81,9 @@ def measure(seeds: int = SEEDS) -> dict[str, float]:
         _rows.append((name, f"{_each(lost)} | | | {100 * statistics.fmean(lost):.1f}"))
     if "GRIDS" not in os.environ:
         figures |= decision_cost()
+        simulated, lines = fleet.measure()
+        figures |= simulated
+        _fleet[:] = lines
     print(table([grid.name for grid in found]), flush=True)
     return {key: round(value, 2) for key, value in figures.items()}
 
@@ -149,6 +169,9 @@ def table(names: Sequence[str]) -> str:
 def document(docs: Path) -> None:
     """Write the table of the last run into its place in the page."""
     page = docs / "tuning.md"
-    place = re.compile(r"(<!-- results -->\n).*?(<!-- end -->)", re.DOTALL)
-    written = table([grid.name for grid in grids()])
-    page.write_text(place.sub(lambda match: f"{match[1]}{written}\n{match[2]}", page.read_text()))
+    text = page.read_text()
+    for name, written in (("results", table([grid.name for grid in grids()])), ("fleet", "\n".join(_fleet))):
+        if written:
+            before, _, rest = text.partition(f"<!-- {name} -->\n")
+            text = f"{before}<!-- {name} -->\n{written}\n{rest[rest.index('<!-- end -->') :]}"
+    page.write_text(text)

@@ -1,0 +1,137 @@
+"""How far the fleet simulation's windows are from the step-level simulator's, at the same rates: one replica, window by window.
+
+The step-level simulator runs requests one by one, each with an acceptance of its own, prefill in chunks, and a step's noise. Its
+windows of five minutes are held against the stationary state that `_tuning_fleet_model` computes for the rate (the error), and
+their scatter against that of disturbed windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from aerie.engine.speculation import Schedule, Setting, Static, Tier, max_tokens
+from aerie_lab.engine.acceptance import CLASSES
+from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.request import EngineSettings
+from aerie_lab.engine.step import FORMULAS
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from benchmarks import _tuning_fleet_model as model
+from benchmarks._tuning_fleet_model import Floats
+from benchmarks._tuning_fleet_scenarios import TICK
+
+WARM = 300.0
+SECONDS = 2400.0
+NAMES = ("batch", "step time", "acceptance length", "time per output token")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where the two are compared."""
+
+    profile: str
+    kind: str
+    setting: Setting
+    batch: float
+
+
+POINTS = (
+    Point("dense-32b", "math", Static(3), 4.0),
+    Point("dense-8b", "chat", Static(5), 16.0),
+    Point("moe-30b-a3b", "code", Static(1), 32.0),
+    Point("dense-32b", "math", Schedule((Tier(1, 12, 5), Tier(13, 256, 2)), 5), 14.0),
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """By name of NAMES, relative: model by simulator - 1, and the scatter of windows in both."""
+
+    error: Floats
+    scatter: Floats
+    simulated: Floats
+
+
+def agreement(point: Point, seconds: float = SECONDS, seed: int = 1) -> Agreement:
+    """At one point."""
+    target = model.Target.of(FORMULAS[point.profile])
+    survivals = model.survival(point.kind, np.zeros(1))
+    middle = int(model.tokens_at(point.setting)[round(point.batch) - 1])
+    rate = target.rate(point.batch, middle, float(model.lengths(survivals)[0, middle]))
+    simulated = np.array(list(_windows(point, rate, seconds, seed)))
+    still = _figures(model.steady(target, point.setting, np.array([rate]), survivals))[0]
+    count = 400
+    rates, many = np.full(count, rate), np.repeat(survivals, count, axis=0)
+    off = model.disturb(rates, many, TICK, np.random.default_rng(seed))
+    noisy = _figures(model.steady(target, point.setting, rates * off.work, off.survivals, off.clock))
+    mean = simulated.mean(axis=0)
+    spread = simulated.std(axis=0, ddof=1) if len(simulated) > 1 else np.zeros(len(mean))
+    return Agreement(still / mean - 1, noisy.std(axis=0) / still, spread / mean)
+
+
+def _figures(rows: model.Rows) -> Floats:
+    drafting = rows.by_tokens[:, 1:].sum(axis=1)
+    accepted = rows.tokens - rows.steps
+    length = 1 + np.divide(accepted, drafting, out=np.zeros_like(accepted), where=drafting > 0)
+    return np.stack([rows.steps / rows.iterations, rows.running / rows.steps, length, rows.per_token], axis=1)
+
+
+def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[tuple[float, ...]]:
+    """What the step-level simulator counts, in windows of a tick."""
+    median = model.ANSWER / math.exp(model.ANSWER_SPREAD**2 / 2)
+    kind = TrafficClass(point.kind, CLASSES[point.kind], Lengths(model.PROMPT), Lengths(median, model.ANSWER_SPREAD, 2, 8000))
+    schedule = None
+    if isinstance(point.setting, Schedule):
+        schedule = tuple((tier.first, tier.last, tier.tokens) for tier in point.setting.tiers)
+    settings = EngineSettings(
+        num_speculative_tokens=max_tokens(point.setting) or None,
+        schedule=schedule,
+        enable_prefix_caching=False,
+        num_blocks=100_000,
+    )
+    fleet = Fleet([Pod("pod", settings, FORMULAS[point.profile])], [kind], Poisson(rate), seed=seed)
+    last: tuple[float, ...] | None = None
+    due = WARM
+    for scrape in fleet.run(WARM + seconds):
+        if scrape.counters is None or scrape.time < due:
+            continue
+        due += TICK
+        seen = scrape.counters
+        itl = seen.inter_token_latency
+        now = tuple(
+            map(
+                float,
+                (
+                    itl.count,
+                    itl.total,
+                    seen.iteration_tokens.count,
+                    seen.spec_decode_num_drafts,
+                    seen.spec_decode_num_accepted_tokens,
+                ),
+            )
+        )
+        if last is not None:
+            steps, busy, iterations, drafts, accepted = (after - before for after, before in zip(now, last, strict=True))
+            yield steps / iterations, busy / steps, 1 + accepted / drafts, busy / (steps + accepted)
+        last = now
+
+
+def table(seconds: float = SECONDS) -> tuple[list[str], float]:
+    """Rows of a table, and the largest error of a mean."""
+    lines = [
+        f"| windows of 5 min: error of the mean (scatter; simulator's) | {' | '.join(NAMES)} |",
+        "|---|" + "---:|" * len(NAMES),
+    ]
+    largest = 0.0
+    for point in POINTS:
+        found = agreement(point, seconds)
+        largest = max(largest, float(np.abs(found.error).max()))
+        cells = [
+            f"{100 * error:+.1f} % ({100 * mine:.1f}; {100 * theirs:.1f})"
+            for error, mine, theirs in zip(found.error, found.scatter, found.simulated, strict=True)
+        ]
+        lines.append(f"| {point.profile}, {point.kind}, {point.setting}, batch {point.batch:.0f} | {' | '.join(cells)} |")
+    return lines, largest

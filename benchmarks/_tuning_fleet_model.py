@@ -1,0 +1,249 @@
+"""What a replica counts in a window, from the rate of its requests: the physics of the fleet simulation, many windows at once.
+
+The model. Requests come by Poisson and share the engine: a step of b requests takes T(b, K), gives each of them tau(K) tokens,
+and prefill takes its share of the time. The number of requests in the engine is then a birth-death process whose stationary
+distribution does not depend on how lengths are distributed (processor sharing, Kelly 1979),
+
+    pi(b) ~ prod_{j <= b} rate * length * T(j, K_j) / (j tau(K_j) (1 - prefill)),        b <= 256
+
+from which a window's steps, batch, step time, drafts and accepted tokens follow, also for a schedule and across a capture cliff.
+A window differs from that by how much work came in it, by the acceptance of the requests it happened to get, and by the GPU.
+
+How far this is from the step-level simulator is measured (`_tuning_fleet_calibration`). Not modelled: preemption, prefix caches
+and contexts (a step's cost of cached tokens goes with the batch), requests that wait while 256 run: they count as shed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.engine.histogram import Histogram
+from aerie.engine.samples import Counters, Speculation
+from aerie.engine.speculation import Off, Schedule, Setting, max_tokens
+from aerie_lab.engine.acceptance import CLASSES, Acceptance, expected_survival
+from aerie_lab.engine.step import StepTime
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int_]
+
+MOST = 7
+"""Draft tokens."""
+BATCH = 256
+"""vLLM's --max-num-seqs."""
+ANSWER, ANSWER_SPREAD = 300.0, 0.7
+"""Tokens of an answer: mean, and standard deviation of its logarithm."""
+PROMPT = 400.0
+"""Computed tokens of a prompt."""
+CLOCK = 0.005
+"""Standard deviation of the logarithm of a window's step time that no cause is known of."""
+USERS = 0.2
+"""Standard deviation of the logarithm of requests' time per output token within a window."""
+_B = np.arange(1, BATCH + 1, dtype=float)
+_SHIFTS = np.linspace(-4.0, 1.0, 41)
+
+
+# --------------------------------------------------------------------------------------------------------------- acceptance
+@cache
+def _survivals(name: str) -> Floats:
+    """Shift by K by position: what accepted_per_position / drafts of one class converges to at each K."""
+    kind = CLASSES[name]
+    found = np.zeros((len(_SHIFTS), MOST + 1, MOST))
+    for row, shift in enumerate(_SHIFTS.tolist()):
+        moved = Acceptance(kind.shifted(shift).conditionals, kind.spread) if shift else kind
+        for tokens in range(1, MOST + 1):
+            found[row, tokens, :tokens] = expected_survival(moved, tokens)
+    return found
+
+
+def survival(name: str, shifts: Floats) -> Floats:
+    """Time by K by position, for one class of traffic whose conditionals are moved on the logit scale."""
+    known = _survivals(name)
+    place = np.clip((shifts - _SHIFTS[0]) / (_SHIFTS[1] - _SHIFTS[0]), 0, len(_SHIFTS) - 1.001)
+    low = place.astype(int)
+    part = (place - low)[:, None, None]
+    return np.asarray(known[low] * (1 - part) + known[low + 1] * part)
+
+
+def mixed(first: Floats, second: Floats, share: Floats) -> Floats:
+    """Two classes, the second with a share of the tokens: each weighs by its steps."""
+    steps = [(1 - share)[:, None] / lengths(first), share[:, None] / lengths(second)]
+    total = steps[0] + steps[1]
+    return np.asarray((first * steps[0][:, :, None] + second * steps[1][:, :, None]) / total[:, :, None])
+
+
+def lengths(survivals: Floats) -> Floats:
+    """Acceptance length by K."""
+    return np.asarray(1.0 + survivals.sum(axis=-1))
+
+
+# ----------------------------------------------------------------------------------------------------------------- settings
+def tokens_at(setting: Setting) -> Ints:
+    """K at batch 1 to `BATCH`."""
+    if isinstance(setting, Schedule):
+        return np.array([setting.tokens_at(batch) for batch in range(1, BATCH + 1)])
+    return np.full(BATCH, 0 if isinstance(setting, Off) else max_tokens(setting))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The true cost of a step."""
+
+    seconds: Floats
+    """K by batch 1 to `BATCH`."""
+    prefill: float
+    """Seconds of a computed prompt token."""
+
+    @classmethod
+    def of(cls, step_time: StepTime, factor: float = 1.0, context: float = 600.0) -> Target:
+        """A profile of the step-level simulator, `factor` times as slow, with so many cached tokens a request."""
+        seconds = [[step_time.fixed(b, k) + step_time.cached * context * b for b in range(1, BATCH + 1)] for k in range(MOST + 1)]
+        jitter = math.exp(step_time.noise**2 / 2)
+        return cls(factor * jitter * np.array(seconds), factor * step_time.prefill)
+
+    def rate(self, batch: float, tokens: int, length: float) -> float:
+        """Requests per second that keep about so many requests in a step."""
+        seconds = float(np.interp(batch, _B, self.seconds[tokens]))
+        alone = batch * length / (seconds * (ANSWER - 1))
+        return alone / (1 + self.prefill * PROMPT * alone)
+
+
+# ------------------------------------------------------------------------------------------------------------------- states
+@dataclass(frozen=True)
+class Rows:
+    """Windows of replicas that run one setting; all by row, rates per second."""
+
+    iterations: Floats
+    steps: Floats
+    """Request-steps."""
+    running: Floats
+    """Mean requests in the engine."""
+    tokens: Floats
+    """Without first tokens."""
+    by_tokens: Floats
+    """Row by K: request-steps."""
+    full: Floats
+    """Share of the time that no request is let in."""
+    at: Floats
+    """Row by batch: request-steps."""
+
+    @property
+    def per_token(self) -> Floats:
+        """A user's seconds per token."""
+        return np.asarray(self.running / np.maximum(self.tokens, 1e-9))
+
+
+def steady(target: Target, setting: Setting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
+    """The stationary state at rates of requests (row) and survivals (row by K by position)."""
+    drafted = tokens_at(setting)
+    seconds = target.seconds[drafted, np.arange(BATCH)]
+    slow = np.broadcast_to(np.asarray(slowness, dtype=float), rates.shape)
+    gained = lengths(survivals)[:, drafted]
+    free = 1 - np.minimum(0.9, slow * target.prefill * PROMPT * rates)
+    step = seconds * (slow / free)[:, None]
+    odds = np.cumsum(np.log(step * (np.maximum(rates, 1e-9) * (ANSWER - 1))[:, None] / (gained * _B)), axis=1)
+    top = np.maximum(odds.max(axis=1), 0.0)[:, None]
+    weights = np.exp(odds - top)
+    chances = weights / (weights.sum(axis=1) + np.exp(-top[:, 0]))[:, None]
+    iterations = chances / step
+    steps = iterations * _B
+    by_tokens = np.stack([steps[:, drafted == k].sum(axis=1) for k in range(MOST + 1)], axis=1)
+    return Rows(
+        iterations.sum(axis=1),
+        steps.sum(axis=1),
+        chances @ _B,
+        (steps * gained).sum(axis=1),
+        by_tokens,
+        chances[:, -1],
+        steps,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ windows
+@dataclass(frozen=True)
+class Disturbed:
+    """What one window differs in from the stationary state; by row."""
+
+    work: Floats
+    """Factor on the rate."""
+    survivals: Floats
+    clock: Floats
+    """Factor on the step time."""
+
+
+def disturb(rates: Floats, survivals: Floats, seconds: float, random: np.random.Generator, clock: float = CLOCK) -> Disturbed:
+    """Windows of so many seconds: how many requests came, how long they were, and what drafts they accept."""
+    requests = np.maximum(rates * seconds, 1.0)
+    spread = np.sqrt((1 + _variation(ANSWER_SPREAD)) / requests)
+    work = np.maximum(1 + spread * random.standard_normal(len(rates)), 0.02)
+    # A request's effect on the logit, averaged over those of the window; d log S_i / d logit = sum (1 - q_j).
+    shift = 0.4 * spread * random.standard_normal(len(rates))
+    before = np.concatenate([np.ones((*survivals.shape[:2], 1)), survivals[:, :, :-1]], axis=2)
+    q = np.divide(survivals, before, out=np.zeros_like(survivals), where=before > 1e-12)
+    slopes = np.cumsum(np.where(survivals > 0, 1 - q, 0.0), axis=2)
+    moved = survivals * np.exp(shift[:, None, None] * slopes)
+    moved = np.minimum.accumulate(np.minimum(moved, 1.0), axis=2)
+    return Disturbed(work, moved, np.exp(clock * random.standard_normal(len(rates))))
+
+
+def _variation(spread: float) -> float:
+    """Square of the coefficient of variation of a log-normal."""
+    return math.expm1(spread**2)
+
+
+def counters(
+    rows: Rows, seconds: float, survivals: Floats, rates: Floats, setting: Setting, edges: Sequence[float], waits: Floats
+) -> list[Counters]:
+    """What a scraper sees of each row in so many seconds. `edges`: finite buckets of the latencies; `waits`: mean seconds to the
+    first token."""
+    most = max_tokens(setting)
+    requests = rates * seconds
+    drafting = rows.by_tokens[:, 1:].sum(axis=1) * seconds
+    drafted = rows.by_tokens @ np.arange(MOST + 1) * seconds
+    accepted = np.einsum("nk,nki->ni", rows.by_tokens, survivals)[:, :most] * seconds
+    output = _cumulative(requests, rows.per_token, edges)
+    first = _cumulative(requests, waits, edges)
+    bounds = (*edges, math.inf)
+    found = []
+    table = np.stack(
+        [requests, rows.tokens * seconds, rows.steps * seconds, rows.running * seconds, rows.iterations * seconds], axis=1
+    ).tolist()
+    for i, (came, tokens, steps, busy, iterations) in enumerate(table):
+        speculation = None
+        if most:
+            at = tuple(accepted[i].tolist())
+            speculation = Speculation(float(drafting[i]), float(drafted[i]), sum(at), at)
+        found.append(
+            Counters(
+                generation_tokens=tokens + came,
+                prompt_tokens=PROMPT * came,
+                computed_prompt_tokens=PROMPT * came,
+                prefix_cache_queries=0.0,
+                prefix_cache_hits=0.0,
+                preemptions=0.0,
+                finished={"stop": came},
+                request_steps=steps,
+                step_seconds=busy,
+                iterations=iterations,
+                queued_requests=came,
+                queue_seconds=0.0,
+                time_to_first_token=Histogram(bounds, tuple(first[i].tolist()), came * float(waits[i])),
+                time_per_output_token=Histogram(bounds, tuple(output[i].tolist()), came * float(rows.per_token[i])),
+                speculation=speculation,
+            )
+        )
+    return found
+
+
+def _cumulative(requests: Floats, means: Floats, edges: Sequence[float]) -> Floats:
+    """Row by bucket: log-normal around the mean."""
+    centre = np.log(np.maximum(means, 1e-6)) - USERS**2 / 2
+    z = (np.log(np.array(edges))[None, :] - centre[:, None]) / USERS
+    below = 1 / (1 + np.exp(-np.clip(1.702 * z, -60, 60)))  # the logistic curve nearest to the normal one
+    return np.concatenate([below, np.ones((len(means), 1))], axis=1) * requests[:, None]

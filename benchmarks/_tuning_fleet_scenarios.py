@@ -1,0 +1,233 @@
+"""The conditions of the fleet simulation: what each run draws before it begins, whoever tunes it.
+
+Six replicas begin with K = 3 and run for three days. Requests of all of them together come at a rate that wanders (a quarter up
+or down, 40 minutes of memory), and the router gives each replica a share that wanders too (10 %, 20 minutes). A drafter's
+acceptance is that of one class of `aerie_lab.engine.acceptance`, or a mixture. Levels are drawn by run: the batch, how slow the
+engines are.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aerie.engine.arguments import Arguments
+from aerie.engine.speculation import Off, Setting, Static
+from aerie.engine.versions import Version
+from aerie.tuning.candidates import Engine
+from aerie_lab.engine import step
+from benchmarks._tuning_fleet_model import MOST, Floats, Target, lengths, mixed, steady, survival
+
+TICK = 300.0
+"""Seconds of a window: what a replica counted in it is one reading. Also how long a reload takes."""
+DAYS = 3
+START = Static(3)
+TICKS = round(DAYS * 86400 / TICK)
+HOUR = round(3600 / TICK)
+REPLICAS = 6
+PLAIN = Engine(Version.parse("0.33.0"), Arguments(lora=True))
+"""LoRA keeps adaptive verification out, whose true cost nothing here says."""
+CAPTURED = 512
+CLIFF = replace(PLAIN, arguments=Arguments(lora=True, max_capture_size=CAPTURED))
+_SIZES = (1, 2, 4, *range(8, CAPTURED + 1, 8))
+
+
+@dataclass(frozen=True)
+class World:
+    """One run's truth; times are ticks."""
+
+    target: Target
+    rates: Floats
+    """Requests per second of the fleet, by tick."""
+    shares: Floats
+    """Replica by tick: the router's weight."""
+    survivals: Floats
+    """Tick by K by position."""
+    slowness: Floats
+    """Replica by tick: factor on step times."""
+    start: Setting = START
+    engine: Engine = PLAIN
+    event: int = 0
+    """When what is right changes; 0: never."""
+    fresh: int | None = None
+    """When a new drafter's revision begins, of which nothing is known."""
+    lost: Floats | None = None
+    """Replica by tick: 1 where the window is lost."""
+    objective: float = math.inf
+    """Seconds per output token that 95 % of the requests of a window keep."""
+
+
+Draw = Callable[[np.random.Generator], World]
+
+
+def wander(random: np.random.Generator, count: int, spread: float, memory: float) -> Floats:
+    """Logarithms: row by tick, an AR(1) with so many seconds of memory."""
+    keep = math.exp(-TICK / memory)
+    noise = random.standard_normal((count, TICKS))
+    found = np.empty((count, TICKS))
+    found[:, 0] = noise[:, 0]
+    for tick in range(1, TICKS):
+        found[:, tick] = keep * found[:, tick - 1] + math.sqrt(1 - keep * keep) * noise[:, tick]
+    return spread * found
+
+
+def world(
+    random: np.random.Generator,
+    target: Target,
+    *,
+    batch: tuple[float, float] = (6.0, 80.0),
+    kind: str = "math",
+    shape: Floats | None = None,
+    survivals: Floats | None = None,
+) -> World:
+    """A run whose load is around a batch between two, under K = 3 and the acceptance of its beginning."""
+    if survivals is None:
+        survivals = survival(kind, wander(random, 1, 0.03, 3600.0)[0])
+    middle = batch[0] * (batch[1] / batch[0]) ** float(random.uniform())
+    each = target.rate(middle, 3, float(lengths(survivals[0])[3]))
+    rates = REPLICAS * each * np.exp(wander(random, 1, 0.25, 2400.0)[0]) * (1.0 if shape is None else shape)
+    slowness = np.repeat(np.exp(0.01 * random.standard_normal((REPLICAS, 1))), TICKS, axis=1)
+    found = World(target, rates, np.exp(wander(random, REPLICAS, 0.1, 1200.0)), survivals, slowness)
+    # Half again what 95 % of the hours' requests have with K = 3: an objective somebody would write down.
+    usual = steady(target, found.start, rates / REPLICAS, survivals).per_token
+    return replace(found, objective=1.5 * float(np.quantile(usual, 0.95)) * 1.4)
+
+
+def _formula(random: np.random.Generator, *names: str) -> Target:
+    """One of the simulator's formulas, between 20 % quicker and 25 % slower."""
+    name = names[int(random.integers(len(names)))]
+    return Target.of(step.FORMULAS[name], math.exp(float(random.uniform(-0.22, 0.22))))
+
+
+def _any(random: np.random.Generator) -> Target:
+    return _formula(random, *step.FORMULAS)
+
+
+def _kind(random: np.random.Generator) -> str:
+    return str(random.choice(["chat", "code", "math"]))
+
+
+def _later(random: np.random.Generator) -> int:
+    """Some time in the second day."""
+    return int(random.integers(24, 40)) * HOUR
+
+
+def _ramp(event: int) -> Floats:
+    """0 before, 1 from half an hour after."""
+    return np.clip((np.arange(TICKS) - event) / 6, 0, 1)
+
+
+def stationary(random: np.random.Generator) -> World:
+    return world(random, _any(random), kind=_kind(random))
+
+
+def diurnal(random: np.random.Generator) -> World:
+    hours = np.arange(TICKS) / HOUR
+    shape = 1 + 0.7 * np.cos(2 * math.pi * (hours - float(random.uniform(0, 24))) / 24)
+    return world(random, _any(random), kind=_kind(random), shape=shape, batch=(8.0, 60.0))
+
+
+def mix_shift(random: np.random.Generator) -> World:
+    """From one class of traffic to another, either way."""
+    event = _later(random)
+    drift = wander(random, 1, 0.03, 3600.0)[0]
+    before, after = ("math", "chat") if random.random() < 0.5 else ("chat", "math")
+    survivals = mixed(survival(before, drift), survival(after, drift - (0.5 if after == "chat" else 0.0)), _ramp(event))
+    return replace(world(random, _any(random), survivals=survivals), event=event)
+
+
+def depth_collapse(random: np.random.Generator) -> World:
+    """Long contexts come, on which the drafter finds next to nothing (logit - 3.5)."""
+    event = _later(random)
+    survivals = survival(_kind(random), wander(random, 1, 0.03, 3600.0)[0] - 3.5 * _ramp(event))
+    return replace(world(random, _any(random), survivals=survivals), event=event)
+
+
+def capture_cliff(random: np.random.Generator) -> World:
+    """Graphs up to 512 tokens, on a load around 64 to 140 requests: beyond 128 K = 3 runs without."""
+    formula = replace(step.FORMULAS["dense-32b"], captures=_SIZES, uncaptured=15e-3)
+    target = Target.of(formula, math.exp(float(random.uniform(-0.22, 0.22))))
+    return replace(world(random, target, batch=(50.0, 110.0)), engine=CLIFF)
+
+
+def saturation(random: np.random.Generator) -> World:
+    """The peak of each day is more than K = 3 can serve."""
+    hours = np.arange(TICKS) / HOUR
+    shape = 1 + 0.8 * np.cos(2 * math.pi * (hours - float(random.uniform(0, 24))) / 24)
+    return world(random, _formula(random, "dense-32b", "dense-8b"), kind="code", shape=shape, batch=(110.0, 180.0))
+
+
+def drafter_change(random: np.random.Generator) -> World:
+    """A new drafter, worse (logit - 0.8) or better (+ 0.5), is promoted: its revision begins with no history."""
+    event = _later(random)
+    jump = -0.8 if random.random() < 0.5 else 0.5
+    shift = wander(random, 1, 0.03, 3600.0)[0] + jump * (np.arange(TICKS) >= event)
+    found = world(random, _any(random), survivals=survival(_kind(random), shift))
+    return replace(found, event=event, fresh=event)
+
+
+def misfit(random: np.random.Generator) -> World:
+    """Step times looked up in the published grids: they have not the form that is fitted."""
+    names = step.grid_names()
+    target = Target.of(step.grid(names[int(random.integers(len(names)))], prefill=20e-6, noise=0.03))
+    return world(random, target, kind=_kind(random))
+
+
+def scrape_loss(random: np.random.Generator) -> World:
+    """A fifth of the windows are lost, and twice nobody scrapes for one to three hours."""
+    found = stationary(random)
+    lost = (random.random((REPLICAS, TICKS)) < 0.2).astype(float)
+    for _ in range(2):
+        begin = int(random.integers(TICKS))
+        lost[:, begin : begin + int(random.integers(HOUR, 3 * HOUR))] = 1.0
+    return replace(found, lost=lost)
+
+
+def noisy_replica(random: np.random.Generator) -> World:
+    """One replica is 15 % slower, and its speed wanders by 8 %."""
+    found = stationary(random)
+    slowness = found.slowness.copy()
+    slowness[int(random.integers(REPLICAS))] *= 1.15 * np.exp(wander(random, 1, 0.08, 1800.0)[0])
+    return replace(found, slowness=slowness)
+
+
+def same(random: np.random.Generator) -> World:
+    """It begins with the best setting: even the best K of each hour would gain less than 1 %, so nothing should be changed."""
+    while True:
+        found = stationary(random)
+        every = slice(None, None, HOUR)
+        rows = [
+            steady(found.target, Static(k) if k else Off(), found.rates[every] / REPLICAS, found.survivals[every])
+            for k in range(MOST + 1)
+        ]
+        costs = np.stack([one.per_token for one in rows])
+        weights = rows[3].tokens
+        fixed = costs @ weights
+        best = int(fixed.argmin())
+        if best and fixed[best] < 1.01 * float(costs.min(axis=0) @ weights):
+            return replace(found, start=Static(best))
+
+
+SCENARIOS: dict[str, tuple[str, Draw]] = {
+    "stationary": ("stationary", stationary),
+    "diurnal": ("diurnal, 0.3 to 1.7 times the mean", diurnal),
+    "mix": ("mix shift", mix_shift),
+    "depth": ("depth collapse", depth_collapse),
+    "cliff": ("capture cliff", capture_cliff),
+    "saturation": ("saturation", saturation),
+    "drafter": ("drafter change", drafter_change),
+    "misfit": ("misfit cost model (published grids)", misfit),
+    "loss": ("scrape loss", scrape_loss),
+    "noisy": ("noisy replica", noisy_replica),
+    "same": ("A/A", same),
+}
+
+
+def draw(name: str, run: int, seed: int = 1) -> World:
+    """A run of a scenario; the same whenever it is asked for."""
+    random = np.random.default_rng([seed, zlib.crc32(name.encode()), run])
+    return SCENARIOS[name][1](random)

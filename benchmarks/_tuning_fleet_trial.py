@@ -1,0 +1,110 @@
+"""The canary of the fleet simulation: judged by the operator's own functions, block by block.
+
+The canary and a fresh control take the place of two replicas (`Reuse`), warm up for five minutes, and are compared in blocks of
+two minutes until there is a verdict. How blocks of equal pods scatter is what a day before the run tells (`calibration.History`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aerie.engine.speculation import Setting, max_tokens
+from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.calibration import History, Scatter
+from aerie.rollout.analysis.criteria import OUTPUT_TIME, Terms
+from aerie.rollout.analysis.judgement import State, count, judge
+from aerie.rollout.analysis.readings import Counts, Kept
+from benchmarks._tuning_fleet_model import Floats, Ints, Rows, disturb, steady
+from benchmarks._tuning_fleet_scenarios import TICK, TICKS, World
+
+BLOCK = 120.0
+DEADLINE = 4 * 3600.0
+PREFILL = 0.05
+"""Mean seconds to the first token."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a trial ended."""
+
+    result: str
+    minutes: float
+    """From the first block's beginning."""
+
+
+def scatter(world: World, random: np.random.Generator) -> Scatter:
+    """What a day of four stable pods tells of the time per output token."""
+    blocks = np.repeat(np.arange(288), 5)[::2]
+    history = History()
+    pods = []
+    for pod in range(4):
+        rows, _ = _blocks(world, world.start, pod, blocks, random)
+        pods.append(rows.per_token)
+    for values in np.stack(pods, axis=1).tolist():
+        history = history.add({f"pod-{index}": value for index, value in enumerate(values)})
+    return history.scatter()
+
+
+def judged(
+    world: World, setting: Setting, current: Setting, begin: int, known: Scatter, random: np.random.Generator, explore: float = 0
+) -> Verdict:
+    """The verdict on replica 0, whose analysis begins at a tick; replica 1 is the control. `explore`: seconds that it is to be
+    measured for, and given up; 0: it is to be accepted."""
+    deadline = explore or DEADLINE
+    most = round(deadline / BLOCK)
+    blocks = begin + (np.arange(most) * BLOCK / TICK).astype(int)
+    blocks = blocks[blocks < TICKS]
+    arms = [_counts(world, setting, 0, blocks, random), _counts(world, current, 1, blocks, random)]
+    positions = min(max_tokens(setting), max_tokens(current))
+    terms = Terms(
+        goal="Explore" if explore else "Faster",
+        deadline=deadline,
+        block=BLOCK,
+        pods=(1, 1),
+        kept=Kept(positions),
+        incomparable="they draft differently",
+        scatters={OUTPUT_TIME: known},
+    )
+    state = State(0.0)
+    for index, (mine, theirs) in enumerate(zip(*arms, strict=True)):
+        now = (index + 1) * BLOCK
+        state = count(state, Block(now - BLOCK, now, mine, theirs), terms)
+        state, found = judge(state, terms, now)
+        if found.verdict != "Continue":
+            return Verdict(found.verdict, now / 60)
+    return Verdict("Inconclusive", len(blocks) * BLOCK / 60)
+
+
+def _blocks(world: World, setting: Setting, pod: int, ticks: Ints, random: np.random.Generator) -> tuple[Rows, Floats]:
+    """Windows of a block each, and the requests in them."""
+    share = world.shares[pod, ticks] / world.shares[:, ticks].sum(axis=0)
+    rates = world.rates[ticks] * share
+    off = disturb(rates, world.survivals[ticks], BLOCK, random)
+    rates = rates * off.work
+    rows = steady(world.target, setting, rates, off.survivals, world.slowness[pod, ticks] * off.clock)
+    return rows, rates * BLOCK
+
+
+def _counts(world: World, setting: Setting, pod: int, ticks: Ints, random: np.random.Generator) -> list[Side]:
+    rows, requests = _blocks(world, setting, pod, ticks, random)
+    waits = PREFILL * np.exp(0.1 * random.standard_normal(len(ticks)))
+    found = []
+    for i, came in enumerate(requests.tolist()):
+        tokens, busy, steps = (float(column[i]) * BLOCK for column in (rows.tokens, rows.running, rows.steps))
+        counts = Counts(
+            drafts=steps if max_tokens(setting) else 0.0,
+            accepted=max(0.0, tokens - steps),
+            decode_tokens=tokens,
+            decode_seconds=busy,
+            output_tokens=tokens + came,
+            finished=came,
+            first_tokens=came,
+            first_seconds=came * float(waits[i]),
+            timed=came,
+            request_steps=steps,
+            iterations=float(rows.iterations[i]) * BLOCK,
+        )
+        found.append(Side(1, counts, float(rows.running[i])))
+    return found

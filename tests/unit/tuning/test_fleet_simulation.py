@@ -1,0 +1,170 @@
+"""The benchmark's fleet: that its windows add up, what its oracle and its figures are, and that a canary ends as it should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aerie.engine.speculation import Off, Schedule, Static, Tier
+from aerie_lab.engine.step import FORMULAS
+from benchmarks import _tuning_fleet as fleets
+from benchmarks import _tuning_fleet_model as model
+from benchmarks import _tuning_fleet_report as report
+from benchmarks._tuning_fleet_calibration import Point, agreement
+from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World, draw, world
+from benchmarks._tuning_fleet_trial import judged, scatter
+
+TARGET = model.Target.of(FORMULAS["dense-32b"])
+SURVIVALS = model.survival("math", np.zeros(1))
+
+
+@pytest.fixture(scope="module")
+def plain() -> World:
+    """Forty requests a replica, nothing else going on."""
+    return world(np.random.default_rng(1), TARGET, batch=(40.0, 40.0))
+
+
+def test_a_rate_keeps_the_batch_that_it_was_asked_for() -> None:
+    rate = TARGET.rate(24.0, 3, float(model.lengths(SURVIVALS)[0, 3]))
+    rows = model.steady(TARGET, Static(3), np.array([rate]), SURVIVALS)
+    assert float(rows.steps[0] / rows.iterations[0]) == pytest.approx(24.0, rel=0.03)
+    assert float(rows.tokens[0]) == pytest.approx(rate * (model.ANSWER - 1), rel=1e-3)  # what comes is served
+    assert float(rows.full[0]) < 1e-6
+
+
+def test_more_than_can_be_served_fills_the_engine() -> None:
+    rows = model.steady(TARGET, Static(3), np.array([1000.0]), SURVIVALS)
+    assert float(rows.full[0]) > 0.5
+    assert float(rows.running[0]) > 200
+    assert float(rows.tokens[0]) < 1000 * (model.ANSWER - 1)
+
+
+def test_a_window_counts_what_its_state_says() -> None:
+    rates = np.array([8.0])
+    schedule = Schedule((Tier(1, 12, 5), Tier(13, 256, 2)), 5)
+    rows = model.steady(TARGET, schedule, rates, SURVIVALS)
+    (window,) = model.counters(rows, 300.0, SURVIVALS, rates, schedule, (0.005, 0.02), np.array([0.05]))
+    assert window.speculation is not None
+    assert window.generation_tokens - window.first_tokens == pytest.approx(window.request_steps + window.speculation.accepted)
+    assert window.step_seconds / window.request_steps == pytest.approx(float(rows.running[0] / rows.steps[0]))
+    assert 2 < window.speculation.draft_tokens / window.speculation.drafts < 5
+    assert list(window.speculation.accepted_per_position) == sorted(window.speculation.accepted_per_position, reverse=True)
+    assert window.time_per_output_token.count == pytest.approx(8.0 * 300)
+    off = model.counters(model.steady(TARGET, Off(), rates, SURVIVALS), 300.0, SURVIVALS, rates, Off(), (0.02,), np.array([0.05]))
+    assert off[0].speculation is None
+
+
+def test_acceptance_is_that_of_the_simulator() -> None:
+    rows = model.steady(TARGET, Static(3), np.array([8.0]), SURVIVALS)
+    (window,) = model.counters(rows, 300.0, SURVIVALS, np.array([8.0]), Static(3), (0.02,), np.array([0.05]))
+    assert window.speculation is not None
+    counted = 1 + window.speculation.accepted / window.speculation.drafts
+    assert counted == pytest.approx(float(model.lengths(SURVIVALS)[0, 3]), rel=1e-6)
+    worse = model.survival("math", np.array([-0.5]))
+    assert (worse[0, 3, :3] < SURVIVALS[0, 3, :3]).all()
+    half = model.mixed(SURVIVALS, worse, np.array([0.5]))
+    assert (worse[0, 3, :3] < half[0, 3, :3]).all()
+    assert (half[0, 3, :3] < SURVIVALS[0, 3, :3]).all()
+
+
+def test_disturbed_windows_are_right_in_the_mean() -> None:
+    rates, many = np.full(4000, 4.0), np.repeat(SURVIVALS, 4000, axis=0)
+    off = model.disturb(rates, many, TICK, np.random.default_rng(1))
+    assert float(off.work.mean()) == pytest.approx(1.0, abs=0.005)
+    assert off.survivals.mean(axis=0) == pytest.approx(SURVIVALS[0], abs=0.005)
+    assert (np.diff(off.survivals[:, 5, :5], axis=1) <= 0).all()
+
+
+def test_windows_are_those_of_the_step_level_simulator() -> None:
+    found = agreement(Point("dense-32b", "math", Static(3), 4.0), seconds=1500.0)
+    assert np.abs(found.error).max() < 0.1
+
+
+def test_a_roll_takes_one_replica_at_a_time_and_the_others_carry_its_load(plain: World) -> None:
+    fleet = fleets.Fleet.of(Static(3))
+    done = fleet.roll(list(range(REPLICAS)), 10, Static(5))
+    assert done == 10 + REPLICAS
+    assert ((fleet.runs == -1).sum(axis=0) <= 1).all()
+    assert (fleet.runs[:, done:] == fleet.settings.index(Static(5))).all()
+    assert fleet.rates(plain).sum(axis=0) == pytest.approx(plain.rates)
+    rolled, untouched = (fleets.cost(plain, one) for one in (fleet, fleets.Fleet.of(Static(3))))
+    assert rolled[0][10] > untouched[0][10]
+    assert rolled[1][10] == pytest.approx(untouched[1][10], rel=0.02)
+
+
+def test_the_oracle_is_at_least_as_good_as_no_change_and_stays_where_nothing_is_better(plain: World) -> None:
+    untouched = fleets.Fleet.of(plain.start)
+    best, gaps = fleets.oracle(plain, untouched)
+    mine, none = fleets.cost(plain, best), fleets.cost(plain, untouched)
+    assert mine[0].sum() / mine[1].sum() <= none[0].sum() / none[1].sum() + 1e-12
+    assert (gaps >= 0).all()
+    there = replace(plain, start=best.settings[-1])
+    assert fleets.oracle(there, fleets.Fleet.of(there.start))[1][-1] < 0.02
+
+
+def test_the_truth_says_nothing_is_gained_by_what_runs_already(plain: World) -> None:
+    true = fleets.truth(plain, Static(3), 0, 12 * HOUR)
+    assert float(true.gain(Static(3), Static(3))[0]) == 0
+    assert float(true.gain(Off(), Static(3))[0]) < 0
+
+
+def test_a_canary_that_is_much_faster_is_accepted_and_one_that_is_much_slower_is_not(plain: World) -> None:
+    random = np.random.default_rng(3)
+    slow = replace(plain, start=Off())
+    known = scatter(slow, random)
+    assert judged(slow, Static(3), Off(), HOUR, known, random).result == "Promote"
+    assert judged(slow, Off(), Static(3), HOUR, known, random).result == "Rollback"
+    explored = judged(slow, Static(3), Off(), HOUR, known, random, explore=1800.0)
+    assert explored.result == "Inconclusive"
+    assert explored.minutes == 30
+
+
+def test_a_draw_is_the_same_whenever_it_is_asked_for() -> None:
+    first, again, other = draw("misfit", 2), draw("misfit", 2), draw("misfit", 3)
+    assert (first.rates == again.rates).all()
+    assert first.rates[0] != other.rates[0]
+    assert first.rates.shape == (TICKS,)
+
+
+def figures(**changes: object) -> fleets.Figures:
+    plain = fleets.Figures(
+        regret=0.01,
+        gain=0.1,
+        possible=0.11,
+        worst=0.0,
+        violations=0,
+        hours=2.0,
+        canaries=1,
+        rolls=1,
+        changes=1,
+        explored=0,
+        promoted=1,
+        wrong=0,
+        inside=9,
+        predictions=10,
+        decisions=5,
+        insufficient=1,
+        trials=(),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_keys_and_table_are_of_all_runs() -> None:
+    found = {
+        "stationary": [figures(), figures(regret=0.03, hours=math.inf, worst=0.02), figures(hours=None)],
+        "same": [figures(changes=0, inside=8, hours=None)] * 3,
+    }
+    keys = report.keys(found, [10.0, math.nan, 14.0])
+    assert keys["fleet_mean_regret_pct"] == pytest.approx(100 * ((0.05 / 3) + 0.01) / 2)
+    assert keys["aa_false_actions_per_30_replica_days"] == 0
+    assert keys["coverage_90_pct"] == pytest.approx(100 * 51 / 60)
+    assert keys["never_worse_pct"] == pytest.approx(100 * 5 / 6)
+    assert keys["right_in_the_end_pct"] == 50
+    assert keys["rollback_min"] == 14.0
+    assert all(math.isfinite(value) for value in keys.values())
+    rows = report.table(found)
+    assert len(rows) == 4
+    assert all(row.count("|") == rows[0].count("|") for row in rows)
