@@ -76,9 +76,6 @@ class Tuner:
             self._changed(key, tuned, wanted, observed)
         tuned.reload = reload_of(observed.group(stable.revision)) or tuned.reload
         tuned.forget_others(frozenset(name for name, _ in targets(observed)))
-        there = keeping.written(observed)
-        if tuned.kept is not None and there is not None and there.telemetry == tuned.kept.telemetry:
-            tuned.kept = replace(tuned.kept, telemetry=there.telemetry)  # the mirror's own text, instead of two
 
     def forget(self, key: Key) -> None:
         """The resource is gone, or not tuned."""
