@@ -239,6 +239,14 @@ CASES = [
         "write timePerOutputToken, timeToFirstToken or both, or leave slo out",
         {"speculation.tuning.slo": {"timeToFirstToken": "1s"}},
     ),
+    Case(
+        "history of less than two intervals",
+        {"speculation.tuning.interval": "1h", "speculation.tuning.history": "90m"},
+        "spec.speculation.tuning.history",
+        "history (90m) is shorter than two intervals (1h), and a decision needs more than the figures of one: lengthen history "
+        "or shorten interval",
+        {"speculation.tuning.interval": "45m", "speculation.tuning.history": "90m"},
+    ),
     # -- rollout
     Case(
         "Reuse leaves no stable pod",
