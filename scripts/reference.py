@@ -20,7 +20,7 @@ INTRODUCTION = """\
 # SpeculativeDeployment
 
 `aerie.dev/v1alpha1`, short name `{short}`. What a user has to write is in [examples](../examples); this page has every field.
-`kubectl explain {short}.spec.rollout.analysis` tells the same on the command line.
+`kubectl explain {short}.spec.rollout.analysis` tells the same on the command line, a few seconds after the definition was made.
 
 A default is written into the stored object, so `kubectl get {short} NAME -o yaml` shows what is in force. Durations are whole
 numbers with `h`, `m`, `s` or `ms`, such as `1h30m`. A sentence under "Refused" begins with the field it is about.
