@@ -117,8 +117,7 @@ def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int
     random = np.random.default_rng(seed)
     blocks = list(telemetry.blocks())
     since = regimes(blocks)
-    changed = max((change.at for change in (since.acceptance, since.load) if change is not None), default=0.0)
-    if changed > (situation.history.explored or 0.0):
+    if since.acceptance is not None and since.acceptance.at > (situation.history.explored or 0.0):
         situation = replace(situation, history=replace(situation.history, explored=None))  # what it taught is of no use now
     step_time = fit(telemetry.cells, situation.engine.captured, experts=situation.engine.experts)
     lengths = acceptance(since.accepted(blocks), max(situation.most, 1), policy.draws, random)

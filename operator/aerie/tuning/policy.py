@@ -51,7 +51,7 @@ class Policy:
     probe: float = 24 * HOUR
     """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
     explored: float = 7.0
-    """Times `probe` that what a canary has shown is taken to hold, unless traffic changes: none explores before."""
+    """Times `probe` that what a canary has shown is taken to hold, unless acceptance changes: none explores before."""
     draws: int = 400
 
     def gate(self) -> float:
