@@ -31,7 +31,7 @@ from aerie.rollout.route import refusal
 from aerie.rollout.sentences import ROLL_BACK
 from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import of_spec, read_shown, read_wanted, shown
-from aerie.tuning.advice import Advice
+from aerie.tuning.advice import Action, Advice
 
 AFTER_ROLLBACK = 4
 """Cooldowns after a trial that was taken back or failed."""
@@ -160,7 +160,7 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
     if tuning.mode != "Auto":
         return Intent()
     said = status.speculation
-    if said is not None and (until := cooling_until(said, tuning.cooldown, now)):
+    if said is not None and (until := cooling_until(said, advice.action, tuning.cooldown, now)):
         return Intent(reason="Cooldown", message=f"{named(advice.setting)} may be tried from {until:%Y-%m-%d %H:%M} UTC on")
     ended = max((one.timestamp() for one in _moments(said)), default=0.0)
     if not ended <= advice.at or now.timestamp() - advice.at > FRESH * tuning.interval.total_seconds():
@@ -202,19 +202,20 @@ def _refused(observed: Observed, asked: Asked, setting: Setting) -> str:
     return ""
 
 
-def cooling_until(said: SpeculationStatus, cooldown: timedelta, now: datetime) -> datetime | None:
-    """Until when nothing is tried; None where something may be."""
-    ends = [moment + times * cooldown for moment, times in _pauses(said)]
+def cooling_until(said: SpeculationStatus, action: Action, cooldown: timedelta, now: datetime) -> datetime | None:
+    """Until when nothing is tried; None where something may be. What a canary was to teach may be acted on at once."""
+    ends = [moment + times * cooldown for moment, times in _pauses(said, action)]
     last = max(ends, default=None)
     return last if last is not None and last > now else None
 
 
-def _pauses(said: SpeculationStatus) -> Iterator[tuple[datetime, int]]:
+def _pauses(said: SpeculationStatus, action: Action) -> Iterator[tuple[datetime, int]]:
     if said.changed_at is not None:
         yield said.changed_at, 1
     if said.rolled_back_at is not None:
         yield said.rolled_back_at, AFTER_ROLLBACK
-    yield from ((one.ended_at, 1) for one in said.changes if one.result == "Explored")
+    if action == "Explore":
+        yield from ((one.ended_at, 1) for one in said.changes if one.result == "Explored")
 
 
 def _moments(said: SpeculationStatus | None) -> Iterator[datetime]:

@@ -186,6 +186,9 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
     advise(world, Static(7), "Explore")
     world.step()
     assert world.condition("Tuned") == ("False", "Cooldown")
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "Trial"), "what it taught may be acted on at once"
 
 
 def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
