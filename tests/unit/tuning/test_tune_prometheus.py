@@ -28,7 +28,7 @@ from aerie.cli.recorded import read_recorded
 from aerie.cli.run import run
 from aerie.engine.page import parse
 from aerie.engine.samples import Sample
-from aerie_lab.testing.prometheus import answer
+from aerie_lab.testing.prometheus import answer, merged
 
 TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
 PAGES = {pod: parse(page.encode()) for pod, page in TOLD["pages"].items()}
@@ -78,6 +78,15 @@ def served(say: Say) -> Iterator[str]:
 def real(path: str, _: Form, __: dict[str, str]) -> tuple[int, str]:
     """What the real one said."""
     return 200, json.dumps(TOLD[path.removeprefix("/api/v1/")])
+
+
+def ranged(*answers: dict[str, Any]) -> Say:
+    """What the real one said, but of the period these answers, as one."""
+
+    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
+        return (200, merged(*answers).decode()) if path.endswith("query_range") else real(path, form, headers)
+
+    return say
 
 
 def fails(server: Server, since: timedelta = PERIOD) -> str:
@@ -149,28 +158,14 @@ def test_a_long_period_is_asked_for_in_pieces_that_are_its_whole() -> None:
 def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
     page = TOLD["pages"]["chat-a"]
     twice = [answer({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
-    result = [one for found in twice for one in found["data"]["result"]]
-
-    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
-        if path.endswith("query_range"):
-            return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
-        return real(path, form, headers)
-
-    with served(say) as url:
+    with served(ranged(*twice)) as url:
         assert fails(Server(url, "chat-.*")).endswith("of pod=~chat-.*: chat-a: is scraped more than once (job a and b)")
 
 
 def test_pods_that_came_one_after_the_other_under_one_name_are_not_mixed_up() -> None:
     page = TOLD["pages"]["chat-a"]
     after = [answer({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
-    result = [one for found in after for one in found["data"]["result"]]
-
-    def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
-        if path.endswith("query_range"):
-            return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
-        return real(path, form, headers)
-
-    with served(say) as url:
+    with served(ranged(*after)) as url:
         scrapes = list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
     assert scrapes == [(at, "chat-a", PAGES["chat-a"]) for at in (1.0, 16.0)]
 
