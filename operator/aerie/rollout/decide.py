@@ -16,7 +16,7 @@ from typing import Any
 from aerie.api.status import Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
-from aerie.rollout import tuned
+from aerie.rollout import settling, tuned
 from aerie.rollout.children import objects, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, Finding, conditions, events
@@ -45,9 +45,10 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
     intent = tuned.intended(observed, asked, way, now)
     paused = resource.spec.rollout.paused
     made = [] if paused else list(objects(observed, wanted, way, verdict, preflight_image))
+    held_up = settling.left(observed, made, now)
     taken, missing = [], []
     for item in made:
-        if item in leftovers:
+        if item in leftovers or (held_up and settling.shrinks(observed, item)):
             continue
         live = observed.child(item["kind"], item["metadata"]["name"]) or _namesake(observed, item)
         if live is not None and not owned(live, resource.metadata.uid):
@@ -55,12 +56,14 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
         elif drifted(live, item):
             missing.append(item)
     delete = () if paused else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
+    if held_up:
+        delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))
     status = report(observed, wanted, way, taken, now, asked, intent).model_copy(update={"drafters": chosen})
     news = (*choice.events(), *events(resource.status, status), *_outcome(way), *_next_share(resource.status, status))
     told = dict.fromkeys(news)  # two conditions may say the same
     soon = timedelta(0) if intent.trial is not None else tuned.again(observed, asked, way, now)
-    waits = (soon, way.again, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1])
+    waits = (soon, way.again, held_up, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1])
     again = min((one for one in waits if one is not None), default=None)
     return Plan(tuple(missing), delete, status, tuple(told), again)
 

@@ -26,7 +26,7 @@ def refusal(observed: Observed) -> str:
     route = observed.child("HTTPRoute", resource.metadata.name)
     if gateway is None or route is None:
         return ""
-    found = _said(observed, route)
+    found = spoken(observed, route)
     if not found or any(accepted["status"] != "False" for _, accepted in found):
         return ""
     place, said = found[0]
@@ -41,7 +41,7 @@ def unanswered(observed: Observed, now: datetime) -> tuple[str, timedelta | None
     gateway = resource.spec.rollout.traffic.gateway
     route = observed.child("HTTPRoute", resource.metadata.name)
     made = route["metadata"].get("creationTimestamp") if route is not None else None
-    if gateway is None or route is None or made is None or _said(observed, route):
+    if gateway is None or route is None or made is None or spoken(observed, route):
         return "", None
     left = datetime.fromisoformat(made) + PATIENCE - now
     if left > timedelta(0):
@@ -54,7 +54,7 @@ def unanswered(observed: Observed, now: datetime) -> tuple[str, timedelta | None
     ), None
 
 
-def _said(observed: Observed, route: Object) -> list[tuple[tuple[Any, ...], Any]]:
+def spoken(observed: Observed, route: Object) -> list[tuple[tuple[Any, ...], Any]]:
     """What gateways of the spec have said of the route: which one, and its condition."""
     resource = observed.resource
     gateway = resource.spec.rollout.traffic.gateway

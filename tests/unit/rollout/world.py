@@ -65,6 +65,8 @@ class World:
         self.memory: Memory | None = None
         self.answers: Answers | None = None
         self.advice: Advice | None = None
+        self.dated = False
+        """Whether the route tells when it was changed; else requests follow it at once."""
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -118,9 +120,14 @@ class World:
     def apply(self, item: dict[str, Any]) -> None:
         key = (item["kind"], item["metadata"]["name"])
         uid = self.objects[key]["metadata"]["uid"] if key in self.objects else f"c{next(self.counter)}"
-        kept = self.objects.get(key, {}).get("status")
+        before = self.objects.get(key, {})
+        kept = before.get("status")
         self.objects[key] = copy.deepcopy(item)
-        self.objects[key]["metadata"]["uid"] = uid
+        metadata = self.objects[key]["metadata"]
+        metadata["uid"] = uid
+        if item["kind"] == "HTTPRoute" and self.dated:
+            metadata["generation"] = before.get("metadata", {}).get("generation", 0) + 1
+            metadata["managedFields"] = [{"manager": names.FIELD_MANAGER, "time": self.now.isoformat()}]
         if kept:
             self.objects[key]["status"] = kept
 

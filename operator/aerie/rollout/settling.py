@@ -1,0 +1,69 @@
+"""Requests first, pods afterwards: nothing that a gateway may still send to is taken away.
+
+A weight of 0 is in force when the gateway's proxies have it, which is some time after the API server has it. A pod that goes
+before leaves an arm of which nobody serves with a share of the requests, and a gateway answers those with 503. So while a change
+of the route is young, or no gateway has seen it, Deployments keep their size, and neither they nor Services are deleted.
+
+Guarantees: what grows is not held up; what is to go goes within `PATIENCE` of the last change, whatever a gateway says. Not
+guaranteed: a gateway whose proxies take longer than `SETTLES` although its controller has seen the route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from aerie.resources import names
+from aerie.resources.drift import drifted
+from aerie.rollout.observed import Object, Observed
+from aerie.rollout.plan import Reference
+from aerie.rollout.route import spoken
+
+SETTLES = timedelta(seconds=2)
+"""From a change of the route until proxies have it, at the least."""
+PATIENCE = timedelta(seconds=30)
+"""Longest wait for a gateway to say that it has seen the change."""
+_LOOK = timedelta(seconds=1)
+_BEHIND = ("Deployment", "Service")
+
+
+def left(observed: Observed, made: Sequence[Mapping[str, Any]], now: datetime) -> timedelta | None:
+    """Time until requests go as the route among `made` says, as far as that is known; None when they do."""
+    wanted = next((item for item in made if item["kind"] == "HTTPRoute"), None)
+    live = wanted and observed.child("HTTPRoute", wanted["metadata"]["name"])
+    if wanted is None or live is None:
+        return None
+    if drifted(live, wanted):
+        return SETTLES
+    changed = _changed(live)
+    if changed is None or now >= changed + PATIENCE:
+        return None
+    young = changed + SETTLES - now
+    if young > timedelta(0):
+        return min(young, SETTLES)  # the server's clock may be ahead
+    return None if _seen(observed, live) else _LOOK
+
+
+def shrinks(observed: Observed, item: Mapping[str, Any]) -> bool:
+    """Whether the object is a Deployment that would lose pods."""
+    live = observed.child(item["kind"], item["metadata"]["name"])
+    return item["kind"] == "Deployment" and live is not None and item["spec"]["replicas"] < (live["spec"].get("replicas") or 0)
+
+
+def may_go(reference: Reference) -> bool:
+    """Whether it may be deleted although the route has not settled."""
+    return reference.kind not in _BEHIND
+
+
+def _changed(live: Object) -> datetime | None:
+    """When Aerie last changed the route."""
+    mine = [one for one in live["metadata"].get("managedFields") or [] if one.get("manager") == names.FIELD_MANAGER]
+    times = [datetime.fromisoformat(one["time"]) for one in mine if one.get("time")]
+    return max(times, default=None)
+
+
+def _seen(observed: Observed, live: Object) -> bool:
+    """Whether what gateways have said of the route is of its latest form; so it is where none has said anything."""
+    generation = live["metadata"].get("generation")
+    return all(accepted.get("observedGeneration", generation) == generation for _, accepted in spoken(observed, live))

@@ -1,0 +1,96 @@
+"""Pods and Services of an arm go when the gateway no longer sends to it, and not in the moment in which it is told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from aerie.rollout.settling import PATIENCE, SETTLES
+from tests.unit.rollout.test_route import GATEWAY, PARENT
+from tests.unit.rollout.world import World, canarying
+
+MOMENT = timedelta(milliseconds=100)
+
+
+def weights(world: World) -> dict[str, int]:
+    rule = world.objects["HTTPRoute", "chat"]["spec"]["rules"][0]
+    return {backend["name"]: backend["weight"] for backend in rule["backendRefs"]}
+
+
+def seen(world: World, generation: int) -> None:
+    """The gateway tells that it has seen the route of that generation."""
+    condition: dict[str, Any] = {"type": "Accepted", "status": "True", "observedGeneration": generation}
+    world.objects["HTTPRoute", "chat"]["status"] = {"parents": [{"parentRef": PARENT, "conditions": [condition]}]}
+
+
+def rolled_back() -> tuple[World, str, int]:
+    """A canary that is worse, just told to the gateway: its world, its Deployment, and the route's generation."""
+    world, old = canarying("Analyzing", rollout=GATEWAY)
+    world.dated = True
+    mine = next(name for name in world.replicas() if old not in name)
+    world.annotate(rollback=world.status["canary"]["revision"])
+    world.step()
+    assert weights(world)["chat-canary"] == 0
+    for _ in range(3):
+        world.step()
+    assert weights(world) == {"chat-stable": 100}
+    generation = world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
+    return world, mine, generation
+
+
+def test_a_canary_keeps_its_pods_until_the_gateway_has_seen_that_it_gets_nothing() -> None:
+    world, mine, generation = rolled_back()
+    seen(world, generation - 1)
+    for left in (SETTLES, MOMENT):
+        world.now += SETTLES - left
+        assert world.step().again == left
+        assert world.replicas()[mine] == 1
+        assert ("Service", "chat-canary") in world.objects
+    world.now += MOMENT
+    assert world.step().again == timedelta(seconds=1)
+    assert world.replicas()[mine] == 1
+    seen(world, generation)
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+    assert ("Service", "chat-canary") not in world.objects
+
+
+def test_a_gateway_that_never_tells_what_it_has_seen_is_not_waited_for_for_ever() -> None:
+    world, mine, generation = rolled_back()
+    seen(world, generation - 1)
+    world.now += PATIENCE - MOMENT
+    world.step()
+    assert world.replicas()[mine] == 1
+    world.now += MOMENT
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+
+
+def test_a_gateway_that_says_nothing_at_all_has_the_least_time() -> None:
+    world, mine, _ = rolled_back()
+    del world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
+    world.now += SETTLES
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+
+
+def test_what_grows_is_not_held_up() -> None:
+    world, _ = canarying("Analyzing", rollout=GATEWAY)
+    world.dated = True
+    world.edit(replicas=5)
+    world.step()
+    assert 5 in world.replicas().values()
+
+
+def test_the_servers_clock_may_be_ahead() -> None:
+    world, mine, _ = rolled_back()
+    route = world.objects["HTTPRoute", "chat"]["metadata"]
+    route["managedFields"][0]["time"] = (world.now + timedelta(seconds=9)).isoformat()
+    assert world.step().again == SETTLES
+    world.now += timedelta(seconds=9) + SETTLES
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
