@@ -19,7 +19,7 @@ from benchmarks import _tuning_fleet_calibration as calibration
 from benchmarks._tuning_fleet import TOLERATED, Figures, run
 from benchmarks._tuning_fleet_model import MOST, steady
 from benchmarks._tuning_fleet_scenarios import DAYS, HOUR, REPLICAS, SCENARIOS, draw
-from benchmarks._tuning_fleet_trial import judged, scatter
+from benchmarks._tuning_fleet_trial import DEADLINE, judged, scatter
 
 RUNS = 50
 WORSE = 0.10
@@ -87,7 +87,7 @@ def keys(found: Found, minutes: Sequence[float]) -> dict[str, float]:
     means = [statistics.fmean(one.regret for one in runs) for runs in found.values()]
     hours = [one.hours for one in every if one.hours is not None]
     asked = [one for one in every if one.hours is not None]
-    rolled = [one for one in minutes if not math.isnan(one)]
+    rolled = [min(one, DEADLINE / 60) for one in minutes if not math.isnan(one)]
     same = found.get("same", [])
     predictions = sum(one.predictions for one in every)
     share = 30 / (DAYS * REPLICAS * max(len(same), 1))

@@ -26,7 +26,8 @@
 | median_hours_to_right        | where another setting gains 3 % or more: hours until no setting gains 2 % any more; 72: in  |
 |                              | most runs never; right_in_the_end_pct: in how many                                          |
 | median_canaries_to_right, median_rolls_to_right | until then                                                               |
-| rollback_min, rollback_p95_min | a planted K that is 10 % slower or worse: minutes from the first block to the rollback    |
+| rollback_min, rollback_p95_min | a planted K that is 10 % slower or worse: minutes from the first block to the rollback,   |
+|                              | 240 where it is not rolled back                                                             |
 | wrong_promotions, caused_slo_windows | changes that were slower in their first six hours; windows beyond the objective     |
 |                              | that without the tuner would have kept it                                                   |
 | fleet_runs, fleet_window_error_pct | runs of each scenario; largest error of a window's mean against the step-level simulator |

@@ -157,7 +157,7 @@ def test_keys_and_table_are_of_all_runs() -> None:
         "stationary": [figures(), figures(regret=0.03, hours=math.inf, worst=0.02), figures(hours=None)],
         "same": [figures(changes=0, inside=8, hours=None)] * 3,
     }
-    keys = report.keys(found, [10.0, math.nan, 14.0])
+    keys = report.keys(found, [10.0, math.nan, 14.0, math.inf])
     assert keys["fleet_mean_regret_pct"] == pytest.approx(100 * ((0.05 / 3) + 0.01) / 2)
     assert keys["aa_false_actions_per_30_replica_days"] == 0
     assert keys["coverage_90_pct"] == pytest.approx(100 * 51 / 60)
