@@ -56,8 +56,11 @@ class Advice:
         """What `to_dict` made. Raises AdviceError."""
         try:
             setting = None if found["setting"] is None else setting_from_dict(found["setting"])
-            gain = None if found["gain"] is None else tuple(float(one) for one in found["gain"])
-            advice = cls(str(found["revision"]), float(found["at"]), found["action"], setting, gain, str(found["reason"]))  # type: ignore[arg-type]
+            gain = None
+            if found["gain"] is not None:
+                low, middle, high = found["gain"]
+                gain = (float(low), float(middle), float(high))
+            advice = cls(str(found["revision"]), float(found["at"]), found["action"], setting, gain, str(found["reason"]))
         except (KeyError, TypeError, ValueError) as error:
             raise AdviceError(f"this is no advice of a tuner ({type(error).__name__}: {error}).") from None
         advice.check()
@@ -69,7 +72,7 @@ class Advice:
             raise AdviceError(f"an advice's action is one of {', '.join(get_args(Action))}, not {self.action!r}.")
         if self.action in ("Change", "Explore") and self.setting is None:
             raise AdviceError(f"an advice with the action {self.action} names a setting.")
-        if self.gain is not None and (len(self.gain) != 3 or not all(map(math.isfinite, self.gain))):
+        if self.gain is not None and not all(map(math.isfinite, self.gain)):
             raise AdviceError(f"a gain is three finite numbers (5 %, 50 %, 95 %), not {self.gain}.")
 
 
