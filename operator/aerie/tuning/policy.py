@@ -20,7 +20,7 @@ class Policy:
     """The least gain that a change is made for."""
     pessimism: float = 0.2
     """Quantile of the gain that has to pay for the roll, and that candidates are ranked by."""
-    better: float = 0.9
+    better: float = 0.95
     """Probability that the setting is better than the current one."""
     certainty: float = 0.95
     """Probability that the latencies hold."""
