@@ -222,6 +222,7 @@ def test_what_is_kept_of_a_sample() -> None:
         drafts=30.0,
         accepted=40.0,
         draft_tokens=150.0,
+        request_steps=40.0,
         decode_tokens=91.0,
         decode_seconds=2.0,
         output_tokens=100.0,
