@@ -26,10 +26,11 @@ from aerie.api.status import Setting as StatusSetting
 from aerie.controller.targets import Target
 from aerie.engine import arguments, versions
 from aerie.engine.samples import Reset, Sample, between
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.engine.speculation import Setting, SettingError
 from aerie.resources import names, preflight
 from aerie.resources.tuning import Kept
 from aerie.rollout.observed import Object, Observed
+from aerie.rollout.wanted import read_shown
 from aerie.tuning.advice import Advice
 from aerie.tuning.order import EngineFacts
 from aerie.tuning.policy import History, Objectives
@@ -245,18 +246,8 @@ def _facts(text: str | None) -> Facts | None:
 def setting_of(found: StatusSetting | None) -> Setting | None:
     """The status' setting as the tuner has it; None where it says none that is one."""
     try:
-        match found:
-            case None:
-                return None
-            case StatusSetting(mode="Off"):
-                return Off()
-            case StatusSetting(mode="Static", tokens=tokens):
-                return Static(tokens)
-            case StatusSetting(mode="Adaptive", tokens=tokens):
-                return Adaptive(tokens)
-            case _:
-                return Schedule(tuple(Tier(one.first, one.last, one.tokens) for one in found.schedule or ()), found.tokens)
-    except ValueError:
+        return None if found is None else read_shown(found)
+    except SettingError:
         return None
 
 

@@ -28,6 +28,7 @@ from aerie.engine.samples import Sample
 from aerie.resources.tuning import Kept
 from aerie.rollout import kept as keeping
 from aerie.rollout.observed import Observed
+from aerie.rollout.tuned import AFTER_ROLLBACK
 from aerie.tuning.advice import Advice, AdviceError
 from aerie.tuning.order import Answer, Order
 from aerie.tuning.policy import Policy
@@ -35,8 +36,6 @@ from aerie.tuning.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
-AFTER_ROLLBACK = 4.0
-"""Cooldowns after a change that was taken back."""
 SOONEST = 0.1
 """Intervals after which an operator that has just begun decides where one before it is overdue."""
 
