@@ -37,6 +37,8 @@ from aerie_lab.node.support import PROCESSLESS
 
 NAMESPACE = "aerie-lab-faults"
 _COUNTED = ("cpu", "memory", "nvidia.com/gpu")
+_LONGEST = 120.0
+"""Seconds that filling a node waits for pods."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,10 @@ class Faults:
             case "hold":
                 self._lab.ask_supervisor("hold", **record.target)
             case "fill":
-                self._with_client(lambda client: self._fill(client, record))
+                try:
+                    self._with_client(lambda client: self._fill(client, record))
+                except TimeoutError:
+                    raise LabError(f"{record} took more than {_LONGEST:g} s: pods on their way out do not go.") from None
             case "delete":
                 target = record.target
                 self._lab.kubectl("delete", target["kind"], target["name"], "-n", target["namespace"], "--wait=false")
@@ -218,7 +223,7 @@ class Faults:
                 raise StateError(f"there is no node '{node}' in this lab.") from error
             raise
         left = {name: quantity(allocatable[name]) for name in _COUNTED if name in allocatable}
-        for pod in (await client.get(core("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]:
+        for pod in await _staying(client, node):
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
                 for name, amount in _requests(pod).items():
                     left[name] = left.get(name, 0.0) - amount
@@ -242,6 +247,11 @@ class Faults:
             },
         )
 
+        # The scheduler hears of pods that are bound and of those that are not by two ways: give the first one time.
+        async with asyncio.timeout(_LONGEST):
+            while (await client.get(core("pods", NAMESPACE, _filler(record))))["status"].get("phase") != "Running":
+                await asyncio.sleep(0.2)
+
     async def _create_again(self, client: KubeClient, old: Object) -> None:
         metadata = {k: v for k, v in old["metadata"].items() if k in _KEPT_METADATA}
         fresh = {k: v for k, v in old.items() if k != "status"} | {"metadata": metadata}
@@ -262,6 +272,16 @@ class Faults:
             raise StateError(f"pod {namespace}/{pod}: name one container ({listed}).")
         name: str = running[0]["container"]
         return name
+
+
+async def _staying(client: KubeClient, node: str) -> list[Object]:
+    """The node's pods, once none is on its way out: what those hold would be free again a moment later."""
+    async with asyncio.timeout(_LONGEST):
+        while True:
+            found: list[Object] = (await client.get(core("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]
+            if not any(pod["metadata"].get("deletionTimestamp") for pod in found):
+                return found
+            await asyncio.sleep(0.2)
 
 
 async def _create_with_account(client: KubeClient, where: str, pod: Object) -> None:

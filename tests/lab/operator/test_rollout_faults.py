@@ -29,6 +29,7 @@ from tests.lab.operator.witness import witness
 
 pytestmark = pytest.mark.timeout(1800)
 NOT_HERE = {
+    ("Analyzing", "explored"): "a trial of tuning, which the lab has none of yet: unit tests of machine and tuned rollouts",
     ("AwaitingApproval", "worse"): "a drafter would have to become worse after it was accepted: unit tests of machine and canary",
     **{
         row: "tests of the time after a promotion: test_watch, test_canary"
