@@ -10,7 +10,6 @@ server that scrapes less often than that repeats them, of which nothing is made.
 
 from __future__ import annotations
 
-import json
 import math
 import ssl
 import time
@@ -28,7 +27,7 @@ from aerie.cli.console import CommandError
 from aerie.cli.recorded import Recorded, first_of, readable
 from aerie.engine.metrics import Metric
 from aerie.engine.samples import Sample
-from aerie.engine.series import AnswerError, Scrape, history, result, selector
+from aerie.engine.series import AnswerError, Scrape, complaint, history, result, selector
 
 LONGEST = timedelta(hours=24)
 """Of metrics of before no use is made."""
@@ -194,10 +193,7 @@ def _reason(error: Exception) -> str:
 
 
 def _way_out(status: int, body: bytes) -> str:
-    try:
-        said = f" ({str(json.loads(body)['error'])[:200]})"
-    except (ValueError, LookupError, TypeError):
-        said = ""
+    said = complaint(body)
     match status:
         case 401 | 403:
             return f"{said}: give it a token with --prometheus-token FILE."

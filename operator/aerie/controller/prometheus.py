@@ -10,7 +10,6 @@ is read anew each time, so that it may be renewed. What keeps a server from bein
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import httpx
 
 from aerie.api.metrics import Prometheus
 from aerie.controller.fetch import ScrapeError, client, exchange
-from aerie.engine.series import AnswerError, Scrape, query, read
+from aerie.engine.series import AnswerError, Scrape, complaint, query, read
 
 AT_ONCE = 4
 """Queries at once, over all servers and resources."""
@@ -129,11 +128,7 @@ def _said(server: Prometheus, namespace: str) -> str:
 
 def _why(status: int, body: bytes) -> str:
     """What the server says, and the way out."""
-    try:
-        document = json.loads(body)
-        said = f" ({str(document['error'])[:200]})"
-    except (ValueError, LookupError, TypeError):
-        said = ""
+    said = complaint(body)
     match status:
         case 401 | 403:
             return f"{said}: name a token for this address in the chart value prometheus.tokens"

@@ -196,3 +196,11 @@ def _without(found: Sequence[_Series]) -> Scrape | str:
     if float(value) == 1:
         return Scrape(at, (), None)  # a page, and none of vLLM's
     return "could not be scraped (up is 0)"
+
+
+def complaint(body: bytes) -> str:
+    """What Prometheus says is wrong, in brackets after a blank; empty where it says nothing."""
+    try:
+        return f" ({str(json.loads(body)['error'])[:200]})"
+    except (ValueError, LookupError, TypeError):
+        return ""

@@ -5,7 +5,8 @@ before leaves an arm of which nobody serves with a share of the requests, and a 
 of the route is young, or no gateway has seen it, Deployments keep their size, and neither they nor Services are deleted.
 
 Guarantees: what grows is not held up; what is to go goes within `PATIENCE` of the last change, whatever a gateway says. Not
-guaranteed: a gateway whose proxies take longer than `SETTLES` although its controller has seen the route.
+guaranteed: a gateway whose proxies take longer than `SETTLES` although its controller has seen the route; nor that anything goes
+while the API server refuses the route, because the one of before is then in force.
 """
 
 from __future__ import annotations

@@ -20,18 +20,9 @@ from eagle.config import DrafterConfig, Family, MlaDims
 from eagle.errors import CheckpointError, ConfigError, EagleError
 from eagle.model import Drafter
 from eagle.weights import read_header, read_tensors, write_tensors
+from tests.unit.eagle.sizes import SIZES
 
-SMALL: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "vocab_size": 40,
-    "draft_vocab_size": 20,
-    "target_hidden_size": 12,
-    "aux_layer_ids": (1, 3, 5),
-}
+SMALL: dict[str, Any] = {**SIZES, "target_hidden_size": 12, "aux_layer_ids": (1, 3, 5)}
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=6)
 
 
