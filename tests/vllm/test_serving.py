@@ -33,6 +33,9 @@ START = 300.0
 ANSWER, DRAIN, GRACE = 10, 300, 330
 """Seconds: of the answer that a deletion meets, for answers after the deletion, and from it to the kill."""
 
+IDLE = 9
+"""Seconds after which the server closes an idle connection. It is 5 where nobody says so."""
+
 LONGEST = 32768
 """Tokens of the longest prompt and answer together."""
 
@@ -59,6 +62,8 @@ spec:
     - --dtype=float32
     - --enforce-eager
     - --kv-cache-memory-bytes=67108864
+    env:
+    - {{name: VLLM_HTTP_TIMEOUT_KEEP_ALIVE, value: "{idle}"}}
     ports: [{{name: http, containerPort: 8000}}]
     startupProbe: {{httpGet: {{path: /health, port: http}}, periodSeconds: 1, failureThreshold: 600, timeoutSeconds: 10}}
     readinessProbe: {{httpGet: {{path: /health, port: http}}, periodSeconds: 5, timeoutSeconds: 10, failureThreshold: 6}}
@@ -102,7 +107,7 @@ def served(lab: Lab, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     assert lab.gateway_url is not None
     with new_namespace(lab, "vllm-serving") as namespace:
         host = f"{namespace.name}.example"
-        namespace.apply(MANIFESTS.format(model=model, longest=LONGEST, host=host, drain=DRAIN, grace=GRACE))
+        namespace.apply(MANIFESTS.format(model=model, longest=LONGEST, host=host, drain=DRAIN, grace=GRACE, idle=IDLE))
         try:
             namespace.until_ready("tiny", within=START)
             with httpx.Client(base_url=lab.gateway_url, headers={"Host": host}, timeout=120) as client:
@@ -134,15 +139,20 @@ def metric(served: Served, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
+def inside(lab: Lab, *command: str) -> str:
+    """What the command prints when it is run in the lab's namespaces."""
+    words = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(lab.folder)), *command]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
+
+
 def container_processes(lab: Lab, namespace: str) -> set[int]:
     """The processes, as this machine numbers them, in the PID namespace of the container of pod `tiny`."""
     (found,) = [c for c in lab.ask_agent("containers") if c["namespace"] == namespace]
-    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", str(process.living(lab.folder))]
-    link = subprocess.run([*inside, "readlink", f"/proc/{found['pid']}/ns/pid"], capture_output=True, text=True, check=True)
+    own = inside(lab, "readlink", f"/proc/{found['pid']}/ns/pid")
     members = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == link.stdout.strip():
+            if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == own:
                 members.add(int(entry.name))
     return members
 
@@ -172,6 +182,21 @@ def test_metrics_count_what_was_generated(served: Served) -> None:
     before = metric(served, "vllm:generation_tokens_total")
     assert served.client.post("/v1/completions", json=completion(16)).status_code == 200
     until(lambda: metric(served, "vllm:generation_tokens_total") == before + 16, "16 more tokens are counted")
+
+
+def test_an_idle_connection_is_kept_as_long_as_the_environment_says(served: Served) -> None:
+    """On it rests that a gateway never sends a request into a connection that is closing (aerie.resources.pod.KEEP_ALIVE)."""
+    address = served.namespace.get("pod", "tiny")["status"]["podIP"]
+    lines = [
+        "import http.client, time",
+        f"server = http.client.HTTPConnection('{address}', 8000, timeout=120)",
+        "server.request('GET', '/version')",
+        "server.getresponse().read()",
+        "began = time.monotonic()",
+        "assert server.sock.recv(1) == b''",
+        "print(time.monotonic() - began)",
+    ]
+    assert float(inside(served.namespace.lab, sys.executable, "-c", "\n".join(lines))) >= IDLE - 1
 
 
 def test_logs_are_the_servers_own(served: Served) -> None:

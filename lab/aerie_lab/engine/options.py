@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from aerie_lab.engine.step import FORMULAS, Formula, Scaled, StepTime, grid
 from aerie_lab.errors import StateError
 
 VARIABLE = "AERIE_SIMULATOR"
+KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""The variable of vLLM's own that the simulator heeds too."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class Options:
     """Requests a second, in the mean, that the engine gets without a client: figures for a fleet that nobody sends traffic to."""
     lie: lies.Lie | None = None
     """What its metrics page shows instead of the truth (`lies`)."""
+    keep_alive: float = 5.0
+    """Seconds after which an idle connection is closed: 5 as with vLLM, whose variable for it goes before this."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
-    """The options that the variable names. Raises StateError with what is wrong in them."""
+    """The options that the two variables give. Raises StateError with what is wrong in them."""
     text = environment.get(VARIABLE, "").strip()
     if text and not text.startswith("{"):
         try:
@@ -64,7 +68,13 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
         document = json.loads(text or "{}")
     except ValueError as error:
         raise StateError(f"{VARIABLE} is not JSON: {error}.") from error
-    return from_document(document)
+    options = from_document(document)
+    if seconds := environment.get(KEEP_ALIVE):
+        try:
+            return replace(options, keep_alive=float(int(seconds)))
+        except ValueError as error:
+            raise StateError(f"{KEEP_ALIVE} is '{seconds}': a whole number of seconds, please.") from error
+    return options
 
 
 def from_document(document: Mapping[str, Any]) -> Options:

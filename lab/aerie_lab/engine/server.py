@@ -261,7 +261,13 @@ async def serve(arguments: Arguments, options: Options, setup: Setup | EngineErr
         sys.stderr.write(f"{setup}\n")
         return 1
     server = Server(arguments, options, setup, started)
-    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        server.application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=options.keep_alive,
+    )
     await runner.setup()
     site = web.TCPSite(runner, arguments.host or "0.0.0.0", arguments.port, backlog=2048)
     try:

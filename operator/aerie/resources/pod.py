@@ -7,7 +7,9 @@ Guarantees: the pod follows from the resource and the setting alone; podTemplate
 which Aerie finds its pods win (workload.py). Not guaranteed: that the cluster takes the pod; its answer is shown to the user.
 
 Facts of vLLM: `--shutdown-timeout` (0.18 on) lets running requests end after SIGTERM and refuses new ones; /health answers
-200 while draining, so readiness does not help and endpoints have to be gone before (measured with 0.32).
+200 while draining, so readiness does not help and endpoints have to be gone before (measured with 0.32). It closes a connection
+that was idle for VLLM_HTTP_TIMEOUT_KEEP_ALIVE seconds, 5 by default (vllm/envs.py); a gateway that keeps it longer may send a
+request into one that is just closing, which its client sees as a 503.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ MARGIN = 5
 LONGEST_LOAD = 2 * 60 * 60
 """Seconds that a start may take before Kubernetes begins it anew. Aerie's own rollout.progressDeadline is what usually ends a
 bad start; if it were this number, changing it would change the pods."""
+KEEP_ALIVE = 3900
+"""Seconds for which an engine keeps an idle connection: longer than the gateway before it, where Envoy's default is an hour
+(common_http_protocol_options.idle_timeout of a cluster)."""
 
 _CACHE = "/cache"
 _TARGET = "/models/target"
@@ -130,6 +135,7 @@ def _environment(resource: SpeculativeDeployment) -> list[dict[str, Any]]:
         {"name": "HF_HOME", "value": f"{_CACHE}/huggingface"},
         {"name": "VLLM_CACHE_ROOT", "value": f"{_CACHE}/vllm"},
         {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
+        {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE)},
     ]
     own += token(resource)
     given = [variable.to_dict() for variable in engine.env]

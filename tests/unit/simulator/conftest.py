@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,20 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a simulator with the given arguments after MODEL; `options` go to AERIE_SIMULATOR."""
+    """Starts a simulator with the given arguments after MODEL; `options` go to AERIE_SIMULATOR, `variables` beside it."""
     running: list[Running] = []
 
-    def begin(*words: str, model: str = "acme/model", options: dict[str, Any] | None = None, wait: bool = True) -> Running:
+    def begin(
+        *words: str,
+        model: str = "acme/model",
+        options: dict[str, Any] | None = None,
+        variables: Mapping[str, str] | None = None,
+        wait: bool = True,
+    ) -> Running:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {}))}
+        environment = {**os.environ, "AERIE_SIMULATOR": json.dumps(FAST | (options or {})), **(variables or {})}
         command = [sys.executable, "-m", "aerie_lab.engine", model, "--host", "127.0.0.1", "--port", str(port), *words]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -208,6 +209,15 @@ def stream(running: Running, lines: list[str], begun: threading.Event, patience:
 
 
 SLOW = {"step_time": {"formula": {"base": 0.03, "token": 0.0}}}
+
+
+def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
+    running = start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "1"})
+    with socket.create_connection((running.client.base_url.host, running.client.base_url.port or 0), timeout=60) as idle:
+        idle.sendall(b"GET /version HTTP/1.1\r\nHost: engine\r\n\r\n")
+        said = b"".join(iter(lambda: idle.recv(4096), b""))  # to the end, which comes from the engine
+    assert (said.count(b"HTTP/1.1 200"), said.endswith(b'{"version": "0.32.0"}')) == (1, True)
+    assert start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"}, wait=False).process.wait(60) == 2
 
 
 def test_sigterm_silences_open_streams_until_their_clients_leave(start: Start) -> None:
