@@ -32,7 +32,7 @@ from aerie.tuning.policy import History, Objectives, Policy
 from aerie.tuning.telemetry import Reading, Telemetry
 from benchmarks._tuning_fleet_model import BATCH, MOST, USERS, Floats, Ints, counters, disturb, lengths, steady
 from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World, draw
-from benchmarks._tuning_fleet_trial import PREFILL, judged, scatter
+from benchmarks._tuning_fleet_trial import PREFILL, judged
 
 INTERVAL = 6
 """Ticks between decisions."""
@@ -113,7 +113,6 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
     """The run under the tuner."""
     policy, random = policy or Policy(), np.random.default_rng([seed, 7])
     fleet, current, history = Fleet.of(world.start), world.start, History()
-    known = scatter(world, random)
     found = Outcome(fleet)
     telemetry, fed, changed, free = Telemetry(), 0, 0, 0
     edges = _edges(world)
@@ -142,7 +141,7 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
         fleet.reload(0, tick, decision.setting)
         fleet.reload(1, tick, current)
         begin = min(tick + 2, TICKS - 1)
-        verdict = judged(world, decision.setting, current, begin, known, random, explore)
+        verdict = judged(world, decision.setting, current, begin, random, explore)
         ended = begin + math.ceil(60 * verdict.minutes / TICK)
         found.trials.append(Trial(tick, decision.setting, decision.action, verdict.result, verdict.minutes))
         if verdict.result == "Promote":

@@ -19,7 +19,7 @@ from benchmarks import _tuning_fleet_calibration as calibration
 from benchmarks._tuning_fleet import TOLERATED, Figures, run
 from benchmarks._tuning_fleet_model import MOST, steady
 from benchmarks._tuning_fleet_scenarios import DAYS, HOUR, REPLICAS, SCENARIOS, draw
-from benchmarks._tuning_fleet_trial import DEADLINE, judged, scatter
+from benchmarks._tuning_fleet_trial import DEADLINE, judged
 
 RUNS = 50
 WORSE = 0.10
@@ -76,7 +76,7 @@ def planted(number: int) -> float:
         return math.nan
     setting = Static(min(worse, key=lambda k: spent[k]))
     random = np.random.default_rng([number, 11])
-    verdict = judged(world, setting, world.start, begin, scatter(world, random), random)
+    verdict = judged(world, setting, world.start, begin, random)
     return verdict.minutes if verdict.result == "Rollback" else math.inf
 
 

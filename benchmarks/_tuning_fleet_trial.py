@@ -1,7 +1,8 @@
 """The canary of the fleet simulation: judged by the operator's own functions, block by block.
 
 The canary and a fresh control take the place of two replicas (`Reuse`), warm up for five minutes, and are compared in blocks of
-two minutes until there is a verdict. How blocks of equal pods scatter is what a day before the run tells (`calibration.History`).
+two minutes until there is a verdict. How blocks of equal pods scatter, and how time goes with load, is what the day before it
+tells (`analysis.memory`); before the run, that was as its first day is going to be.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import numpy as np
 
 from aerie.engine.speculation import Setting, max_tokens
 from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.calibration import History, Scatter
-from aerie.rollout.analysis.criteria import OUTPUT_TIME, Terms
+from aerie.rollout.analysis.criteria import Goal, Terms
 from aerie.rollout.analysis.judgement import State, count, judge
+from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts, Kept
+from aerie.rollout.evidence import rule_of
 from benchmarks._tuning_fleet_model import Floats, Ints, Rows, disturb, steady
 from benchmarks._tuning_fleet_scenarios import TICK, TICKS, World
 
 BLOCK = 120.0
 DEADLINE = 4 * 3600.0
+DAY = round(86400 / TICK)
+STABLE = 4
+"""Pods that run on while two are canary and control."""
 PREFILL = 0.05
 """Mean seconds to the first token."""
 
@@ -34,21 +39,26 @@ class Verdict:
     """From the first block's beginning."""
 
 
-def scatter(world: World, random: np.random.Generator) -> Scatter:
-    """What a day of four stable pods tells of the time per output token."""
-    blocks = np.repeat(np.arange(288), 5)[::2]
-    history = History()
-    pods = []
-    for pod in range(4):
-        rows, _ = _blocks(world, world.start, pod, blocks, random)
-        pods.append(rows.per_token)
-    for values in np.stack(pods, axis=1).tolist():
-        history = history.add({f"pod-{index}": value for index, value in enumerate(values)})
-    return history.scatter()
+def remembered(world: World, current: Setting, begin: int, random: np.random.Generator) -> Memory:
+    """What four pods with the current setting have told in the day before a tick."""
+    ticks = np.repeat(np.arange(begin - DAY, begin), 5)[::2]
+    ticks = np.where(ticks < 0, ticks + DAY, ticks)
+    pods = [_counts(world, current, pod, ticks, random) for pod in range(STABLE)]
+    found = Memory(_terms(current, current, "NonInferior", DEADLINE))
+    rule = rule_of(found.terms, 15.0)
+    for index, sides in enumerate(zip(*pods, strict=True)):
+        counted = {f"pod-{pod}": side.counts for pod, side in enumerate(sides)}
+        found = found.counted(Block(index * BLOCK, (index + 1) * BLOCK, None, Side(STABLE, Counts(), None, counted)), rule)
+    return found
+
+
+def _terms(setting: Setting, current: Setting, goal: Goal, deadline: float) -> Terms:
+    positions = max(1, min(max_tokens(setting), max_tokens(current)))
+    return Terms(goal=goal, deadline=deadline, block=BLOCK, kept=Kept(positions), incomparable="they draft differently")
 
 
 def judged(
-    world: World, setting: Setting, current: Setting, begin: int, known: Scatter, random: np.random.Generator, explore: float = 0
+    world: World, setting: Setting, current: Setting, begin: int, random: np.random.Generator, explore: float = 0
 ) -> Verdict:
     """The verdict on replica 0, whose analysis begins at a tick; replica 1 is the control. `explore`: seconds that it is to be
     measured for, and given up; 0: it is to be accepted."""
@@ -57,15 +67,8 @@ def judged(
     blocks = begin + (np.arange(most) * BLOCK / TICK).astype(int)
     blocks = blocks[blocks < TICKS]
     arms = [_counts(world, setting, 0, blocks, random), _counts(world, current, 1, blocks, random)]
-    positions = min(max_tokens(setting), max_tokens(current))
-    terms = Terms(
-        goal="Explore" if explore else "Faster",
-        deadline=deadline,
-        block=BLOCK,
-        pods=(1, 1),
-        kept=Kept(positions),
-        incomparable="they draft differently",
-        scatters={OUTPUT_TIME: known},
+    terms = remembered(world, current, begin, random).informed(
+        _terms(setting, current, "Explore" if explore else "Faster", deadline)
     )
     state = State(0.0)
     for index, (mine, theirs) in enumerate(zip(*arms, strict=True)):

@@ -23,7 +23,7 @@ from aerie.rollout import capacity, history, pods, traffic
 from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding, shortened
-from aerie.rollout.evidence import Evidence, begun, edges_of, terms_of
+from aerie.rollout.evidence import Evidence, begun, edges_of
 from aerie.rollout.faults import stops
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
@@ -248,8 +248,7 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
     why_not, goal = unasked(observed, stable, wanted.arm), wanted.goal
     asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, edges_of(spec.speculation.tuning.slo), attempt)
-    memory = history.recalled(observed)
-    return begun(*asked, memory.scatters(terms_of(*asked, goal)) if memory else {}, now, why_not, goal)
+    return begun(*asked, history.recalled(observed), now, why_not, goal)
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:

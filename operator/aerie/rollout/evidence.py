@@ -10,7 +10,7 @@ ended; it is lost, and not counted as dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -20,10 +20,11 @@ from aerie.api.status import Arm
 from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
-from aerie.rollout.analysis.calibration import BATCH, Scatter
+from aerie.rollout.analysis.calibration import BATCH
 from aerie.rollout.analysis.criteria import Goal, Terms, criteria
 from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
 from aerie.rollout.analysis.lossless import Answers
+from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Kept, nearest_edge
 
 FULL_BLOCK, DRAFTS, FINISHED = 120.0, 2000.0, 20.0
@@ -128,14 +129,15 @@ def begun(
     pods: tuple[int, int],
     edges: tuple[float | None, float | None],
     attempt: int,
-    scatters: Mapping[str, Scatter],
+    memory: Memory | None,
     now: datetime,
     unasked: str = "",
     goal: Goal | None = None,
 ) -> Evidence:
-    """An analysis that begins now; `scatters` are what stable pods told before it, by criterion, and `unasked` is why greedy
-    answers are not asked for; `goal` is a trial's."""
-    terms = replace(terms_of(analysis, arms, pods, edges, attempt, goal), scatters=scatters, unasked=unasked)
+    """An analysis that begins now; `memory` is of the stable pods before it, `unasked` why greedy answers are not asked for, and
+    `goal` a trial's."""
+    terms = replace(terms_of(analysis, arms, pods, edges, attempt, goal), unasked=unasked)
+    terms = memory.informed(terms) if memory is not None else terms
     return Evidence(terms, State(now.timestamp()), now.timestamp())
 
 

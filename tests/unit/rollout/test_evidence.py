@@ -24,7 +24,7 @@ def arm(tokens: int = 3, target: str = "acme/big@00000000", mode: str = "Static"
 
 
 def evidence(attempt: int = 0) -> Evidence:
-    return begun(Analysis(), (arm(), arm()), (1, 1), (None, None), attempt, {}, NOW)
+    return begun(Analysis(), (arm(), arm()), (1, 1), (None, None), attempt, None, NOW)
 
 
 def blocks(count: int, better: float = 0.0) -> list[Block]:
@@ -41,7 +41,7 @@ def test_a_block_counts_once_however_often_it_is_shown(shown: list[int]) -> None
 
 
 def test_a_block_that_began_before_is_not_counted() -> None:
-    later = begun(Analysis(), (arm(), arm()), (1, 1), (None, None), 0, {}, NOW + timedelta(seconds=90))
+    later = begun(Analysis(), (arm(), arm()), (1, 1), (None, None), 0, None, NOW + timedelta(seconds=90))
     assert later.counted(blocks(3)).state.blocks == 2
 
 
@@ -83,12 +83,12 @@ def test_what_may_be_compared(canary: Arm, control: Arm, why: str) -> None:
 
 
 def test_with_unequal_numbers_of_tokens_the_common_positions_count() -> None:
-    assert begun(Analysis(), (arm(5), arm(3)), (1, 1), (None, None), 0, {}, NOW).terms.kept.positions == 3
+    assert begun(Analysis(), (arm(5), arm(3)), (1, 1), (None, None), 0, None, NOW).terms.kept.positions == 3
 
 
 def test_short_blocks_need_fewer_drafts_and_long_ones_no_more() -> None:
     def rule(seconds: float) -> tuple[float, float]:
-        terms = begun(Analysis(block=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), (None, None), 0, {}, NOW).terms
+        terms = begun(Analysis(block=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), (None, None), 0, None, NOW).terms
         found = rule_of(terms, 15)
         return found.drafts, found.finished
 

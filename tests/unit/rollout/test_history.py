@@ -133,7 +133,7 @@ def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) 
     memory, written, writes, now = Memory(Terms()), Written(), 0, 0.0
     for number, seconds in enumerate(lengths, start=1):
         now += seconds
-        memory = Memory(Terms(), {}, number, now)
+        memory = Memory(Terms(), blocks=number, until=now)
         if due(memory, written, rolling=False):
             written, writes = Written(memory.blocks, memory.until), writes + 1
         assert memory.blocks - written.blocks <= written.blocks

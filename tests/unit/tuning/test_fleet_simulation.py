@@ -15,7 +15,7 @@ from benchmarks import _tuning_fleet_model as model
 from benchmarks import _tuning_fleet_report as report
 from benchmarks._tuning_fleet_calibration import Point, agreement
 from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World, draw, world
-from benchmarks._tuning_fleet_trial import judged, scatter
+from benchmarks._tuning_fleet_trial import judged
 
 TARGET = model.Target.of(FORMULAS["dense-32b"])
 SURVIVALS = model.survival("math", np.zeros(1))
@@ -114,10 +114,9 @@ def test_the_truth_says_nothing_is_gained_by_what_runs_already(plain: World) -> 
 def test_a_canary_that_is_much_faster_is_accepted_and_one_that_is_much_slower_is_not(plain: World) -> None:
     random = np.random.default_rng(3)
     slow = replace(plain, start=Off())
-    known = scatter(slow, random)
-    assert judged(slow, Static(3), Off(), HOUR, known, random).result == "Promote"
-    assert judged(slow, Off(), Static(3), HOUR, known, random).result == "Rollback"
-    explored = judged(slow, Static(3), Off(), HOUR, known, random, explore=1800.0)
+    assert judged(slow, Static(3), Off(), HOUR, random).result == "Promote"
+    assert judged(slow, Off(), Static(3), HOUR, random).result == "Rollback"
+    explored = judged(slow, Static(3), Off(), HOUR, random, explore=1800.0)
     assert explored.result == "Inconclusive"
     assert explored.minutes == 30
 

@@ -15,8 +15,9 @@
 | greedy answers       | another more often (`lossless`)      | 0.001 | -                                   |      |
 
 The alphas of rolling back add up to 0.05, because any of them is enough; they are spent by the deadline. Being accepted needs no
-split, because all of them are needed: each at 0.05. "Load": counted only in blocks with like loads (`demand`). A drafter
-must not change outputs at all, so output length, requests cut short and greedy answers are alarms, not goals.
+split, because all of them are needed: each at 0.05. "Load": counted only in blocks with like loads (`demand`), and means of it as
+at the control's output (`elasticity`). A drafter must not change outputs at all, so output length, requests cut short and greedy
+answers are alarms, not goals.
 
 Where acceptance length may not be compared, time per output token takes its place, with its alpha.
 
@@ -39,6 +40,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aerie.rollout.analysis.calibration import UNCALIBRATED, Scatter
+from aerie.rollout.analysis.elasticity import Curve
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.sequential import Pairs, Tuning, with_deadline
 
@@ -87,18 +89,23 @@ class Terms:
     """How many analyses of this revision were inconclusive lately: each halves the alphas, or trying again would get there."""
     scatters: Mapping[str, Scatter] = field(default_factory=dict)
     """By criterion, how blocks of equal arms scatter."""
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """By criterion, how it goes with a pod's output."""
 
     def to_dict(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in self.__slots__}
         found["kept"] = {name: getattr(self.kept, name) for name in Kept.__slots__}
         found["pods"] = list(self.pods)
         found["scatters"] = {name: scatter.to_dict() for name, scatter in self.scatters.items()}
+        found["curves"] = {name: curve.to_list() for name, curve in self.curves.items()}
         return found
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Terms:
         scatters = {name: Scatter.from_dict(scatter) for name, scatter in found["scatters"].items()}
-        return cls(**{**found, "kept": Kept(**found["kept"]), "pods": tuple(found["pods"]), "scatters": scatters})
+        curves = {name: Curve(*values) for name, values in found["curves"].items()}
+        read = {"kept": Kept(**found["kept"]), "pods": tuple(found["pods"]), "scatters": scatters, "curves": curves}
+        return cls(**{**found, **read})
 
     def scatter(self, criterion: str) -> Scatter:
         return self.scatters.get(criterion, UNCALIBRATED)
@@ -140,6 +147,11 @@ class Criterion:
     relative: bool = True
     """Whether scatter is in proportion to its level, as that of means is and that of small shares is not."""
 
+    @property
+    def adjusted(self) -> bool:
+        """Whether the canary's value is taken to the control's output: a mean that goes with the load."""
+        return self.by_load and self.relative
+
 
 def criteria(terms: Terms) -> tuple[Criterion, ...]:
     """The table, for these terms."""
@@ -171,6 +183,14 @@ def criteria(terms: Terms) -> tuple[Criterion, ...]:
         ),
     ]
     return tuple(_at_attempt(one, terms.attempt) for one in found)
+
+
+def remembered(terms: Terms) -> tuple[Criterion, ...]:
+    """What stable pods are to tell of: all that is measured by these terms or by a trial's, each once."""
+    found: dict[Callable[[Counts], tuple[float, float]], Criterion] = {}
+    for row in (*criteria(replace(terms, goal="Faster")), *criteria(terms)):
+        found.setdefault(row.value, row)
+    return tuple(found.values())
 
 
 def errors_alpha(terms: Terms) -> float:

@@ -96,7 +96,7 @@ def count(state: State, block: Block, terms: Terms) -> State:
     if not alike and not state.demand.known:  # then it shows in all blocks so far, taken together
         pairs = {name: pair for name, pair in pairs.items() if name not in {one.name for one in table if one.by_load}}
     for criterion in table:
-        pair = _pair(criterion, canary, control)
+        pair = _pair(criterion, canary, control, block.ended - block.began, terms)
         if pair is not None and (alike or not criterion.by_load):
             pairs[criterion.name] = pairs.get(criterion.name, Pairs()).add(*pair)
     events = state.events
@@ -213,10 +213,15 @@ def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion])
     return lacking
 
 
-def _pair(criterion: Criterion, canary: Side, control: Side) -> tuple[float, float] | None:
-    """The criterion's value in both arms; None where one has nothing to divide by."""
+def _pair(criterion: Criterion, canary: Side, control: Side, seconds: float, terms: Terms) -> tuple[float, float] | None:
+    """The criterion's value in both arms, the canary's as at the control's output; None where one has nothing to divide by."""
     (mine, my_base), (theirs, their_base) = criterion.value(canary.counts), criterion.value(control.counts)
-    return (mine / my_base, theirs / their_base) if my_base > 0 and their_base > 0 else None
+    if my_base <= 0 or their_base <= 0:
+        return None
+    value, curve = mine / my_base, terms.curves.get(criterion.name)
+    if curve is not None:
+        value = curve.at(value, *(side.counts.output_tokens / side.pods / seconds for side in (canary, control)))
+    return value, theirs / their_base
 
 
 def _comparisons(state: State, terms: Terms, table: Sequence[Criterion]) -> tuple[Comparison, ...]:

@@ -1,6 +1,7 @@
 """What is remembered of the stable pods while nothing is rolled out, so that the next analysis knows how its criteria scatter.
 
-    blocks of stable pods ─► Memory.counted ─► History of each criterion ─► scatters ─► terms of the next analysis
+    blocks of stable pods ─► Memory.counted ─┬─► Elasticity of each metric that goes with the load ─┬─► terms of the next
+                                             └─► History of each criterion, at like output ────────┘    analysis
 
 The stable pods are followed with `blocks.observe` as a control without a canary. Scatter is above all the traffic's: how lengths
 and topics of requests differ, how long they stay alike, how they are spread over pods. So a promotion keeps what is known. What
@@ -8,18 +9,20 @@ does not is what makes other numbers of the same traffic (`fitted`): another len
 for the acceptance length more draft positions, because it scatters the more the longer it may get.
 
 Guarantees: pure; text that `pack` made comes back as it was. Not guaranteed: that pods are under like loads, as those of an
-analysis are where latencies count, so these may scatter less than is remembered.
+analysis are where latencies count: what the elasticity leaves over of that is scatter here, and not there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
-from aerie.rollout.analysis.calibration import History, Scatter
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, FIRST_TIME, OUTPUT_TIME, Criterion, Terms, criteria
+from aerie.rollout.analysis.calibration import History
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, FIRST_TIME, SLOW_OUTPUT, Criterion, Terms, criteria, remembered
+from aerie.rollout.analysis.elasticity import LEAST, Elasticity
 
 LEAST_SHARE = 0.5
 """Of the drafts and requests that a block is to hold of a pod, the share below which a pod is left out of it: a handful of
@@ -33,7 +36,9 @@ class Memory:
     terms: Terms
     """By which the blocks were counted."""
     histories: Mapping[str, History] = field(default_factory=dict)
-    """By criterion."""
+    """By the names of `remembered`."""
+    elasticities: Mapping[str, Elasticity] = field(default_factory=dict)
+    """By the same names, of those that are adjusted."""
     blocks: int = 0
     """Blocks counted."""
     until: float = 0.0
@@ -49,44 +54,62 @@ class Memory:
         }
         if len(pods) < 2:
             return self
-        histories = dict(self.histories)
-        for criterion in criteria(self.terms):
-            parts = {name: criterion.value(counts) for name, counts in pods.items()}
+        seconds = block.ended - block.began
+        outputs = {name: counts.output_tokens / seconds for name, counts in pods.items()}
+        usual = math.fsum(outputs.values()) / len(outputs)
+        histories, elasticities = dict(self.histories), dict(self.elasticities)
+        for row in remembered(self.terms):
+            parts = {name: row.value(counts) for name, counts in pods.items()}
             values = {name: part / whole for name, (part, whole) in parts.items() if whole > 0}
-            histories[criterion.name] = histories.get(criterion.name, History()).add(values, criterion.relative)
-        return Memory(self.terms, histories, self.blocks + 1, block.ended)
+            if row.adjusted:
+                known = elasticities.get(row.name, Elasticity())
+                elasticities[row.name] = known.add(values, outputs)
+                if known.blocks < LEAST:
+                    continue  # blocks at unlike outputs would tell of a scatter that no analysis has
+                if (curve := known.curve) is not None:
+                    values = {name: curve.at(value, outputs[name], usual) for name, value in values.items()}
+            histories[row.name] = histories.get(row.name, History()).add(values, row.relative)
+        return Memory(self.terms, histories, elasticities, self.blocks + 1, block.ended)
 
     def fitted(self, terms: Terms) -> Memory:
         """What of it holds for blocks that are counted by these terms."""
         if terms == self.terms:
             return self
-        before = {criterion.name: criterion for criterion in criteria(self.terms)}
-        kept = {
-            criterion.name: self.histories[criterion.name]
-            for criterion in criteria(terms)
-            if criterion.name in self.histories and self._alike(before.get(criterion.name), criterion, terms)
-        }
-        return replace(self, terms=terms, histories=kept) if kept else Memory(terms)
+        rows = [(row, before) for row in remembered(terms) if (before := self._name(row, terms)) is not None]
+        histories = {row.name: self.histories[before] for row, before in rows}
+        elasticities = {row.name: self.elasticities[before] for row, before in rows if before in self.elasticities}
+        return replace(self, terms=terms, histories=histories, elasticities=elasticities) if rows else Memory(terms)
 
-    def _alike(self, before: Criterion | None, now: Criterion, terms: Terms) -> bool:
-        if before is None or terms.block != self.terms.block or now.value is not before.value:
-            return False
+    def _name(self, row: Criterion, terms: Terms) -> str | None:
+        """Under which name the same is remembered; None where it is not, or what is remembered are other numbers."""
+        name = next((before.name for before in remembered(self.terms) if before.value is row.value), None)
+        if name is None or name not in self.histories or terms.block != self.terms.block:
+            return None
         kept, known = terms.kept, self.terms.kept
-        if now.name == ACCEPTANCE_LENGTH:
-            return kept.positions <= known.positions
-        edges = {OUTPUT_TIME: (kept.output_edge, known.output_edge), FIRST_TIME: (kept.first_edge, known.first_edge)}
-        mine, theirs = edges.get(now.name, (None, None))
-        return mine == theirs
+        alike = {
+            ACCEPTANCE_LENGTH: kept.positions <= known.positions,
+            SLOW_OUTPUT: kept.output_edge == known.output_edge,
+            FIRST_TIME: kept.first_edge == known.first_edge,
+        }
+        return name if alike.get(name, True) else None
 
-    def scatters(self, terms: Terms) -> dict[str, Scatter]:
-        """By criterion, what it tells an analysis by these terms; nothing of those of which it knows too little."""
-        found = {name: history.scatter() for name, history in self.fitted(terms).histories.items()}
-        return {name: scatter for name, scatter in found.items() if scatter.batches}
+    def informed(self, terms: Terms) -> Terms:
+        """The terms of an analysis that begins, with what is known; nothing of criteria of which that is too little."""
+        found = {row.name: name for row in criteria(terms) if (name := self._name(row, terms)) is not None}
+        scatters = {name: self.histories[before].scatter() for name, before in found.items()}
+        curves = {name: self.elasticities[before].curve for name, before in found.items() if before in self.elasticities}
+        return replace(
+            terms,
+            scatters={name: scatter for name, scatter in scatters.items() if scatter.batches},
+            curves={name: curve for name, curve in curves.items() if curve is not None},
+        )
 
     def pack(self) -> str:
         """As text."""
         histories = {name: history.to_dict() for name, history in self.histories.items()}
-        return packing.pack({"terms": self.terms.to_dict(), "histories": histories, "blocks": self.blocks, "until": self.until})
+        elasticities = {name: elasticity.to_list() for name, elasticity in self.elasticities.items()}
+        told = {"histories": histories, "elasticities": elasticities, "blocks": self.blocks, "until": self.until}
+        return packing.pack({"terms": self.terms.to_dict(), **told})
 
     @classmethod
     def unpack(cls, text: str) -> Memory | None:
@@ -94,6 +117,7 @@ class Memory:
         try:
             found = packing.unpack(text)
             histories = {name: History.from_dict(history) for name, history in found["histories"].items()}
-            return cls(Terms.from_dict(found["terms"]), histories, found["blocks"], found["until"])
+            elasticities = {name: Elasticity(*values) for name, values in found["elasticities"].items()}
+            return cls(Terms.from_dict(found["terms"]), histories, elasticities, found["blocks"], found["until"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

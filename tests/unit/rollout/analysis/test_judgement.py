@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import Terms, criteria, errors_alpha
+from aerie.rollout.analysis.criteria import OUTPUT_TIME, Terms, criteria, errors_alpha
+from aerie.rollout.analysis.elasticity import Curve
 from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.readings import Counts, Kept
@@ -124,6 +125,21 @@ def test_objectives_are_judged_by_the_share_beyond_them() -> None:
     assert judgement.reason.startswith("Share of requests that take more than 50 ms per output token is 7.50 % against")
     assert "beyond the control's +0.25 points" in judgement.reason
     assert after(120, terms, slow_first=3.0)[1].reason.startswith("Share of requests with a first token after 1 s is 7.50 %")
+
+
+def test_time_is_compared_at_the_controls_output() -> None:
+    """A canary that happens to get 15 % more to do takes longer for each token, as any pod would."""
+    more = {"first_tokens": 1.15, "output_tokens": 1.15, "decode_tokens": 1.15, "finished": 1.15, "cut": 1.15}
+    longer = {"decode_seconds": 1.15 * 1.15**0.5}
+    trial = replace(TERMS, goal="Faster", incomparable="it is a trial.")
+    curves = {OUTPUT_TIME: Curve(0.5, 0.0, 100_240 / 120)}
+    state, judgement = after(120, trial, 1, **more, **longer)
+    assert (judgement.verdict, state.blocks) == ("Rollback", TERMS.min_blocks)
+    known = replace(trial, curves=curves)
+    assert after(60, known, 1, **more, **longer)[1].verdict == "Continue"
+    faster = {"decode_seconds": 0.95 * longer["decode_seconds"]}
+    assert after(60, known, 1, **more, **faster)[1].verdict == "Promote"
+    assert Terms.from_dict(json.loads(json.dumps(known.to_dict()))) == known
 
 
 def test_latency_under_another_load_is_no_evidence() -> None:

@@ -13,13 +13,24 @@ import pytest
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule, Side
 from aerie.rollout.analysis.calibration import BATCH, ENOUGH, KEPT, PODS, History
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, ERRORS, FIRST_TIME, OUTPUT_TIME, Terms, criteria
+from aerie.rollout.analysis.criteria import (
+    ACCEPTANCE_LENGTH,
+    ERRORS,
+    FIRST_TIME,
+    GOODPUT,
+    OUTPUT_TIME,
+    SLOW_OUTPUT,
+    Terms,
+    criteria,
+    remembered,
+)
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts, Kept
 
 TERMS = Terms(kept=Kept(positions=3))
 RULE = Rule(per=1)
-NAMES = {one.name for one in criteria(TERMS)}
+NAMES = {one.name for one in remembered(TERMS)}
+ANALYSED = {one.name for one in criteria(TERMS)}
 
 
 def counts(noise: np.random.Generator, length: float = 2.5, drafts: float = 5000.0) -> Counts:
@@ -34,6 +45,8 @@ def counts(noise: np.random.Generator, length: float = 2.5, drafts: float = 5000
         first_tokens=120.0,
         first_seconds=12.0,
         timed=120.0,
+        request_steps=5000.0,
+        iterations=1000.0,
     )
 
 
@@ -52,17 +65,26 @@ DAY = lived(ENOUGH * BATCH)
 
 
 def test_a_day_of_stable_pods_tells_how_each_criterion_scatters() -> None:
-    found = DAY.scatters(TERMS)
+    found = DAY.informed(TERMS).scatters
     assert (DAY.blocks, DAY.until) == (720, 720 * 120.0)
-    assert set(found) == NAMES
+    assert set(found) == ANALYSED
     assert found[ACCEPTANCE_LENGTH].variance == pytest.approx(0.01**2, rel=0.15)
     assert found[ACCEPTANCE_LENGTH].inflation < 2
     assert found[ERRORS].inflation == 1.0
 
 
 def test_too_little_tells_nothing_at_all() -> None:
-    assert lived(4 * BATCH - 1).scatters(TERMS) == {}
-    assert set(lived(4 * BATCH).scatters(TERMS)) == NAMES
+    assert lived(4 * BATCH - 1).informed(TERMS).scatters == {}
+    first = lived(4 * BATCH).informed(TERMS).scatters.keys()
+    assert first == ANALYSED - {OUTPUT_TIME, FIRST_TIME}, "how these go with the load is learnt first"
+    assert lived(5 * BATCH).informed(TERMS).scatters.keys() == ANALYSED
+
+
+def test_a_trial_is_informed_by_the_same_pods() -> None:
+    assert {OUTPUT_TIME, GOODPUT} < NAMES
+    assert DAY.informed(replace(TERMS, goal="Faster", incomparable="it is a trial.")).scatters.keys() == NAMES - {
+        ACCEPTANCE_LENGTH
+    }
 
 
 def test_it_comes_back_as_it_was() -> None:
@@ -100,7 +122,7 @@ def test_a_block_counts_with_two_pods_that_have_enough_of_it() -> None:
 def test_a_promotion_keeps_what_is_known() -> None:
     promoted = DAY.fitted(replace(TERMS, margin=0.05, soak=60.0, pods=(2, 2)))
     assert promoted.histories == DAY.histories
-    found = lived(10, promoted, "xyz").scatters(TERMS)[ACCEPTANCE_LENGTH]
+    found = lived(10, promoted, "xyz").informed(TERMS).scatters[ACCEPTANCE_LENGTH]
     assert found.batches == ENOUGH
     assert found.variance == pytest.approx(0.01**2, rel=0.15)
 
@@ -111,26 +133,57 @@ def test_a_promotion_keeps_what_is_known() -> None:
         ({"block": 60.0}, NAMES),
         ({"kept": Kept(positions=5)}, {ACCEPTANCE_LENGTH}),
         ({"kept": Kept(positions=2)}, set()),
-        ({"kept": Kept(3, output_edge=0.05)}, {OUTPUT_TIME}),
+        ({"kept": Kept(3, output_edge=0.05)}, {SLOW_OUTPUT}),
         ({"kept": Kept(3, first_edge=0.5)}, {FIRST_TIME}),
-        ({"incomparable": "the canary serves without a drafter."}, {ACCEPTANCE_LENGTH}),
+        ({"incomparable": "the canary serves without a drafter."}, set()),
         ({"goal": "Superior"}, set()),
     ],
 )
 def test_what_is_counted_otherwise_begins_anew(change: dict[str, Any], lost: set[str]) -> None:
     terms = replace(TERMS, **change)
-    assert NAMES - set(DAY.fitted(terms).histories) == lost
-    assert NAMES - set(DAY.scatters(terms)) == lost
+    wanted = {row.name for row in remembered(terms)}
+    assert wanted - set(DAY.fitted(terms).histories) == (wanted if lost == NAMES else lost)
     assert DAY.fitted(terms).blocks == (0 if lost == NAMES else DAY.blocks)
 
 
 def test_shares_beyond_an_objective_are_no_means() -> None:
     objective = replace(TERMS, kept=Kept(3, output_edge=0.05))
-    shares = lived(4 * BATCH, Memory(objective))
+    noise = np.random.default_rng(1)
+    late = {name: replace(counts(noise), slow_output=float(share)) for name, share in zip("ab", (2, 3), strict=True)}
+    both = Memory(objective)
+    for number in range(5 * BATCH):
+        both = both.counted(block(number, **late), RULE)
+    assert both.informed(objective).scatters[OUTPUT_TIME] == both.histories[SLOW_OUTPUT].scatter()
     means = replace(objective, goal="Superior", incomparable="the canary serves another target.")
-    assert OUTPUT_TIME in shares.scatters(objective)
-    assert OUTPUT_TIME in {one.name for one in criteria(means)}
-    assert OUTPUT_TIME not in shares.scatters(means)
+    assert both.informed(means).scatters[OUTPUT_TIME] == both.histories[OUTPUT_TIME].scatter()
+    assert both.histories[OUTPUT_TIME] != both.histories[SLOW_OUTPUT]
+
+
+def loaded(noise: np.random.Generator, elasticity: float, output: float) -> Counts:
+    """A pod of whose tokens each takes longer the more there are."""
+    usual = counts(noise)
+    factor = output / usual.output_tokens
+    seconds = usual.decode_seconds * factor ** (1 + elasticity)
+    return replace(usual, output_tokens=output, decode_tokens=usual.decode_tokens * factor, decode_seconds=seconds)
+
+
+@pytest.mark.parametrize("elasticity", [0.5, -0.5])
+def test_pods_are_compared_at_like_output(elasticity: float) -> None:
+    noise, found = np.random.default_rng(4), Memory(TERMS)
+    for number in range(5 * BATCH):
+        outputs = 12_000 * np.exp(noise.normal(0, 0.1, 3))
+        pods = {name: loaded(noise, elasticity, output) for name, output in zip("abc", outputs.tolist(), strict=True)}
+        found = found.counted(block(number, **pods), RULE)
+    informed = found.informed(TERMS)
+    deviation = informed.scatters[OUTPUT_TIME].variance ** 0.5
+    if elasticity > 0:
+        assert informed.curves[OUTPUT_TIME].elasticity(90.0, 110.0) == pytest.approx(elasticity, abs=0.05)
+        assert deviation < 0.015, "0.01 of its own"
+    else:  # slow pods get fewer requests: that is no reason to make up for anything
+        assert informed.curves[OUTPUT_TIME].elasticity(90.0, 110.0) == 0
+        assert deviation > 0.04
+    assert ACCEPTANCE_LENGTH not in informed.curves
+    assert Memory.unpack(found.pack()) == found
 
 
 def test_a_wild_block_does_not_spoil_a_day() -> None:
@@ -140,7 +193,7 @@ def test_a_wild_block_does_not_spoil_a_day() -> None:
         if number in (100, 400):
             pods["a"] = counts(noise, length=3.9)  # a dozen requests that fell into repetition
         found = found.counted(block(number, **pods), RULE)
-    odd, usual = found.scatters(TERMS)[ACCEPTANCE_LENGTH], DAY.scatters(TERMS)[ACCEPTANCE_LENGTH]
+    odd, usual = found.informed(TERMS).scatters[ACCEPTANCE_LENGTH], DAY.informed(TERMS).scatters[ACCEPTANCE_LENGTH]
     assert odd.variance == pytest.approx(usual.variance, rel=0.25)
     assert odd.inflation == pytest.approx(usual.inflation, rel=0.25)
     assert json.loads(json.dumps(found.histories[ACCEPTANCE_LENGTH].to_dict()))
@@ -154,6 +207,6 @@ def test_it_is_small_however_long_it_lives() -> None:
         return {"closed": base64.b64encode(closed).decode(), "open": [29, *noise.normal(0, 0.1, 2).tolist()]}
 
     pods = {name: {f"chat-0123456789-5d4b8c7f6-{index}": pod() for index in range(PODS)} for name in NAMES}
-    full = Memory(TERMS, {name: History.from_dict(found) for name, found in pods.items()}, 2000, 240_000.0)
+    full = Memory(TERMS, {name: History.from_dict(found) for name, found in pods.items()}, {}, 2000, 240_000.0)
     assert 20_000 < len(full.pack()) < 40_000
     assert Memory.unpack(full.pack()) == full
