@@ -1,9 +1,9 @@
 """Fleets that tune themselves for three days: the tuner's own code, fed window by window, beside an oracle and beside no change.
 
-Each run feeds `aerie.tuning.telemetry` one reading a replica every five minutes, asks `aerie.tuning.decide` every half hour, and
-does what it says: a canary (`_tuning_fleet_trial`), then a roll, one replica at a time, five minutes each, in which the others
-carry its load. While a canary, a roll or a cooldown is under way no decision is asked for, since none could be acted on; after
-six hours in which nothing was done it is asked every hour.
+Each run feeds `aerie.tuning.telemetry` one reading a replica every five minutes, asks `aerie.tuning.decide` every half hour and
+when a canary has explored, and does what it says: a canary (`_tuning_fleet_trial`), then a roll, one replica at a time, five
+minutes each, in which the others carry its load. While a canary, a roll or a cooldown is under way no decision is asked for,
+since none could be acted on; after six hours in which nothing was done it is asked every hour.
 
 A reading of five minutes is the mean of the twenty that a scraper would have taken, and weighs as many in the fit
 (`_as_scraped`); only how the batch moved within them is lost.
@@ -114,16 +114,18 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
     policy, random = policy or Policy(), np.random.default_rng([seed, 7])
     fleet, current, history = Fleet.of(world.start), world.start, History()
     found = Outcome(fleet)
-    telemetry, fed, changed, free = Telemetry(), 0, 0, 0
+    telemetry, fed, changed, free, taught = Telemetry(), 0, 0, 0, -1
     edges = _edges(world)
-    for tick in range(INTERVAL, TICKS, INTERVAL):
+    for tick in range(INTERVAL, TICKS):
+        if tick % INTERVAL and tick != taught:
+            continue
         if world.fresh is not None and fed < world.fresh <= tick:
             telemetry, fed, changed, history = Telemetry(), world.fresh, world.fresh, History()
         _feed(telemetry, world, fleet, fed, tick, edges, random)
         fed, now = tick, _EPOCH + tick * TICK
         if tick < free or history.cooling(now, policy):
             continue
-        if tick - max(free, changed) > QUIET and tick % (2 * INTERVAL):
+        if tick != taught and tick - max(free, changed) > QUIET and tick % (2 * INTERVAL):
             continue
         full = _full(world, current, tick)
         situation = Situation(
@@ -152,6 +154,7 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
             fleet.reload(0, ended, current)
             fleet.reload(1, ended, current)
             free = ended + 1
+            taught = free if explore else taught
             at = _EPOCH + ended * TICK
             history = replace(history, speculated=at, **({"explored": at} if explore else {"rolled_back": at}))
     return found

@@ -37,7 +37,8 @@ from aerie.tuning.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 
 SOONEST = 0.1
-"""Intervals after which an operator that has just begun decides where one before it is overdue."""
+"""Intervals after which it is decided where that is due at once: by an operator that has just begun where the one before it would
+have, and after a canary that explored."""
 
 
 class Tuner:
@@ -140,6 +141,8 @@ class Tuner:
             tuned.since = None
         if before.interval != wanted.interval:
             self._queue.add_after(key, wanted.interval)
+        if before.history.explored != wanted.history.explored:  # what a canary was to teach may be acted on
+            self._queue.add_after(key, SOONEST * wanted.interval)
 
     # ------------------------------------------------------------------------------------------------------------ deciding
     async def _turn(self, key: Key) -> None:

@@ -37,6 +37,7 @@ CHAT = Key("default", "chat")
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = 60.0
 INTERVAL = 30 * MINUTE
+SETTING = {"mode": "Static", "tokens": 3}
 ZERO = window(K3, 1.0, 0.01) - window(K3, 1.0, 0.01)
 BUSY = window(K3, 8.0, 0.01)
 """A minute of one pod."""
@@ -169,6 +170,25 @@ def test_it_decides_once_an_interval_on_all_that_came_since(run: Run) -> None:
             kept = one.tuner.kept(CHAT, "uid-chat")
             assert kept is not None
             assert (kept.explanation, Advice.from_dict(json.loads(kept.advice))) == ("all of it", one.advice)
+
+    run(story())
+
+
+def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(1.3 * INTERVAL)
+            assert len(one.decider.orders) == 1
+            now = one.tuner._clock.now()
+            arms = {"was": SETTING, "tried": SETTING | {"tokens": 5}, "revision": "r2"}
+            trial = arms | {"purpose": "Explore", "result": "Explored", "reason": "It was measured."}
+            ended = {"startedAt": T0.isoformat(), "endedAt": now.isoformat()}
+            one.follow(resource(speculation={"current": SETTING, "changes": [trial | ended]}))
+            await one.traffic(0.2 * INTERVAL)
+            assert [order.history.explored for order in one.decider.orders] == [None, now.timestamp()]
+            await one.traffic(INTERVAL)
+            assert len(one.decider.orders) == 3, "and then once an interval, as before"
 
     run(story())
 
