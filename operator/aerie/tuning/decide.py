@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,11 +28,11 @@ from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, m
 from aerie.engine.windows import Unknown
 from aerie.tuning.acceptance import Acceptance, acceptance
 from aerie.tuning.candidates import Candidates, Engine, LeftOut, candidates
-from aerie.tuning.forecast import Forecast, forecast, load
+from aerie.tuning.forecast import Forecast, forecast, load, unseen
 from aerie.tuning.latency import Latencies, latencies, observed
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import History, Objectives, Policy
-from aerie.tuning.regimes import Regimes, regimes
+from aerie.tuning.regimes import Regimes, day_known, regimes
 from aerie.tuning.steptime import StepTime, fit
 from aerie.tuning.telemetry import HOUR, Block, Telemetry
 
@@ -79,6 +79,8 @@ class Prediction:
     latencies: Latencies
     worst_fifth: float
     """The gain, half of the draws above it, in the fifth of the load where it is least."""
+    unseen: float | None = None
+    """The same at half and at twice the load that was seen, whichever is less; None where a day of it is known."""
     why_not: str = ""
     """Empty for what was chosen, and for the current setting."""
 
@@ -134,9 +136,12 @@ def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int
         missing = (*missing, *_why_left_out(telemetry))
         return Decision(Action.INSUFFICIENT, " ".join(missing), missing=missing, evidence=evidence)
     drawn = forecast(load(telemetry.cells, blocks, since), lengths, step_time, situation.most, random)
+    beyond = (
+        None if day_known(blocks, telemetry.horizon) else forecast(unseen(drawn.load), lengths, step_time, situation.most, random)
+    )
     allowed = candidates(situation.engine, situation.most, drawn.load.pairs)
     recent = since.loaded(since.accepted(blocks))
-    decision = _choose(_Options.of(drawn, allowed, telemetry, recent, situation, policy))
+    decision = _choose(_Options.of(drawn, beyond, allowed, telemetry, recent, situation, policy))
     return replace(decision, left_out=allowed.left_out, evidence=Evidence(lengths, step_time, drawn, since))
 
 
@@ -199,6 +204,7 @@ class _Options:
     def of(
         cls,
         drawn: Forecast,
+        beyond: Forecast | None,
         allowed: Candidates,
         telemetry: Telemetry,
         recent: Sequence[Block],
@@ -213,6 +219,10 @@ class _Options:
             settings.append(current)
         had = observed(recent, current, situation.objectives.percentile)
         gains = {setting: drawn.gain(setting, current) for setting in settings}
+        if beyond is not None and allowed.schedules and isinstance(current, Static):
+            for guarded in list(_guarded(drawn, beyond, gains, current, policy)):
+                gains.setdefault(guarded, drawn.gain(guarded, current))
+        outside = {} if beyond is None else {setting: float(beyond.by_batch(setting, current).min()) for setting in gains}
         found: list[Prediction] = []
         for setting, gain in gains.items():
             low, pessimistic, middle, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
@@ -220,13 +230,26 @@ class _Options:
             length = float(np.average(drawn.tokens_per_step(setting), weights=drawn.load.shares))
             seen = latencies(drawn, setting, current, had, situation.objectives)
             worst = drawn.worst_fifth(setting, current)
-            found.append(Prediction(setting, (low, pessimistic, middle, high), better, length, seen, worst))
+            interval = (low, pessimistic, middle, high)
+            found.append(Prediction(setting, interval, better, length, seen, worst, outside.get(setting)))
         found.sort(key=lambda one: (-one.gain[1], str(one.setting)))
         measured = frozenset(key.setting for key in telemetry.cells)
         return cls(situation, policy, drawn, measured, gains, tuple(found))
 
     def of_setting(self, setting: Setting) -> Prediction:
         return next(one for one in self.predictions if one.setting == setting)
+
+
+def _guarded(
+    drawn: Forecast, beyond: Forecast, gains: Mapping[Setting, Array], current: Static, policy: Policy
+) -> Iterator[Schedule]:
+    """What is better on the load that was seen and might not be beyond it, with the current setting beyond it."""
+    for setting, gain in gains.items():
+        below, above = (beyond.by_batch(setting, current) < -policy.worst_fifth).tolist()
+        if (below or above) and not isinstance(setting, Adaptive) and float(np.median(gain)) >= policy.gate():
+            found = drawn.guarded(setting, current, below=below, above=above)
+            if found is not None:
+                yield found
 
 
 def _choose(options: _Options) -> Decision:
@@ -252,12 +275,16 @@ def _choose(options: _Options) -> Decision:
 
 
 def _best(options: _Options) -> Prediction:
-    """The best of those whose latencies hold and that are no worse in any fifth of the load; a fixed setting where the others are
-    hardly better. The current one if none."""
+    """The best of those whose latencies hold and that are no worse in any fifth of the load, nor in what may come of it; a fixed
+    setting where the others are hardly better. The current one if none."""
     policy = options.policy
     current = options.of_setting(options.situation.current)
     fit_for_users = [
-        one for one in options.predictions if one.latencies.holds >= policy.certainty and one.worst_fifth >= -policy.worst_fifth
+        one
+        for one in options.predictions
+        if one.latencies.holds >= policy.certainty
+        and one.worst_fifth >= -policy.worst_fifth
+        and (one.unseen is None or one.unseen >= -policy.worst_fifth)
     ]
     fixed = [one for one in fit_for_users if isinstance(one.setting, Off | Static)]
     best = fit_for_users[0] if fit_for_users else current
@@ -300,6 +327,8 @@ def _judged(one: Prediction, best: Prediction, options: _Options) -> Prediction:
         why = "it is worse."
     elif one.worst_fifth < -policy.worst_fifth:
         why = f"in a fifth of the load it loses {-100 * one.worst_fifth:.1f} %, and {100 * policy.worst_fifth:.0f} % is the most."
+    elif one.unseen is not None and one.unseen < -policy.worst_fifth:
+        why = f"at half or twice the load that was seen it loses {-100 * one.unseen:.1f} %, and less than a day of it is known."
     elif one.better < policy.better:
         why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.better:.0f} %."
     elif one.gain[2] < policy.gate():

@@ -116,7 +116,9 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
         yield from _row(one, situation.current, limited)
     least, pays, better = (100 * share for share in (policy.gate(), policy.pays(), policy.better))
     yield f"  A change is made for {least:.1f} %, if it gains {pays:.1f} % with 80 % and is better with {better:.0f} %."
-    yield f"  In no fifth of the load may it lose more than {100 * policy.worst_fifth:.0f} % against the current setting."
+    unseen = ", nor at half or twice the load" if any(one.unseen is not None for one in decision.predictions) else ""
+    most = f"{100 * policy.worst_fifth:.0f} %"
+    yield f"  In no fifth of the load{unseen} may it lose more than {most} against the current setting."
     if decision.value > 0:
         yield (
             f"  The best canary to explore with would teach what is worth {100 * decision.value:.1f} % and cost "
@@ -174,6 +176,7 @@ def to_json(decision: Decision) -> dict[str, object]:
                 "gain": dict(zip(("p5", "p20", "p50", "p95"), (round(g, 5) for g in one.gain), strict=True)),
                 "better": round(one.better, 4),
                 "worstFifth": round(one.worst_fifth, 5),
+                "unseen": None if one.unseen is None else round(one.unseen, 5),
                 "acceptanceLength": round(one.length, 4),
                 "timePerOutputToken": round(one.latencies.time_per_output_token[0], 6),
                 "objectivesHold": round(one.latencies.holds, 4),

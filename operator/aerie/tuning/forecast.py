@@ -18,11 +18,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier, max_tokens
 from aerie.tuning.acceptance import Acceptance
 from aerie.tuning.candidates import MOST_TIERS, Engine, fits_graphs
 from aerie.tuning.numeric import Array
@@ -38,6 +38,8 @@ _MOST_REGRET = 0.05
 """What a schedule may lose in any of them against the best K there, if there is one that does not lose more."""
 _PLACES, _PLACE_SHARES = (-2.857, -1.356, 0.0, 1.356, 2.857), (0.0113, 0.2221, 0.5332, 0.2221, 0.0113)
 """Five points that stand for a normal distribution (Gauss and Hermite's)."""
+UNSEEN = 2.0
+"""Times by which a load may leave what was seen of it, as long as that is less than a day."""
 CAUTION = 0.3
 WORTH_A_TIER = 0.003
 """Relative gain for which a schedule gets one more tier."""
@@ -58,6 +60,11 @@ class Load:
         """The batch that this share of the request-steps lies at or below."""
         index = int(np.searchsorted(np.cumsum(self.shares), share))
         return float(self.batches[min(index, len(self.batches) - 1)])
+
+
+def unseen(seen: Load) -> Load:
+    """The least and the largest batch that may come, where the load of a day is not known."""
+    return Load(np.array([max(1.0, seen.quantile(0.05) / UNSEEN), UNSEEN * seen.quantile(0.95)]), np.array([0.5, 0.5]))
 
 
 def load(cells: Mapping[Key, Cell], blocks: Sequence[Block] = (), since: Regimes | None = None) -> Load:
@@ -224,6 +231,28 @@ class Forecast:
             float(np.median((now[:, low:high] @ made[low:high]) / (ours[:, low:high] @ made[low:high]))) - 1
             for low, high in self._groups(5)
         )
+
+    def by_batch(self, setting: Setting, current: Setting) -> Array:
+        """The gain over the current setting at each batch, half of the draws above it."""
+        found: Array = np.median(self.of(current) / self.of(setting), axis=0) - 1
+        return found
+
+    def guarded(self, setting: Setting, current: Static, *, below: bool, above: bool) -> Schedule | None:
+        """The setting on the batches of the load, and the current one below or above them. None where that is neither."""
+        low, high = max(1, int(self.load.batches[0])), math.ceil(self.load.batches[-1])
+        first = low if below else 1
+        inside = setting.tiers if isinstance(setting, Schedule) else (Tier(1, high, max_tokens(setting)),)
+        tiers = [Tier(1, first - 1, current.tokens)] if first > 1 else []
+        tiers += [
+            Tier(max(one.first, first), min(one.last, high), one.tokens)
+            for one in inside
+            if first <= one.last and one.first <= high
+        ]
+        tiers[-1] = replace(tiers[-1], last=high)
+        if above:
+            tiers.append(Tier(high + 1, 2 * high, current.tokens))
+        most = max(one.tokens for one in tiers)
+        return Schedule(tuple(tiers), most) if len(tiers) > 1 and most > 0 else None
 
     def _groups(self, count: int) -> list[tuple[int, int]]:
         """Ranges of neighbouring batches of about equal weight."""

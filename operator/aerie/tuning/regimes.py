@@ -154,6 +154,12 @@ def steps(blocks: Sequence[Block]) -> list[Steps]:
     return [Steps(start, made / iterations, made) for start, (made, iterations) in sorted(sums.items()) if made and iterations]
 
 
+def day_known(blocks: Sequence[Block], horizon: float = DAY) -> bool:
+    """Whether the hours of a day are among the blocks, or all that is kept where that is less."""
+    rows = steps(blocks)
+    return bool(rows) and rows[-1].start - rows[0].start >= (1 - _NEARLY) * min(DAY, horizon)
+
+
 def planned(rows: Sequence[Steps]) -> list[tuple[Steps, float]]:
     """What the coming day is taken to be like: rows with their weights.
 
@@ -177,7 +183,7 @@ def _load(blocks: Sequence[Block]) -> Change | None:
         return moved >= LOAD_MOVED and stability(before, after) > UNSTABLE
 
     changes = newest_changes(values, LEAST_LOAD, large)
-    if rows and rows[-1].start - rows[0].start >= (1 - _NEARLY) * DAY:
+    if day_known(blocks):
         changes = [index for index in changes if _unlike(values[:index], values[-LEAST_LOAD:])]
     if not changes:
         return None

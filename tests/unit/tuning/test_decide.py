@@ -166,6 +166,50 @@ def test_a_schedule_is_proposed_where_no_fixed_setting_fits_all_batches() -> Non
     assert found.setting.tiers[0].tokens > found.setting.tiers[-1].tokens
 
 
+def dear_with_load(batch: float, tokens: float) -> float:
+    """With 10 requests in a step K = 7 is better than 3, and with 20 worse."""
+    return 6e-3 + 2e-4 * tokens + 1.4e-4 * batch * (tokens + 1)
+
+
+SCHEDULING = Engine(Version.parse("0.33.0"), experts=False)
+NIGHT = telemetry([K3, Static(7)], dear_with_load, spread(2, 10, 60), GOOD)
+
+
+def test_what_might_be_worse_under_a_load_that_was_not_seen_waits_for_a_day() -> None:
+    found = decided(NIGHT, situation(K3))
+    assert found.setting != Static(7)
+    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    assert seven.gain[2] > 0.05
+    assert seven.unseen is not None
+    assert seven.unseen < -0.02
+    assert "at half or twice the load that was seen it loses" in seven.why_not
+    assert "less than a day of it is known" in seven.why_not
+    day = telemetry([K3, Static(7)], dear_with_load, 24 * spread(2, 10, 60), GOOD)
+    known = decided(day, situation(K3))
+    assert known.action is Action.CHANGE
+    assert all(one.unseen is None and "a day" not in one.why_not for one in known.predictions)
+
+
+def test_a_schedule_keeps_what_ran_beyond_the_load_that_was_seen() -> None:
+    found = decided(NIGHT, situation(K3, engine=SCHEDULING))
+    assert found.action is Action.CHANGE
+    assert str(found.setting) == "1-10:7,11-20:3"
+    (chosen,) = (one for one in found.predictions if one.setting == found.setting)
+    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    assert chosen.gain == pytest.approx(seven.gain)
+    assert chosen.unseen is not None
+    assert chosen.unseen > -0.02
+
+
+def test_fewer_tokens_for_a_busy_hour_are_for_its_batches_alone() -> None:
+    busy = telemetry([Static(7), K3], lambda batch, tokens: 4e-3 + dear_with_load(batch, tokens), spread(22, 60, 60), GOOD)
+    found = decided(busy, situation(Static(7), engine=SCHEDULING), Policy(least_value=1.0))
+    assert found.action is Action.CHANGE
+    assert isinstance(found.setting, Schedule)
+    assert found.setting.tokens_at(10) == 7
+    assert found.setting.tokens_at(45) < 7
+
+
 def test_candidates_that_the_engine_cannot_run_are_named(better_with_more: Telemetry) -> None:
     found = decided(better_with_more, situation(K3))
     assert any(one.setting == "schedules" and "data parallel size 2" in one.why for one in found.left_out)
