@@ -38,6 +38,8 @@ INTERVAL = 6
 """Ticks between decisions."""
 QUIET = 6 * HOUR
 """Ticks without a canary after which it is asked half as often."""
+LENT = 2
+"""Replicas that become canary and control."""
 SCRAPES = round(TICK / 15)
 """In a window."""
 DAY = 24 * HOUR
@@ -128,9 +130,8 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
         if tick != taught and tick - max(free, changed) > QUIET and tick % (2 * INTERVAL):
             continue
         full = _full(world, current, tick)
-        situation = Situation(
-            world.engine, current, MOST, REPLICAS, now, Objectives(world.objective), history, 10.0 if full else 0.0
-        )
+        objectives, waiting = Objectives(world.objective), 10.0 if full else 0.0
+        situation = Situation(world.engine, current, MOST, REPLICAS, now, objectives, history, waiting, LENT)
         decision = decide(_as_scraped(telemetry), situation, policy, seed * 1000 + tick)
         found.decisions += 1
         found.insufficient += decision.action is Action.INSUFFICIENT

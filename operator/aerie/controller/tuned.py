@@ -29,6 +29,7 @@ from aerie.engine.samples import Reset, Sample, between
 from aerie.engine.speculation import Setting, SettingError
 from aerie.resources import names, preflight
 from aerie.resources.tuning import Kept
+from aerie.rollout.capacity import Places
 from aerie.rollout.observed import Object, Observed
 from aerie.rollout.wanted import read_shown
 from aerie.tuning.advice import Advice
@@ -64,6 +65,8 @@ class Subject:
     most: int
     """Draft tokens."""
     replicas: int
+    lent: int
+    """Of them, those whose places a canary and its control take."""
     objectives: Objectives
     history: History
 
@@ -168,6 +171,7 @@ def subject(observed: Observed, status: Status, stable: Arm, records: Records) -
         cooldown=tuning.cooldown.total_seconds(),
         most=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
         replicas=resource.spec.replicas,
+        lent=resource.spec.replicas - Places.of(resource.spec.replicas, resource.spec.rollout.canary).floor,
         objectives=_objectives(tuning.slo),
         history=_history(status.speculation),
     )

@@ -231,6 +231,7 @@ def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
         most=subject.most,
         replicas=subject.replicas,
         waiting=tuned.waiting,
+        lent=subject.lent,
         objectives=subject.objectives,
         history=subject.history,
         policy=policy,

@@ -18,6 +18,7 @@ caller proves a change on a canary before it is made.
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +30,10 @@ from aerie.engine.windows import Unknown
 from aerie.tuning.acceptance import Acceptance, acceptance
 from aerie.tuning.candidates import Candidates, Engine, LeftOut, candidates
 from aerie.tuning.forecast import Forecast, forecast, load, unseen
-from aerie.tuning.latency import Latencies, latencies, observed
+from aerie.tuning.latency import Latencies, latencies, observed, stretched
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import History, Objectives, Policy
-from aerie.tuning.regimes import Regimes, day_known, regimes
+from aerie.tuning.regimes import Regimes, day_known, regimes, steps
 from aerie.tuning.steptime import StepTime, fit
 from aerie.tuning.telemetry import HOUR, Block, Telemetry
 
@@ -63,6 +64,8 @@ class Situation:
     history: History = field(default_factory=History)
     waiting: float = 0.0
     """Requests in the queues, all replicas together."""
+    lent: int = 0
+    """Replicas whose places a canary and its control take; 0 where there are spare GPUs for them."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int
     )
     allowed = candidates(situation.engine, situation.most, drawn.load.pairs)
     recent = since.loaded(since.accepted(blocks))
-    decision = _choose(_Options.of(drawn, beyond, allowed, telemetry, recent, situation, policy))
+    options = _Options.of(drawn, beyond, allowed, telemetry, recent, situation, policy)
+    decision = _choose(replace(options, stretch=_stretch(recent, step_time, lengths, situation)))
     return replace(decision, left_out=allowed.left_out, evidence=Evidence(lengths, step_time, drawn, since))
 
 
@@ -155,6 +159,18 @@ def _stale(blocks: Sequence[Block], telemetry: Telemetry, situation: Situation) 
         return None
     ago = (situation.now - ends[-1]) / HOUR
     return f"the newest windows of {named(current)} ended {ago:.1f} h ago: no traffic, no metrics, or another setting runs."
+
+
+def _stretch(recent: Sequence[Block], step_time: StepTime, lengths: Acceptance, situation: Situation) -> float:
+    """At the largest load of the last hour."""
+    left = situation.replicas - situation.lent
+    last = [row.batch for row in steps(recent) if row.start >= situation.now - HOUR]
+    if not situation.lent or not last:
+        return 0.0
+    if left <= 0:
+        return math.inf
+    middle = lengths.lengths.mean(axis=0)
+    return stretched(step_time, middle, situation.current, max(last), situation.replicas / left)
 
 
 def _why_left_out(telemetry: Telemetry) -> tuple[str, ...]:
@@ -199,6 +215,8 @@ class _Options:
     """Settings that windows were seen of."""
     gains: dict[Setting, Array]
     predictions: tuple[Prediction, ...]
+    stretch: float = 0.0
+    """By what share a token takes longer while the replicas that are lent are out."""
 
     @classmethod
     def of(
@@ -384,6 +402,9 @@ def _hindered(options: _Options) -> str | None:
     situation, policy = options.situation, options.policy
     if reason := situation.history.exploring(situation.now, policy) or _no_canary(situation, policy):
         return reason
+    if options.stretch > policy.stretch():
+        longer = f"{100 * options.stretch:.0f} % longer" if math.isfinite(options.stretch) else "too long"
+        return f"while {situation.lent} of {situation.replicas} replicas load, each token would take {longer}: at a quieter hour."
     if _useless(options):
         return "hardly a draft is accepted, so there is nothing to be learnt from more."
     limit = situation.objectives.time_per_output_token

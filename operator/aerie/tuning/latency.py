@@ -4,6 +4,8 @@ The percentile of requests is taken over the batches of the load, and scaled by 
 (their histogram) over what the forecast says of it: requests differ by more than the batch. Time to the first token is queueing
 and prefill, which no setting changes by itself; it is taken to stretch with the steps and with the busy seconds per token,
 whichever stretches more. Not modelled: a queue that tips over, or empties.
+
+And what users see while replicas are out: the others get their requests, run larger batches, and each token takes longer.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerie.engine.histogram import Histogram
-from aerie.engine.speculation import Setting
+from aerie.engine.speculation import Schedule, Setting, max_tokens
 from aerie.tuning.forecast import Forecast
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import Objectives
+from aerie.tuning.steptime import StepTime
 from aerie.tuning.telemetry import Block
 
+_LARGEST = 512.0
+"""Requests in a step: vLLM's --max-num-seqs is 256 or more by default."""
 _WITHOUT_HISTOGRAM = 1.25
 """Percentile of requests by that of batches, where no request has finished."""
 
@@ -101,3 +106,16 @@ def _quantile(histograms: Sequence[Histogram], share: float) -> float | None:
     counts = tuple(sum(column) for column in zip(*(one.counts for one in alike), strict=True))
     found = Histogram(alike[-1].edges, counts, sum(one.sum for one in alike)).quantile(share)
     return found.estimate if found is not None and math.isfinite(found.high) else None
+
+
+def stretched(step_time: StepTime, lengths: Array, setting: Setting, batch: float, factor: float) -> float:
+    """By what share a user's time per output token grows when each replica has so many times the requests, from this mean batch
+    on; infinite where no batch up to `_LARGEST` gives so many tokens. `lengths`: by K. Prefill is left out."""
+    batches = np.geomspace(batch, max(_LARGEST, 2 * batch), 200)
+    if isinstance(setting, Schedule):
+        drafted = np.array([setting.tokens_at(max(1, round(each))) for each in batches.tolist()])
+    else:
+        drafted = np.full(len(batches), max_tokens(setting))
+    each = step_time.middle(batches, drafted.astype(float)) / lengths[drafted]
+    enough = np.flatnonzero(batches / each >= factor * batch / each[0])
+    return float(each[enough[0]] / each[0]) - 1 if len(enough) else math.inf

@@ -44,6 +44,7 @@ class Order:
     most: int
     replicas: int
     waiting: float
+    lent: int
     objectives: Objectives
     history: History
     policy: Policy
@@ -56,7 +57,10 @@ class Order:
     def to_line(self) -> str:
         """As one line."""
         found = {
-            **{name: getattr(self, name) for name in ("revision", "now", "most", "replicas", "waiting", "horizon", "kept")},
+            **{
+                name: getattr(self, name)
+                for name in ("revision", "now", "most", "replicas", "waiting", "lent", "horizon", "kept")
+            },
             **{name: asdict(getattr(self, name)) for name in ("engine", "objectives", "history", "policy", "scale")},
             "current": setting_to_dict(self.current),
             "since": to_json(self.since),
@@ -81,6 +85,7 @@ class Order:
             most=found["most"],
             replicas=found["replicas"],
             waiting=found["waiting"],
+            lent=found["lent"],
             objectives=Objectives(**found["objectives"]),
             history=History(**found["history"]),
             policy=Policy(**found["policy"]),

@@ -46,6 +46,9 @@ class Policy:
     """Expected gain of what a canary teaches, after its cost, below which none is run."""
     least_replicas: int = 3
     """To spare one for it."""
+    felt: float = 0.01
+    """The most by which users may wait longer over six hours, because replicas are out while a canary that explores and its
+    control load in their place, and they afterwards."""
     slo_headroom: float = 0.2
     """Share of an objective that has to be free while a canary explores."""
     probe: float = 24 * HOUR
@@ -57,6 +60,10 @@ class Policy:
     def gate(self) -> float:
         """The gain that a change is made for, half of the draws above it."""
         return max(self.least_gain, self.pays())
+
+    def stretch(self) -> float:
+        """By what share a token may take longer while replicas load for a canary that explores."""
+        return self.felt * 6 * HOUR / (2 * self.reload)
 
     def pays(self) -> float:
         """The gain that the pessimistic forecast has to reach."""

@@ -100,6 +100,11 @@ class StepTime:
         found: Array = a * rho + delta * slope * batches
         return found
 
+    def middle(self, batches: Array, drafted: Array) -> Array:
+        """Seconds of a step without prefill at each pair of batch and drafted tokens, at the centre of the fit."""
+        found: Array = _seconds(self.center[None], batches, drafted, self.captured)[0]
+        return found
+
     def draws(self, batches: Array, drafted: Array, draws: int, random: np.random.Generator) -> Array:
         """Draws of the seconds of a step without prefill, at each pair of batch and drafted tokens."""
         parameters = draw_normal(self.center, self.covariance, draws, random)

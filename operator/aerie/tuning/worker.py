@@ -46,6 +46,7 @@ def answered(order: Order) -> Answer:
         objectives=order.objectives,
         history=order.history,
         waiting=order.waiting,
+        lent=order.lent,
     )
     decision = decide(telemetry, situation, order.policy, zlib.crc32(order.revision.encode()))
     advice = Advice(

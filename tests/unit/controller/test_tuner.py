@@ -14,6 +14,7 @@ from typing import Any, Self
 import pytest
 
 from aerie.api import SpeculativeDeployment
+from aerie.api.rollout import Canary
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
 from aerie.controller.decider import Decider, DeciderError
@@ -174,6 +175,19 @@ def test_it_decides_once_an_interval_on_all_that_came_since(run: Run) -> None:
     run(story())
 
 
+def test_a_canary_on_spare_gpus_takes_no_replica_and_another_does(run: Run) -> None:
+    async def story() -> None:
+        for canary, lent in (({}, 0), ({"capacity": "Reuse"}, 2), ({"capacity": "Reuse", "control": "Stable"}, 1)):
+            async with Story() as one:
+                of = resource()
+                rollout = of.spec.rollout.model_copy(update={"canary": Canary.from_dict(canary)})
+                one.follow(of.model_copy(update={"spec": of.spec.model_copy(update={"rollout": rollout})}))
+                await one.traffic(1.2 * INTERVAL)
+                assert [order.lent for order in one.decider.orders] == [lent]
+
+    run(story())
+
+
 def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
     async def story() -> None:
         async with Story() as one:
@@ -201,7 +215,7 @@ def test_what_it_asks_with(run: Run) -> None:
             one.follow(resource(args=("--max-num-seqs=64",), more=more, speculation=told))
             await one.traffic(700.0, waiting=3.0)
             (order,) = one.decider.orders
-            assert (order.revision, order.most, order.replicas, order.waiting) == ("r1", 5, 2, 3.0)
+            assert (order.revision, order.most, order.replicas, order.waiting, order.lent) == ("r1", 5, 2, 3.0, 0)
             assert (order.engine.version, order.engine.arguments) == ("0.33.0", ("--max-num-seqs=64",))
             assert (order.policy.cooldown, order.policy.cooldown_after_rollback) == (3600.0, 4 * 3600.0)
             assert (order.policy.canary, order.horizon, order.scale) == (600.0, 12 * 3600.0, Scale.of(600.0, 12 * 3600.0))
@@ -438,7 +452,7 @@ def order(**changes: Any) -> Order:
 
     since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
     made = Order(
-        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, Objectives(), History(), Policy()),
+        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, 0, Objectives(), History(), Policy()),
         *(since.horizon, since.scale, "", since),
     )
     return replace(made, **changes)

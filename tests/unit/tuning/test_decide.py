@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -141,6 +142,21 @@ def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reaso
     found = decided(data, situation(K3, **changes), SURE)
     assert found.action is Action.HOLD
     assert reason in found.reason
+
+
+def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> None:
+    """With 2 of 4 out, the others have twice the requests: at 40 in a step that is more than they can do."""
+    quiet, busy = (telemetry([K3], dear, spread(low, 3 * low, 60), end=100 * HOUR) for low in (1, 20))
+    policy = Policy(better=0.99, least_value=-1.0)
+    spared = decided(busy, situation(K3), policy)
+    assert spared.action is Action.EXPLORE
+    found = decided(busy, situation(K3, lent=2), policy)
+    assert found.action is Action.HOLD
+    assert re.search(
+        r"while 2 of 4 replicas load, each token would take (\d+ % longer|too long): at a quieter hour", found.reason
+    )
+    assert decided(quiet, situation(K3, lent=1), policy).action is Action.EXPLORE
+    assert decided(quiet, situation(K3, lent=4), policy).action is Action.HOLD
 
 
 def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
