@@ -246,11 +246,9 @@ def _of_advice(advice: Advice, mode: str, said: SpeculationStatus) -> Finding:
     why = said.why or advice.reason
     if advice.action == "Change" and mode == "Recommend":
         why = f"{why} Mode Recommend leaves it at that"
-    status = "True" if advice.action == "Hold" and said.recommended is None else "False"
-    reason = _OF_ADVICE[advice.action]
-    if advice.action == "Hold" and said.recommended is not None:
-        reason = "Recommended"
-    return Finding(TUNED, "True" if status == "True" else "False", reason, why)
+    if advice.action == "Hold" and said.recommended is not None:  # it is held back because of a pause
+        return Finding(TUNED, "False", "Cooldown" if mode == "Auto" else "Recommended", why)
+    return Finding(TUNED, "True" if advice.action == "Hold" else "False", _OF_ADVICE[advice.action], why)
 
 
 def _trial(trial: Trial) -> str:

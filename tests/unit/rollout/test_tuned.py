@@ -168,6 +168,10 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
         advise(world)
         world.step()
         assert world.condition("Tuned") == ("False", reason), "four times six hours"
+        if reason == "Cooldown":  # or the tuner, which knows of the pause, says so itself
+            advise(world, action="Hold", reason="K=5 is +8.0 % better. But a change was taken back 1.0 h ago.")
+            world.step()
+            assert world.condition("Tuned") == ("False", "Cooldown")
 
 
 def test_a_canary_that_explores_is_measured_and_given_up() -> None:
