@@ -149,7 +149,7 @@ def withdraw(observed: Observed, stable: Arm, known: CanaryArm, analysis: Analys
     elif outcome is None:
         arms = replace(arms, canary=0)
     owed = 100 - 100 * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
-    weights = traffic.shared(owed, replicas, fleet.stable.pods, fleet.canary.pods)
+    weights = traffic.shared(owed, replicas, arms, fleet.stable.pods, fleet.canary.pods)
     if outcome is None and arms.canary == 0:
         done = Finding(PROGRESSING, "False", "RolledBack", f"revision {known.revision} is gone")
         return Way(None, arms, weights, done, analysis, again=timedelta(0))
@@ -319,9 +319,9 @@ def _weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: Fleet, a
             return {"stable": 100, "canary": 0, "control": 0}
         case "Ramping":
             share = ramp[min(canary.step or 0, len(ramp) - 1)]
-            return traffic.shared(share, resource.spec.replicas, stable, mine)
+            return traffic.shared(share, resource.spec.replicas, arms, stable, mine)
         case "Promoting":
-            return traffic.shared(100, resource.spec.replicas, stable, mine)
+            return traffic.shared(100, resource.spec.replicas, arms, stable, mine)
         case _:
             return traffic.in_proportion(arms, stable, mine, control)
 

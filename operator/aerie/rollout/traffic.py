@@ -1,10 +1,13 @@
 """The weight of each arm in the HTTPRoute of mode Gateway, in percent.
 
-Guarantees: the weights sum to 100; an arm without a serving pod gets none, because a gateway answers 503 for its share; while
-nothing but the stable arm serves, it has all. Not guaranteed in mode Service, where the pods are the shares.
+Guarantees: the weights sum to 100; an arm without a serving pod gets none, because a gateway answers 503 for its share, and
+neither does one that is to have no pods from now on; while nothing but the stable arm serves, it has all. Not guaranteed in mode
+Service, where the pods are the shares.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from aerie.rollout.capacity import Arms, Pods
 
@@ -34,7 +37,12 @@ def ramped(share: int, stable: Pods, canary: Pods) -> dict[str, int]:
     return {"stable": 100 - share, "canary": share, "control": 0}
 
 
-def shared(most: int, replicas: int, stable: Pods, canary: Pods) -> dict[str, int]:
+def shared(most: int, replicas: int, arms: Arms, stable: Pods, canary: Pods) -> dict[str, int]:
     """While the canary grows or goes: as much of the traffic as its serving pods are of the fleet, at most `most` percent."""
     able = 100 * min(canary.serving, replicas) // max(1, replicas)
-    return ramped(min(most, able), stable, canary)
+    return ramped(min(most, able), _staying(stable, arms.stable), _staying(canary, arms.canary))
+
+
+def _staying(pods: Pods, asked: int) -> Pods:
+    """Of an arm's pods, those that are asked for."""
+    return replace(pods, serving=min(pods.serving, asked))

@@ -94,3 +94,37 @@ def test_the_servers_clock_may_be_ahead() -> None:
     for _ in range(3):
         world.step()
     assert mine not in world.replicas()
+
+
+REUSE = {"capacity": "Reuse", "control": "Stable", "ramp": []}
+
+
+def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -> None:
+    """With two GPUs for two pods the stable pod has to go before the canary's second one can come."""
+    world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
+    world.dated = True
+    stable = f"chat-{old}"
+    world.annotate(promote=world.status["canary"]["revision"])
+    world.step()
+    assert (weights(world), world.replicas()[stable]) == ({"chat-stable": 0, "chat-canary": 100}, 1)
+    seen(world, world.objects["HTTPRoute", "chat"]["metadata"]["generation"])
+    world.now += SETTLES
+    world.step()
+    assert world.replicas()[stable] == 0
+
+
+def test_a_canary_that_is_given_up_keeps_its_pods_until_it_gets_nothing() -> None:
+    world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
+    mine = next(name for name in world.replicas() if old not in name)
+    world.annotate(promote=world.status["canary"]["revision"])
+    world.step()
+    world.dated = True
+    world.annotate(rollback=world.status["canary"]["revision"])
+    for _ in range(8):
+        world.step()
+        world.schedule(2)
+        world.ready()
+        sent = weights(world).get("chat-canary", 0)
+        assert sent == 0 or world.replicas()[mine] > 0
+        world.now += timedelta(seconds=5)
+    assert mine not in world.replicas()

@@ -121,6 +121,8 @@ class World:
         key = (item["kind"], item["metadata"]["name"])
         uid = self.objects[key]["metadata"]["uid"] if key in self.objects else f"c{next(self.counter)}"
         before = self.objects.get(key, {})
+        if item["kind"] == "Deployment" and item["spec"]["replicas"] == 0:
+            self._nobody_is_sent_to(item)
         kept = before.get("status")
         self.objects[key] = copy.deepcopy(item)
         metadata = self.objects[key]["metadata"]
@@ -130,6 +132,19 @@ class World:
             metadata["managedFields"] = [{"manager": names.FIELD_MANAGER, "time": self.now.isoformat()}]
         if kept:
             self.objects[key]["status"] = kept
+
+    def _nobody_is_sent_to(self, deployment: dict[str, Any]) -> None:
+        """The route gives nothing to an arm whose last pods go: a gateway would answer with 503."""
+        mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pods.ready(pod)]
+        route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
+        for backend in route["spec"]["rules"][0]["backendRefs"] if route and mine else ():
+            selector = self.objects["Service", backend["name"]]["spec"]["selector"]
+            hit = any(selector.items() <= labels.items() for labels in mine)
+            left = any(
+                selector.items() <= pod["metadata"]["labels"].items() and pods.ready(pod) and not of(pod, deployment)
+                for pod in self.pods
+            )
+            assert not hit or left or backend["weight"] == 0, f"{backend} gets requests, and its last pods go"
 
     # -- the cluster
     def deployments(self, *, control: bool = False) -> dict[str, dict[str, Any]]:
