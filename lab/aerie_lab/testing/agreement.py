@@ -37,7 +37,7 @@ BUNDLE = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3]
 """The shipped target and drafters."""
 K = 3
 Kind = Literal["real", "simulated"]
-START = 300.0
+START = 900.0
 """Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
 
 

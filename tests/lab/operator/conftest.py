@@ -240,13 +240,16 @@ class Nursery:
         self._turn, self._count = threading.Lock(), itertools.count(1)
         self.started: list[Living] = []
 
-    def start(self, namespace: str, *, everywhere: bool = False, lease: str = "operator", **ways: Path) -> Living:
-        """One that works in the namespace, or everywhere; its lease is there. `ways`: kubeconfig, clock (see nursery.py)."""
+    def start(
+        self, namespace: str, *, everywhere: bool = False, lease: str = "operator", notify: str = "", **ways: Path
+    ) -> Living:
+        """One that works in the namespace, or everywhere; its lease is there. `notify`: where its notices go; `ways`: kubeconfig,
+        clock (see nursery.py)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         arguments = [] if everywhere else ["--namespace", namespace]
         arguments += ["--lease-namespace", namespace, "--lease-name", lease, "--health-port=0", "--metrics-port=0"]
-        arguments += ["--preflight-image", "aerie.dev/test/passes"]
+        arguments += ["--preflight-image", "aerie.dev/test/passes", *(["--notify-url", notify] if notify else [])]
         with self._turn:
             log = self._logs / f"{next(self._count)}-{namespace}.log"
             kubeconfig, clock = str(ways.get("kubeconfig", self._kubeconfig)), ways.get("clock")

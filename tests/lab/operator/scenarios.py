@@ -174,6 +174,24 @@ async def reuse_with_exactly_enough_gpus(case: Case) -> None:
 
 
 @scenario
+async def taken_back_after_the_promotion(case: Case) -> None:
+    keep = {"scaleDownDelay": "1h"}
+    await case.first(resource(case.name, replicas=2, canary=keep))
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=keep)))
+    await case.watched()
+    await case.say(promote=None, rollback=case.status["stable"]["revision"])
+    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. A person")
+
+
+@scenario
+async def kept_until_its_delay_is_over(case: Case) -> None:
+    keep = {"scaleDownDelay": "2s"}
+    await case.first(resource(case.name, replicas=2, canary=keep))
+    await case.apply(accepted(resource(case.name, "eagle31", replicas=2, canary=keep)))
+    await case.ended("Promoted", drafter="eagle31", words="A person")
+
+
+@scenario
 async def autoscaler_in_mid_rollout(case: Case) -> None:
     hold = {"ramp": [50], "rampHold": "1h"}
     await case.first(resource(case.name, replicas=2, canary=hold))
@@ -272,6 +290,14 @@ async def accepted_and_then_metrics_are_renamed(case: Case) -> None:
 
 
 @scenario
+async def accepted_and_then_worse(case: Case) -> None:
+    await measured(case, "better", canary={"approval": "Manual"})
+    await case.phase("AwaitingApproval")
+    await case.lie("worse")
+    await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
+
+
+@scenario
 async def metrics_are_gone(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=GONE, analysis=SHORT | {"onInconclusive": "Rollback"})
     await case.ended("RolledBack", drafter="eagle3", words="No decision within")
@@ -337,4 +363,47 @@ async def metrics_are_no_numbers_in_the_promotion(case: Case) -> None:
     await case.open(await case.phase("Starting"))
     await case.phase("Promoting")
     await case.lie("nan")
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+# ------------------------------------------------------------------------------------------ after a promotion, with old pods kept
+KEPT = {"scaleDownDelay": "1h"}
+
+
+@scenario
+async def metrics_are_no_numbers_afterwards(case: Case) -> None:
+    await measured(case, "better", first=IDLE, simulator=IDLE, canary=KEPT, word=True)
+    await case.watched()
+    await case.lie("nan", case.status["stable"]["revision"])
+    await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")
+
+
+@scenario
+async def worse_afterwards(case: Case) -> None:
+    await measured(case, "better", canary=KEPT)
+    await case.watched()
+    await case.lie("worse", case.status["stable"]["revision"])
+    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Acceptance length is")
+
+
+async def falls_with_the_traffic(case: Case) -> str:
+    """What is promoted falls, and the pods before fare no better: it is looked at again, for an hour. The promoted revision."""
+    await measured(case, "better", canary=KEPT)
+    await case.watched()
+    new, old = case.status["stable"]["revision"], case.status["previous"]["revision"]
+    await case.lie("worse", old)
+    await case.lie("worse", new)
+    await case.until(lambda status: status["phase"] == "Rechecking", "old pods get requests again")
+    return str(new)
+
+
+@scenario
+async def falls_with_traffic_and_turned_down(case: Case) -> None:
+    await case.say(rollback=await falls_with_the_traffic(case))
+    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. A person")
+
+
+@scenario
+async def falls_with_traffic_then_no_numbers(case: Case) -> None:
+    await case.lie("nan", await falls_with_the_traffic(case))
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")

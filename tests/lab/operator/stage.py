@@ -22,8 +22,8 @@ PATIENCE = 600.0
 class Reign:
     """The operator, one after another: whenever one is dead the next begins, with a lease of its own, as the dead hold theirs."""
 
-    def __init__(self, nursery: Any, namespace: str) -> None:
-        self._nursery, self._namespace = nursery, namespace
+    def __init__(self, nursery: Any, namespace: str, notify: str) -> None:
+        self._nursery, self._namespace, self._notify = nursery, namespace, notify
         self.kills = self.starts = 0
         self._living: Any = None
 
@@ -36,7 +36,7 @@ class Reign:
 
     def _begin(self) -> None:
         self.starts += 1
-        self._living = self._nursery.start(self._namespace, lease=f"operator-{self.starts}")
+        self._living = self._nursery.start(self._namespace, lease=f"operator-{self.starts}", notify=self._notify)
 
     def kill(self) -> None:
         """SIGKILL, and the next one."""
@@ -135,6 +135,10 @@ class Case:
         """Until its canary is in one of these phases; the canary's revision."""
         await self.until(lambda _: self.canary.get("phase") in phases, f"it is in {' or '.join(phases)}")
         return str(self.canary["revision"])
+
+    async def watched(self) -> None:
+        """Until it is promoted, and pods of the revision before are kept."""
+        await self.until(lambda status: status["phase"] == "Watching", "old pods are kept")
 
     async def ended(self, result: str, *, drafter: str, words: str = "") -> None:
         """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the reason says."""

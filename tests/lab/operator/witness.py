@@ -6,8 +6,8 @@ Looked for, over the whole time and for each resource:
 
 * capacity: no pod that serves is given up while that leaves fewer of them than the spec allows (`floor`)
 * promotion: a revision becomes stable only from the canary's last phase, and with figures that speak for it or a person's word
-* one transition at a time: from one status to the next, at most one row of the machine's table; when a canary is in the status,
-  what was before it asks for no pods any more
+* one transition at a time: from one status to the next, at most one row of the machine's table; never do three
+  revisions ask for pods; when a canary is in the status, what was before it asks for none any more
 
 Guarantee: no version of an object is missed: a watch that cannot go on where it stood is an error of the test's. Pods that the
 world takes away (a lost node) are nobody's offence; pods that are deleted are. The rows are read off two statuses that follow one
@@ -219,6 +219,8 @@ class Replay:
         self._asked.pop(one.item["metadata"]["name"], None)
         if not one.gone and one.item["spec"]["replicas"]:
             self._asked[one.item["metadata"]["name"]] = one.item["metadata"]["labels"]["aerie.dev/revision"]
+        if len(asking := set(self._asked.values())) > 2:
+            self._offend(one, f"three revisions ask for pods: {sorted(asking)}")
 
     def _resource(self, one: Seen) -> None:
         before, after = self._item, one.item

@@ -1,0 +1,75 @@
+"""What tuning makes of real vLLM on CPU with the bundle's models, where speculation loses; measured as in tests/vllm/test_tuning.
+
+| key                        | what is measured                                                                                |
+|----------------------------|-------------------------------------------------------------------------------------------------|
+| ms_per_token_KEY_bN        | a user's mean time per output token at a batch of N: K = 3, K = 1, the schedule 1-2:3,3-8:1, off  |
+| kbar_deviation             | the most by which draft tokens per draft differed from the setting, in any window                |
+| says_off                   | 1 if the tuner, with the figures of K = 3 and of no speculation, says to turn it off             |
+| off_predicted_pct          | gain of no speculation over K = 3 by its forecast, with the 5 and 95 % points                    |
+| off_measured_pct_bN        | gain in a user's tokens per second that was measured, by batch                                   |
+| unseen_off_predicted_pct   | the forecast of the same gain with the figures of K = 3 and K = 1 alone, with its points         |
+
+Two engines share two cores; the figures compare settings with each other, and say nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from aerie.engine import windows
+from aerie.engine.speculation import Off, Schedule, Setting, Static
+from aerie.tuning.decide import Decision
+from aerie_lab.binaries import ensure
+from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, Measured, opinion, tell
+
+
+def measure() -> dict[str, float]:
+    vllm = ensure("vllm", lambda line: print(line, file=sys.stderr))
+    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
+        told = tell(vllm, Path(scratch))
+    print(told.opinion.text)
+    unseen = opinion([told.engines[CURRENT], told.engines[OTHER]])
+    print("Without the figures of no speculation:\n\n" + unseen.text)
+    times = {
+        f"ms_per_token_{_key(setting)}_b{batch}": round(1000 * one.seconds_per_token(batch), 3)
+        for setting, one in told.engines.items()
+        for batch in BATCHES
+    }
+    return {
+        **times,
+        "kbar_deviation": max(_deviation(one) for one in told.engines.values()),
+        "says_off": float(told.opinion.decision.setting == Off()),
+        **_predicted("off", told.opinion.decision),
+        **{f"off_measured_pct_b{batch}": round(100 * gain, 1) for batch, gain in told.gain.items()},
+        **_predicted("unseen_off", unseen.decision),
+    }
+
+
+def _key(setting: Setting) -> str:
+    match setting:
+        case Off():
+            return "off"
+        case Static(tokens):
+            return f"k{tokens}"
+    return "schedule"
+
+
+def _deviation(one: Measured) -> float:
+    if isinstance(one.setting, Off):
+        return 0.0
+    found = 0.0
+    for batch, taken in one.windows.items():
+        wanted = one.setting.tokens_at(batch) if isinstance(one.setting, Schedule) else OTHER.tokens
+        wanted = one.setting.tokens if isinstance(one.setting, Static) else wanted
+        for window in taken:
+            drafted = windows.mean_draft_length(window.counters)
+            found = max(found, abs(drafted - wanted) if isinstance(drafted, float) else float("inf"))
+    return found
+
+
+def _predicted(name: str, decision: Decision) -> dict[str, float]:
+    low, _, middle, high = next((one.gain for one in decision.predictions if one.setting == Off()), (float("nan"),) * 4)
+    points = {"predicted_pct": middle, "predicted_low_pct": low, "predicted_high_pct": high}
+    return {f"{name}_{key}": round(100 * value, 1) for key, value in points.items()}

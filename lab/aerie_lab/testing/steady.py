@@ -1,0 +1,231 @@
+"""Real engines under a load of a constant batch, what they count in windows of it, and what the tuner makes of that.
+
+    answers under way, always as many ─► pages ─► windows in which nothing begins or ends ─► telemetry ─► decision
+
+So the batch of a window is exact, and the draft tokens per draft can be compared with the setting without a margin. A window
+lasts for a number of steps, never for a time, and windows are taken until they are enough for a decision: what is shown does not
+depend on how fast the machine is. tests/vllm asserts it, `make bench NAME=tuning_vllm` records it.
+
+Not guaranteed: that step times agree while other work keeps the cores busy. Engines that are compared are measured in turn, so
+that slow minutes fall on all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from aerie.engine import arguments, flags
+from aerie.engine.page import parse
+from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier
+from aerie.engine.versions import Version
+from aerie.tuning.candidates import Engine as Known
+from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.explain import explain
+from aerie.tuning.policy import Policy
+from aerie.tuning.telemetry import Reading, Scale, Telemetry
+from aerie_lab.testing.agreement import BUNDLE, START, Engine, engine
+
+VERSION = Version.parse("0.32.0")
+CURRENT = Static(3)
+OTHER = Static(1)
+SCHEDULE = Schedule((Tier(1, 2, 3), Tier(3, 8, 1)), max_tokens=3)
+BATCHES = (1, 2, 4, 8)
+STEPS = 60
+"""Engine steps of a window at least: a few more than the tuner asks of one."""
+WINDOWS = 5
+"""Of a batch, at a time."""
+ROUNDS = 8
+"""So often all batches are measured at most, for a decision."""
+ANSWER = 1500
+"""Tokens of an answer: with any of the prompts below the context's end, and left before they are all there."""
+MOST = 7
+"""The most draft tokens that the tuner may choose."""
+SCALE = Scale(block=1.0, cell=3600.0, warm=0.0)
+"""Short blocks, because the load is always the same."""
+_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""What vLLM decides by itself where there is no Triton, as on CPU; the tuner is told."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What an engine counted while its batch stood still."""
+
+    end: float
+    """Seconds of Unix time."""
+    age: float
+    """Seconds that the engine had run for at its beginning."""
+    counters: Counters
+
+
+@dataclass
+class Measured:
+    """One engine: its setting, and its windows by batch."""
+
+    engine: Engine
+    setting: Setting
+    windows: dict[int, list[Window]] = field(default_factory=dict)
+
+    def measure(self, batches: Iterable[int] = BATCHES) -> None:
+        """Take more windows of each of these batches."""
+        for batch in batches:
+            self.windows.setdefault(batch, []).extend(asyncio.run(_windows(self.engine.url, batch)))
+
+    def seconds_per_token(self, batch: int) -> float:
+        """A user's, over all windows of the batch."""
+        counted = [window.counters for window in self.windows[batch]]
+        return sum(one.step_seconds for one in counted) / sum(one.generation_tokens for one in counted)
+
+
+@contextlib.contextmanager
+def serving(vllm: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[list[Measured]]:
+    """Real vLLM with the bundle's target and its EAGLE 3.1 drafter, one for each setting as Aerie writes it, started together."""
+    with contextlib.ExitStack() as stack:
+        made = [engine("real", vllm, folder, *words(setting)) for setting in settings]
+        with ThreadPoolExecutor(len(made)) as pool:
+            engines = list(pool.map(stack.enter_context, made))
+        for one in engines:
+            one.load(4, 8, 30, seed=0)  # first requests pay for lazily made state
+        yield [Measured(*each) for each in zip(engines, settings, strict=True)]
+
+
+def words(setting: Setting) -> list[str]:
+    """The arguments by which Aerie gives an engine the setting."""
+    drafter = flags.Drafter(str(BUNDLE / "eagle31"))
+    config = flags.speculative_config(setting, drafter, VERSION, arguments.Arguments())
+    return [] if config is None else ["--speculative-config", json.dumps(config)]
+
+
+async def _windows(url: str, batch: int) -> list[Window]:
+    found: list[Window] = []
+    async with httpx.AsyncClient(base_url=url, timeout=START) as client:
+        while len(found) < WINDOWS:
+            found += await _one_set(client, batch, WINDOWS - len(found))
+    return found
+
+
+async def _one_set(client: httpx.AsyncClient, batch: int, count: int) -> list[Window]:
+    """Windows of one set of answers: as many as are wanted, or as there is time for before the first of the answers ends."""
+    before = await _scrape(client)
+    answers = [asyncio.create_task(client.post("/v1/completions", json=_question(index))) for index in range(batch)]
+    found: list[Window] = []
+    begun: tuple[float, Sample] | None = None
+    try:
+        while len(found) < count and not any(answer.done() for answer in answers):
+            now, sample = time.time(), await _scrape(client)
+            if not _under_way(before, sample, batch):
+                begun = None
+            elif begun is None:
+                begun = now, sample
+            else:
+                counted = between(begun[1], sample)
+                assert isinstance(counted, Counters), counted
+                if counted.iterations >= STEPS:
+                    found.append(Window(now, begun[0] - (sample.started or 0.0), counted))
+                    begun = now, sample
+            await asyncio.sleep(0.05)
+    finally:
+        for answer in answers:
+            answer.cancel()  # the engine sees that its client has gone
+        ended = await asyncio.gather(*answers, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError):
+            raise one
+        assert not isinstance(one, httpx.Response) or one.status_code == 200, one.text
+    return found
+
+
+def _question(index: int) -> dict[str, object]:
+    """Sampled, because greedy answers of this length end in loops, of which any drafter guesses the rest."""
+    prompt = f"{index}. The module is"
+    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER, "temperature": 0.8, "ignore_eos": True}
+
+
+async def _scrape(client: httpx.AsyncClient) -> Sample:
+    return parse((await client.get("/metrics")).raise_for_status().content)
+
+
+def _under_way(before: Sample, now: Sample, batch: int) -> bool:
+    """Whether all answers that were asked for have begun, none has ended, and none of an earlier set still runs."""
+    begun = now.counters.first_tokens - before.counters.first_tokens == batch
+    return begun and now.gauges.running == batch and now.counters.finished == before.counters.finished
+
+
+# ---------------------------------------------------------------------------------------------------------------- the tuner
+@dataclass(frozen=True)
+class Opinion:
+    """What the tuner says of some engines' windows."""
+
+    decision: Decision
+    text: str
+
+
+def opinion(engines: Sequence[Measured]) -> Opinion:
+    """Of these engines as the replicas of one fleet whose setting is that of the first, as of the first one's newest window."""
+    told = Telemetry(scale=SCALE)
+    readings = [
+        Reading(str(one.setting), window.end, one.setting, window.counters, window.age)
+        for one in engines
+        for windows in one.windows.values()
+        for window in windows
+    ]
+    for reading in sorted(readings, key=lambda each: each.end):
+        told.add(reading)
+    known = Known(VERSION, arguments.read(["--enforce-eager"]), environment=_RUNNER, experts=False)
+    newest = max(window.end for windows in engines[0].windows.values() for window in windows)
+    situation = Situation(known, engines[0].setting, MOST, len(engines), newest)
+    decision = decide(told, situation, Policy(), seed=1)
+    return Opinion(decision, explain(decision, told, situation, Policy()))
+
+
+def decided(engines: Sequence[Measured]) -> Opinion:
+    """Measure the engines in turn, until the tuner has figures enough to decide on; its decision."""
+    for _ in range(ROUNDS - 1):
+        found = _after_a_round(engines)
+        if found.decision.action is not Action.INSUFFICIENT:
+            return found
+    return _after_a_round(engines)
+
+
+def _after_a_round(engines: Sequence[Measured]) -> Opinion:
+    for batch in BATCHES:
+        for one in reversed(engines):  # the first one last: what is newest is of the setting that runs
+            one.measure([batch])
+    return opinion(engines)
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that was measured."""
+
+    engines: dict[Setting, Measured]
+    opinion: Opinion
+    """With the figures of the engines that ran the current setting, and no speculation."""
+
+    @property
+    def gain(self) -> dict[int, float]:
+        """By batch, how many more tokens a user got in the same time without speculation."""
+        off, current = self.engines[Off()], self.engines[CURRENT]
+        return {batch: current.seconds_per_token(batch) / off.seconds_per_token(batch) - 1 for batch in BATCHES}
+
+
+def tell(vllm: Path, folder: Path) -> Told:
+    """Two engines at a time, which is what two cores and 8 GiB hold. Takes two minutes and a half on an idle machine."""
+    engines: dict[Setting, Measured] = {}
+    with serving(vllm, folder, [CURRENT, Off()]) as pair:
+        found = decided(pair)
+        engines |= {one.setting: one for one in pair}
+    with serving(vllm, folder, [OTHER, SCHEDULE]) as pair:
+        for one in pair:
+            one.measure()
+        engines |= {one.setting: one for one in pair}
+    return Told(engines, found)

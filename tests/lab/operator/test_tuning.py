@@ -1,0 +1,160 @@
+"""Tuning on running engines, whose costs are such that K = 3 is wrong: three resources side by side, under one operator.
+
+    load     mode Auto, requests through the gateway: the load doubles, and a setting that drafts less is proven and kept; then
+             the load is as before, and nothing that is not proven follows
+    shown    mode Recommend, engines that ask themselves, at a load at which K = 3 loses: it is told, and nothing happens
+    planted  mode Auto, a drafter that takes far more time than the tuner can know from K = 3: what it recommends is taken back
+
+Nothing here waits for what "should be over by now": each wait is for a state, and has minutes. Step times are the simulator's
+own, so the figures do not depend on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aerie.cli.run import run
+from aerie.resources import tuning
+from aerie_lab.engine.acceptance import CLASSES
+from aerie_lab.engine.background import Background
+from aerie_lab.engine.traffic import Target
+from aerie_lab.engine.workload import Lengths, TrafficClass
+from aerie_lab.testing import Namespace, until
+from tests.lab.operator.resources import resource
+from tests.lab.operator.test_canary import answers
+
+pytestmark = pytest.mark.timeout(1800)
+Object = dict[str, Any]
+PATIENCE = 900.0
+"""Seconds for one wait. A minute or two is usual."""
+RATE = 7.8
+"""Requests a second for two engines: at K = 3 they have three at a time, and with twice the rate ten."""
+ANSWER = Lengths(150, 0.3)
+KINDS = (TrafficClass("chat", CLASSES["chat"], Lengths(30, 0.3), ANSWER),)
+
+
+def simulator(formula: Object, rates: list[float], asks: float = 0.0) -> str:
+    """`asks`: requests of 45 tokens a second, each engine by itself."""
+    told = {"startup_seconds": 0.5, "asks": asks, "step_time": {"formula": formula}, "acceptance": {"chat": {"rates": rates}}}
+    return json.dumps(told | {"drafter_effect": False})
+
+
+COSTLY_TOKENS = {"base": 3e-3, "token": 3.75e-4}
+"""Each verified token costs: with many requests at a time, drafts that are seldom accepted do harm."""
+FEW, FEWER = [0.6, 0.4, 0.28], [0.45, 0.2, 0.09]
+COSTLY_DRAFTS = {"base": 1e-3, "token": 0.0, "draft": 6.4e-3}
+"""A step of the drafter costs six times one of the target, which no metric at one K tells from a costly target."""
+MANY = [0.94, 0.8836, 0.8306]
+
+
+def tuned(name: str, mode: str, engine: str, *, cooldown: str = "0s", **more: Any) -> Object:
+    """A resource whose setting is decided on every ten seconds. Its canary takes the place of a stable pod, so that each pod has
+    as much to do as before; with two of them none is spared for exploring."""
+    made = resource(
+        name,
+        simulator=engine,
+        replicas=2,
+        canary={"capacity": "Reuse", "control": "Stable"},
+        analysis={"block": "4s", "deadline": "5m"},
+        **more,
+    )
+    spec = made["spec"]
+    spec["speculation"]["tuning"] = {"mode": mode, "interval": "10s", "cooldown": cooldown, "history": "90s"}
+    spec["model"]["servedName"] = "chat"
+    spec["metrics"]["interval"] = "2s"
+    spec["engine"]["args"] = ["--enforce-eager"]
+    spec["engine"]["env"].append({"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"})  # so that no schedule is a candidate
+    del spec["engine"]["podTemplate"]["spec"][
+        "containers"
+    ]  # requests come through the gateway: pods wait until it knows, before they end
+    return made
+
+
+def test_settings_are_proven_or_only_shown_or_taken_back(
+    namespace: Namespace, inside: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = f"{namespace.name}.example"
+    gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
+    route = {"mode": "Gateway", "gateway": gateway}
+    namespace.apply(tuned("load", "Auto", simulator(COSTLY_TOKENS, FEW), traffic=route))
+    namespace.apply(tuned("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, asks=18)))
+    namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, asks=6), cooldown="1h"))
+
+    def status(name: str, look: Callable[[Object], object], what: str) -> Object:
+        found: Object = namespace.until(
+            "specdep", name, lambda item: look(item.get("status") or {}), f"{name}: {what}", within=PATIENCE
+        )["status"]
+        return found
+
+    for name in ("load", "shown", "planted"):
+        status(name, lambda s: s.get("phase") == "Ready", "it is Ready")
+    url = namespace.lab.gateway_url or ""
+    until(lambda: answers(url, host), "the gateway answers")
+    target = Target(url, "chat", host, stream=False, timeout=120)
+    with Background(target, RATE, KINDS) as traffic:
+        status("load", lambda s: reason(s) in ("Optimal", "Recommended", "Trial"), "there is a first decision")
+        with Background(target, RATE, KINDS) as more:
+            found = status("load", lambda s: trials(s) and trials(s)[0]["result"] == "Promoted", "a change is proven")
+            proven = trials(found)[0]
+            chosen = status("load", lambda s: s.get("phase") == "Ready" and chosen_of(s), "the proven setting serves")
+            assert proven["was"] == {"mode": "Static", "tokens": 3}
+            assert chosen["speculation"]["chosen"]["setting"] == chosen["stable"]["setting"]
+            assert proven["tried"] != proven["was"]
+            assert proven["predicted"]["estimate"] > 0
+            assert proven["realised"]["lower"] > 0, "certainly faster than the control"
+            assert namespace.get("specdep", "load")["spec"]["speculation"]["tokens"] == 3, "the spec is the user's"
+        # Half of the load again: the next decisions are on that, and whatever they lead to is proven too.
+        seen = decided_at(namespace, "load")
+        until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", within=PATIENCE)
+        later = namespace.get("specdep", "load")["status"]
+        assert all(one["result"] != "Promoted" or one["realised"]["lower"] > 0 for one in trials(later))
+    for one in (traffic, more):
+        assert [outcome for outcome in one.report.outcomes if outcome.error] == []
+
+    shown = status("shown", lambda s: reason(s) == "Recommended", "a better setting is told")
+    assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "tokens": 3}
+    assert shown["speculation"]["predicted"]["estimate"] > 0
+    assert not {"trial", "chosen", "changes"} & shown["speculation"].keys()
+    assert [one["result"] for one in shown["history"]] == ["Promoted"], "the first revision, and no canary since"
+
+    back = status("planted", lambda s: trials(s) and not s.get("canary"), "its trial is over")
+    taken = trials(back)[0]
+    assert (taken["result"], taken["tried"]["mode"]) == ("RolledBack", "Static")
+    assert taken["tried"]["tokens"] > 3
+    assert taken["predicted"]["estimate"] > 0 > taken["realised"]["estimate"]
+    assert back["stable"]["setting"] == {"mode": "Static", "tokens": 3}
+    assert "chosen" not in back["speculation"]
+    resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
+    assert resting["speculation"]["rolledBackAt"] == taken["endedAt"]
+
+    monkeypatch.setenv("KUBECONFIG", str(namespace.lab.kubeconfig))
+    for name in ("load", "shown", "planted"):
+        capsys.readouterr()
+        assert run(["tune", "explain", name, "-n", namespace.name]) == 0
+        text = capsys.readouterr().out
+        assert "Candidates, the best pessimistic gain first" in text
+    assert inside.end() == 0
+
+
+def reason(status: Object) -> str:
+    """Of the condition Tuned."""
+    known = {one["type"]: one for one in status.get("conditions") or []}
+    return str(known.get("Tuned", {}).get("reason", ""))
+
+
+def trials(status: Object) -> list[Object]:
+    """How trials have ended, the newest first."""
+    return list((status.get("speculation") or {}).get("changes") or [])
+
+
+def chosen_of(status: Object) -> object:
+    return (status.get("speculation") or {}).get("chosen")
+
+
+def decided_at(namespace: Namespace, name: str) -> str:
+    """When the last decision was made that is written down."""
+    return str(namespace.get("configmap", tuning.name(name))["data"][tuning.AT])

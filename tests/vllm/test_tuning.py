@@ -1,0 +1,74 @@
+"""Settings that tuning may choose, on real vLLM: engines draft what the setting says, and where drafts cost more than they bring
+the tuner says so.
+
+Each setting is given to an engine by the arguments that Aerie writes. On CPU a step of the small target takes little longer than
+one of its drafter, so speculation loses: what a tuner has to find out. aerie_lab.testing.steady has how it is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerie.engine import windows
+from aerie.engine.speculation import Off, Schedule, Static, max_tokens
+from aerie.tuning.decide import Action
+from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, SCHEDULE, STEPS, Told, tell
+
+ONE_STEP = 1.01 / STEPS
+"""A page's counters are not of one instant: between two of them there may be a step."""
+pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
+
+
+@pytest.fixture(scope="module")
+def told(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) -> Told:
+    found = tell(vllm, tmp_path_factory.mktemp("tuning"))
+    say(found.opinion.text)
+    return found
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("setting", [CURRENT, OTHER, SCHEDULE], ids=str)
+def test_an_engine_drafts_what_its_setting_says(told: Told, setting: Static | Schedule, batch: int) -> None:
+    wanted = setting.tokens_at(batch) if isinstance(setting, Schedule) else setting.tokens
+    for window in told.engines[setting].windows[batch]:
+        counted = window.counters
+        known = windows.batch(counted)
+        assert isinstance(known, windows.Bounds)
+        assert (known.low, known.high) == pytest.approx((batch, batch), rel=ONE_STEP)
+        assert windows.mean_draft_length(counted) == wanted
+        assert counted.speculation is not None
+        verified = counted.speculation.drafts
+        assert verified == pytest.approx(counted.request_steps, rel=ONE_STEP), "each step of a request verifies a draft"
+        # Every position that the engine is built for is counted, and none beyond what it drafted.
+        assert len(counted.speculation.accepted_per_position) == max_tokens(setting)
+        assert not any(counted.speculation.accepted_per_position[wanted:])
+
+
+def test_an_engine_without_speculation_counts_no_drafts(told: Told) -> None:
+    for batch in BATCHES:
+        for window in told.engines[Off()].windows[batch]:
+            assert window.counters.speculation is None
+            assert windows.tokens_per_step(window.counters) == pytest.approx(1, rel=ONE_STEP)
+
+
+def test_speculation_that_loses_is_turned_off(told: Told) -> None:
+    found, text = told.opinion.decision, told.opinion.text
+    assert (found.action, found.setting) == (Action.CHANGE, Off()), text
+    assert found.reason.startswith("speculation loses on this load: without it the gain is +")
+    gains = {one.setting: one.gain for one in found.predictions}
+    assert gains[Off()][0] > 0, text
+    # The figures are in the account that a person gets.
+    for part in ("CHANGE to no speculation", "acceptance ", "step time ", "no speculation ", "measured at K = 3, off"):
+        assert part in text, text
+
+
+def test_what_the_tuner_says_is_what_was_measured(told: Told) -> None:
+    """Its forecast of the load lies between the gains that were measured at the batches of the load."""
+    measured = told.gain.values()
+    low, _, _, high = next(one.gain for one in told.opinion.decision.predictions if one.setting == Off())
+    assert min(measured) > 0, told.gain
+    assert low < max(measured), told.gain
+    assert high > min(measured), told.gain
