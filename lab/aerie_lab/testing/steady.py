@@ -2,9 +2,10 @@
 
     answers under way, always as many ─► pages ─► windows in which nothing begins or ends ─► telemetry ─► decision
 
-So the batch of a window is exact, and the draft tokens per draft can be compared with the setting without a margin. A window
-lasts for a number of steps, never for a time, and windows are taken until they are enough for a decision: what is shown does not
-depend on how fast the machine is. tests/vllm asserts it, `make bench NAME=tuning_vllm` records it.
+So the draft tokens per draft can be compared with the setting without a margin; the batch is known but for the few steps by which
+two counters of one page may lie apart. A window lasts for a number of steps, never for a time, and windows are taken until they
+are enough for a decision: what is shown does not depend on how fast the machine is. tests/vllm asserts it, `make bench
+NAME=tuning_vllm` records it.
 
 Not guaranteed: that step times agree while other work keeps the cores busy. Engines that are compared are measured in turn, so
 that slow minutes fall on all of them.
