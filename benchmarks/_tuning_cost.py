@@ -26,7 +26,8 @@ def main() -> None:
     import numpy as np
 
     from aerie.engine.samples import Counters
-    from aerie.tuning.decide import Situation, decide
+    from aerie.tuning.decide import decide
+    from aerie.tuning.decision import Situation
     from aerie.tuning.policy import Policy
     from aerie.tuning.telemetry import Reading, Telemetry
     from benchmarks._tuning_replay import ENGINE, counted, grids

@@ -1,9 +1,11 @@
 """Fleets that tune themselves for three days: the tuner's own code, fed window by window, beside an oracle and beside no change.
 
-Each run feeds `aerie.tuning.telemetry` one reading a replica every five minutes, asks `aerie.tuning.decide` every half hour and
-when a canary has explored, and does what it says: a canary (`_tuning_fleet_trial`), then a roll, one replica at a time, five
-minutes each, in which the others carry its load. While a canary, a roll or a cooldown is under way no decision is asked for,
-since none could be acted on; after six hours in which nothing was done it is asked every hour.
+Each run feeds `aerie.tuning.telemetry` one reading a replica every five minutes, asks `aerie.tuning.decide` every half hour, with
+each reading while a canary explores, and once when it has, and does what it says: a canary (`_tuning_fleet_trial`), then a roll,
+one replica at a time, five minutes each. Canary, control and what loads in a roll are on spare GPUs (`surge`, as by default);
+without them they take the places of replicas, and the others carry the load. While any other canary, a roll or a cooldown is
+under way no decision is asked for, since none could be acted on; in the pause after a trial that failed, which ends with its
+traffic, and after six hours in which nothing was done it is asked every hour, unless the acceptance length has moved by 3 %.
 
 A reading of five minutes is the mean of the twenty that a scraper would have taken, and weighs as many in the fit
 (`_as_scraped`); only how the batch moved within them is lost.
@@ -14,8 +16,8 @@ What counts is what users wait for a token, all tokens of the run together, each
   step, the true acceptance of that moment, and the load of the last 24 hours; it changes at once, without a canary, to the best
   of all fixed settings and the best schedule, where that gains twice what the roll costs. Where it would have done better to
   change nothing, that is what counts.
-* A *predicted gain* is held against what the same formula says with the true step times, the true acceptance of that moment, and
-  the true batches under the current setting, of up to 24 hours.
+* A *predicted gain* is held against what users would have waited with each setting, by the true step times, the true acceptance
+  of that moment, and the requests of up to 24 hours.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.forecast import Forecast, Load
 from aerie.tuning.policy import History, Objectives, Policy
 from aerie.tuning.telemetry import Reading, Telemetry
@@ -38,8 +41,14 @@ INTERVAL = 6
 """Ticks between decisions."""
 QUIET = 6 * HOUR
 """Ticks without a canary after which it is asked half as often."""
+MOVED = 0.03
+"""By what share the acceptance length has to have moved to be asked as often all the same."""
+REMEMBERED = 5
+"""Trials that count for the pause after one that was undecided, as many as a status has."""
 LENT = 2
-"""Replicas that become canary and control."""
+"""Replicas that become canary and control, where no GPUs are spare."""
+PLACES = np.array([*range(REPLICAS), 0, 1])
+"""Whose router weight and speed each replica has: spare ones are like the first two."""
 SCRAPES = round(TICK / 15)
 """In a window."""
 DAY = 24 * HOUR
@@ -54,25 +63,34 @@ _EPOCH = 1_750_000_000.0 // 86400 * 86400
 
 @dataclass
 class Fleet:
-    """Which setting each replica runs, tick by tick."""
+    """Which setting each replica runs, tick by tick; the last two are canary and control on spare GPUs, where there are any."""
 
     settings: list[Setting]
     runs: Ints
-    """Replica by tick: index of the setting; -1 while it loads."""
+    """Replica by tick: index of the setting; -1 while it loads, or is not there."""
     since: Ints
     """Replica by tick: when its engine began."""
+    surge: bool
 
     @classmethod
-    def of(cls, setting: Setting) -> Fleet:
-        return cls([setting], np.zeros((REPLICAS, TICKS), dtype=int), np.full((REPLICAS, TICKS), -HOUR))
+    def of(cls, setting: Setting, *, surge: bool = True) -> Fleet:
+        runs = np.zeros((len(PLACES), TICKS), dtype=int)
+        runs[REPLICAS:] = -1
+        return cls([setting], runs, np.full(runs.shape, -HOUR), surge)
+
+    @property
+    def arms(self) -> tuple[int, int]:
+        """Where canary and control are."""
+        return (REPLICAS, REPLICAS + 1) if self.surge else (0, 1)
 
     def reload(self, replica: int, tick: int, setting: Setting) -> None:
-        """Out for one tick, with the setting from the next on."""
+        """With the setting from the next tick on, and out for this one; unless that runs on spare GPUs until it serves."""
         if setting not in self.settings:
             self.settings.append(setting)
-        self.runs[replica, tick : tick + 1] = -1
+        if not self.surge or replica >= REPLICAS:
+            self.runs[replica, tick : tick + 1] = -1
         self.runs[replica, tick + 1 :] = self.settings.index(setting)
-        self.since[replica, tick:] = tick + 1
+        self.since[replica, tick + 1 :] = tick + 1
 
     def roll(self, replicas: list[int], tick: int, setting: Setting) -> int:
         """One after the other; returns when all are done."""
@@ -81,10 +99,22 @@ class Fleet:
             tick += 1
         return tick
 
+    def withdraw(self, tick: int, setting: Setting) -> int:
+        """Canary and control are no more, and their replicas run the setting; returns when they do."""
+        if self.surge:
+            self.runs[REPLICAS:, tick:] = -1
+            return tick
+        for replica in self.arms:
+            self.reload(replica, tick, setting)
+        return tick + 1
+
     def rates(self, world: World) -> Floats:
-        """Requests per second, replica by tick."""
-        weights = np.where(self.runs >= 0, world.shares, 0.0)
-        return np.asarray(world.rates * weights / weights.sum(axis=0))
+        """Requests per second, replica by tick. More than `REPLICAS` that serve get more requests, not fewer each: spare GPUs are
+        not to make anybody faster."""
+        serves = self.runs >= 0
+        weights = np.where(serves, world.shares[PLACES], 0.0)
+        more = np.maximum(serves.sum(axis=0) / REPLICAS, 1.0)
+        return np.asarray(world.rates * more * weights / weights.sum(axis=0))
 
 
 @dataclass
@@ -94,8 +124,9 @@ class Trial:
     tick: int
     setting: Setting
     action: Action
-    result: str
-    minutes: float
+    """What it was for at its end: one that explored may have been kept for a change."""
+    result: str = ""
+    minutes: float = 0.0
 
 
 @dataclass
@@ -111,12 +142,12 @@ class Outcome:
 
 
 # ---------------------------------------------------------------------------------------------------------------- the tuner
-def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
+def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
     """The run under the tuner."""
-    policy, random = policy or Policy(), np.random.default_rng([seed, 7])
-    fleet, current, history = Fleet.of(world.start), world.start, History()
+    policy, random = Policy(), np.random.default_rng([seed, 7])
+    fleet, current, history = Fleet.of(world.start, surge=surge), world.start, History()
     found = Outcome(fleet)
-    telemetry, fed, changed, free, taught = Telemetry(), 0, 0, 0, -1
+    telemetry, fed, changed, free, taught, asked = Telemetry(), 0, 0, 0, -1, 1.0
     edges = _edges(world)
     for tick in range(INTERVAL, TICKS):
         if tick % INTERVAL and tick != taught:
@@ -125,13 +156,14 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
             telemetry, fed, changed, history = Telemetry(), world.fresh, world.fresh, History()
         _feed(telemetry, world, fleet, fed, tick, edges, random)
         fed, now = tick, _EPOCH + tick * TICK
-        if tick < free or history.cooling(now, policy):
+        if tick < free or replace(history, rolled_back=None, undecided=None).cooling(now, policy):
             continue
-        if tick != taught and tick - max(free, changed) > QUIET and tick % (2 * INTERVAL):
+        quiet = tick - max(free, changed) > QUIET or history.cooling(now, policy) is not None
+        length = float(lengths(world.survivals[tick])[3])
+        if tick != taught and quiet and tick % (2 * INTERVAL) and abs(length / asked - 1) < MOVED:
             continue
-        full = _full(world, current, tick)
-        objectives, waiting = Objectives(world.objective), 10.0 if full else 0.0
-        situation = Situation(world.engine, current, MOST, REPLICAS, now, objectives, history, waiting, LENT)
+        asked = length
+        situation = _situation(world, fleet, current, tick, history)
         decision = decide(_as_scraped(telemetry), situation, policy, seed * 1000 + tick)
         found.decisions += 1
         found.insufficient += decision.action is Action.INSUFFICIENT
@@ -141,24 +173,61 @@ def tuned(world: World, seed: int, policy: Policy | None = None) -> Outcome:
         explore = policy.canary if decision.action is Action.EXPLORE else 0.0
         if explore and history.explored is not None and now < history.explored + policy.cooldown:
             continue  # as the operator does (`rollout.tuned`)
-        fleet.reload(0, tick, decision.setting)
-        fleet.reload(1, tick, current)
+        for place, setting in zip(fleet.arms, (decision.setting, current), strict=True):
+            fleet.reload(place, tick, setting)
         begin = min(tick + 2, TICKS - 1)
-        verdict = judged(world, decision.setting, current, begin, random, explore)
+        trial = Trial(tick, decision.setting, decision.action)
+
+        def keep(
+            at: int,
+            trial: Trial = trial,
+            telemetry: Telemetry = telemetry,
+            current: Setting = current,
+            history: History = history,
+        ) -> bool:
+            """Whether the canary that explores is to be proven, as the operator asks while it does."""
+            nonlocal fed
+            if at >= TICKS:
+                return False
+            _feed(telemetry, world, fleet, fed, at, edges, random)
+            fed = at
+            there = replace(_situation(world, fleet, current, at, history), exploring=trial.setting)
+            advice = decide(_as_scraped(telemetry), there, policy, seed * 1000 + at)
+            if advice.action is not Action.CHANGE or advice.setting != trial.setting:
+                return False
+            trial.action = Action.CHANGE
+            return True
+
+        verdict = judged(world, decision.setting, current, begin, random, explore, keep)
+        explore = trial.action is Action.EXPLORE
         ended = begin + math.ceil(60 * verdict.minutes / TICK)
-        found.trials.append(Trial(tick, decision.setting, decision.action, verdict.result, verdict.minutes))
+        trial.result, trial.minutes = verdict.result, verdict.minutes
+        found.trials.append(trial)
         if verdict.result == "Promote":
             free = fleet.roll(list(range(1, REPLICAS)), ended, decision.setting)
+            if surge:  # the canary stays, in the place of the first
+                fleet.runs[0, ended:] = fleet.settings.index(decision.setting)
+                fleet.withdraw(free, decision.setting)
             current, changed = decision.setting, tick
             history = replace(history, changed=_EPOCH + free * TICK, speculated=_EPOCH + free * TICK)
         else:
-            fleet.reload(0, ended, current)
-            fleet.reload(1, ended, current)
-            free = ended + 1
+            free = fleet.withdraw(ended, current)
             taught = free if explore else taught
-            at = _EPOCH + ended * TICK
-            history = replace(history, speculated=at, **({"explored": at} if explore else {"rolled_back": at}))
+            history = _with_end(history, found.trials, _EPOCH + ended * TICK)
     return found
+
+
+def _with_end(history: History, trials: list[Trial], at: float) -> History:
+    """After a trial that was not promoted."""
+    history, began = replace(history, speculated=at), _EPOCH + trials[-1].tick * TICK
+    match trials[-1].result:
+        case "Explored":
+            return replace(history, explored=at)
+        case "Rollback":
+            return replace(history, rolled_back=at, tried=began)
+        case _:
+            times = sum(one.result == "Inconclusive" for one in trials[-REMEMBERED:])
+            return replace(history, undecided=at, undecided_times=times, tried=began)
 
 
 def _edges(world: World) -> tuple[float, ...]:
@@ -177,14 +246,14 @@ def _feed(
         replicas, ticks = np.nonzero(fleet.runs[:, begin:end] == index)
         ticks = ticks + begin
         if world.lost is not None:
-            seen = world.lost[replicas, ticks] == 0
+            seen = world.lost[PLACES[replicas], ticks] == 0
             replicas, ticks = replicas[seen], ticks[seen]
         if not len(ticks):
             continue
         rate, survivals = rates[replicas, ticks], world.survivals[ticks]
         off = disturb(rate, survivals, TICK, random)
         rate = rate * off.work
-        rows = steady(world.target, setting, rate, off.survivals, world.slowness[replicas, ticks] * off.clock)
+        rows = steady(world.target, setting, rate, off.survivals, world.slowness[PLACES[replicas], ticks] * off.clock)
         waits = PREFILL * np.exp(0.1 * random.standard_normal(len(ticks)))
         windows = counters(rows, TICK, off.survivals, rate, setting, edges, waits)
         for replica, tick, window in zip(replicas.tolist(), ticks.tolist(), windows, strict=True):
@@ -199,6 +268,12 @@ def _as_scraped(telemetry: Telemetry) -> Telemetry:
     """With as many windows in each cell as there would have been."""
     cells = {key: replace(cell, windows=SCRAPES * cell.windows) for key, cell in telemetry.cells.items()}
     return replace(telemetry, cells=cells)
+
+
+def _situation(world: World, fleet: Fleet, current: Setting, tick: int, history: History) -> Situation:
+    waiting = 10.0 if _full(world, current, tick) else 0.0
+    now, lent = _EPOCH + tick * TICK, 0 if fleet.surge else LENT
+    return Situation(world.engine, current, MOST, REPLICAS, now, Objectives(world.objective), history, waiting, lent)
 
 
 def _full(world: World, current: Setting, tick: int) -> bool:
@@ -223,15 +298,22 @@ def truth(world: World, setting: Setting, begin: int, end: int, moment: int | No
     return Forecast(load, seconds[None], gained[None], np.zeros(int(seen.sum())), np.ones(1))
 
 
+def spent(world: World, setting: Setting, begin: int, end: int) -> float:
+    """Seconds that users wait for a token with a setting, on the requests of these ticks and the acceptance of the last."""
+    ticks = np.arange(end - 1, max(begin, 0) - 1, -6)
+    survivals = np.repeat(world.survivals[end - 1 : end], len(ticks), axis=0)
+    rows = steady(world.target, setting, world.rates[ticks] / REPLICAS, survivals)
+    return float(rows.running.sum() / rows.tokens.sum())
+
+
 def _covered(decision: Decision, world: World, current: Setting, begin: int, tick: int) -> list[tuple[bool, bool]]:
     if not decision.predictions:
         return []
-    true = truth(world, current, begin, tick, tick - 1)
     found = []
     for one in decision.predictions:
         if one.setting == current or isinstance(one.setting, Adaptive):
             continue
-        gain = float(true.gain(one.setting, current)[0])
+        gain = spent(world, current, begin, tick) / spent(world, one.setting, begin, tick) - 1
         found.append((one.gain[0] <= gain <= one.gain[3], not isinstance(one.setting, Schedule)))
     return found
 
@@ -244,7 +326,8 @@ def cost(world: World, fleet: Fleet) -> tuple[Floats, Floats, Floats]:
         replicas, ticks = np.nonzero(fleet.runs == index)
         if not len(ticks):
             continue
-        rows = steady(world.target, setting, rates[replicas, ticks], world.survivals[ticks], world.slowness[replicas, ticks])
+        slowness = world.slowness[PLACES[replicas], ticks]
+        rows = steady(world.target, setting, rates[replicas, ticks], world.survivals[ticks], slowness)
         np.add.at(waited, ticks, rows.running)
         np.add.at(tokens, ticks, rows.tokens)
         np.maximum.at(worst, ticks, rows.per_token * _TAIL)
@@ -254,14 +337,14 @@ def cost(world: World, fleet: Fleet) -> tuple[Floats, Floats, Floats]:
 # --------------------------------------------------------------------------------------------------------------- the oracle
 def oracle(world: World, mine: Fleet) -> tuple[Fleet, Floats]:
     """The reachable oracle's fleet; and, by half hour, what the best setting would gain over the one that `mine` runs."""
-    fleet, current, free = Fleet.of(world.start), world.start, 0
+    fleet, current, free = Fleet.of(world.start, surge=mine.surge), world.start, 0
     gate = 2 * TICK / (DAY * TICK)
     gaps = []
     for tick in range(INTERVAL, TICKS, INTERVAL):
         ticks = np.arange(tick - 1, max(-1, tick - 1 - DAY), -8)
         rates = world.rates[ticks] / REPLICAS
         survivals = np.repeat(world.survivals[tick : tick + 1], len(ticks), axis=0)
-        running = mine.settings[int(np.bincount(np.maximum(mine.runs[:, tick], 0)).argmax())]
+        running = mine.settings[int(np.bincount(np.maximum(mine.runs[:REPLICAS, tick], 0)).argmax())]
         options: list[Setting] = [Off(), *(Static(k) for k in range(1, MOST + 1)), current, running]
         schedule = truth(world, current, tick - DAY, tick, tick).schedule(world.engine, current)
         if schedule is not None:
@@ -310,10 +393,10 @@ class Figures:
     trials: tuple[str, ...]
 
 
-def run(name: str, number: int) -> Figures:
+def run(name: str, number: int, *, surge: bool = True) -> Figures:
     """A run of a scenario."""
     world = draw(name, number)
-    found = tuned(world, number + 1)
+    found = tuned(world, number + 1, surge=surge)
     best, gaps = oracle(world, found.fleet)
     mine, theirs, none = (cost(world, fleet) for fleet in (found.fleet, best, Fleet.of(world.start)))
     each = [waited.sum() / tokens.sum() for waited, tokens, _ in (mine, theirs, none)]

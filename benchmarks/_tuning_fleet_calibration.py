@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerie.engine.speculation import Schedule, Setting, Static, Tier, max_tokens
+from aerie.tuning.forecast import drafted
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.request import EngineSettings
@@ -59,7 +60,7 @@ def agreement(point: Point, seconds: float = SECONDS, seed: int = 1) -> Agreemen
     """At one point."""
     target = model.Target.of(FORMULAS[point.profile])
     survivals = model.survival(point.kind, np.zeros(1))
-    middle = int(model.tokens_at(point.setting)[round(point.batch) - 1])
+    middle = int(drafted(point.setting, np.array([point.batch]))[0])
     rate = target.rate(point.batch, middle, float(model.lengths(survivals)[0, middle]))
     simulated = np.array(list(_windows(point, rate, seconds, seed)))
     still = _figures(model.steady(target, point.setting, np.array([rate]), survivals))[0]

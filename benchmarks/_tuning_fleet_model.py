@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from aerie.engine.histogram import Histogram
 from aerie.engine.samples import Counters, Speculation
-from aerie.engine.speculation import Off, Schedule, Setting, max_tokens
+from aerie.engine.speculation import Setting, max_tokens
+from aerie.tuning.forecast import drafted
 from aerie_lab.engine.acceptance import CLASSES, Acceptance, expected_survival
 from aerie_lab.engine.step import StepTime
 
@@ -45,6 +46,8 @@ CLOCK = 0.005
 """Standard deviation of the logarithm of a window's step time that no cause is known of."""
 USERS = 0.2
 """Standard deviation of the logarithm of requests' time per output token within a window."""
+_SHED = 0.005
+_ROUNDS = 4
 _B = np.arange(1, BATCH + 1, dtype=float)
 _SHIFTS = np.linspace(-4.0, 1.0, 41)
 
@@ -83,14 +86,7 @@ def lengths(survivals: Floats) -> Floats:
     return np.asarray(1.0 + survivals.sum(axis=-1))
 
 
-# ----------------------------------------------------------------------------------------------------------------- settings
-def tokens_at(setting: Setting) -> Ints:
-    """K at batch 1 to `BATCH`."""
-    if isinstance(setting, Schedule):
-        return np.array([setting.tokens_at(batch) for batch in range(1, BATCH + 1)])
-    return np.full(BATCH, 0 if isinstance(setting, Off) else max_tokens(setting))
-
-
+# ------------------------------------------------------------------------------------------------------------------ the target
 @dataclass(frozen=True)
 class Target:
     """The true cost of a step."""
@@ -141,19 +137,24 @@ class Rows:
 
 def steady(target: Target, setting: Setting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
     """The stationary state at rates of requests (row) and survivals (row by K by position)."""
-    drafted = tokens_at(setting)
-    seconds = target.seconds[drafted, np.arange(BATCH)]
+    tokens = drafted(setting, _B)
+    seconds = target.seconds[tokens, np.arange(BATCH)]
     slow = np.broadcast_to(np.asarray(slowness, dtype=float), rates.shape)
-    gained = lengths(survivals)[:, drafted]
-    free = 1 - np.minimum(0.9, slow * target.prefill * PROMPT * rates)
-    step = seconds * (slow / free)[:, None]
-    odds = np.cumsum(np.log(step * (np.maximum(rates, 1e-9) * (ANSWER - 1))[:, None] / (gained * _B)), axis=1)
-    top = np.maximum(odds.max(axis=1), 0.0)[:, None]
-    weights = np.exp(odds - top)
-    chances = weights / (weights.sum(axis=1) + np.exp(-top[:, 0]))[:, None]
+    gained = lengths(survivals)[:, tokens]
+    step = seconds * slow[:, None]
+    chances = np.empty_like(step)
+    rows, admitted = np.arange(len(rates)), rates
+    for _ in range(_ROUNDS):  # what is shed is not prefilled
+        free = 1 - np.minimum(0.9, slow[rows] * target.prefill * PROMPT * admitted[rows])
+        step[rows] = seconds * (slow[rows] / free)[:, None]
+        chances[rows] = _stationary(step[rows], rates[rows], gained[rows])
+        admitted = rates * (1 - chances[:, -1])
+        rows = np.flatnonzero(chances[:, -1] > _SHED)
+        if not len(rows):
+            break
     iterations = chances / step
     steps = iterations * _B
-    by_tokens = np.stack([steps[:, drafted == k].sum(axis=1) for k in range(MOST + 1)], axis=1)
+    by_tokens = steps @ (tokens[:, None] == np.arange(MOST + 1)).astype(float)
     return Rows(
         iterations.sum(axis=1),
         steps.sum(axis=1),
@@ -163,6 +164,14 @@ def steady(target: Target, setting: Setting, rates: Floats, survivals: Floats, s
         chances[:, -1],
         steps,
     )
+
+
+def _stationary(step: Floats, rates: Floats, gained: Floats) -> Floats:
+    """Row by batch: the share of the time."""
+    odds = np.cumsum(np.log(step * (np.maximum(rates, 1e-9) * (ANSWER - 1))[:, None] / (gained * _B)), axis=1)
+    top = np.maximum(odds.max(axis=1), 0.0)[:, None]
+    weights = np.exp(odds - top)
+    return np.asarray(weights / (weights.sum(axis=1) + np.exp(-top[:, 0]))[:, None])
 
 
 # ------------------------------------------------------------------------------------------------------------------ windows
@@ -205,7 +214,7 @@ def counters(
     most = max_tokens(setting)
     requests = rates * seconds
     drafting = rows.by_tokens[:, 1:].sum(axis=1) * seconds
-    drafted = rows.by_tokens @ np.arange(MOST + 1) * seconds
+    draft_tokens = rows.by_tokens @ np.arange(MOST + 1) * seconds
     accepted = np.einsum("nk,nki->ni", rows.by_tokens, survivals)[:, :most] * seconds
     output = _cumulative(requests, rows.per_token, edges)
     first = _cumulative(requests, waits, edges)
@@ -218,7 +227,7 @@ def counters(
         speculation = None
         if most:
             at = tuple(accepted[i].tolist())
-            speculation = Speculation(float(drafting[i]), float(drafted[i]), sum(at), at)
+            speculation = Speculation(float(drafting[i]), float(draft_tokens[i]), sum(at), at)
         found.append(
             Counters(
                 generation_tokens=tokens + came,

@@ -1,5 +1,8 @@
 """All scenarios of the fleet simulation, their table and their keys.
 
+Canaries run on spare GPUs, as they do by default (`capacity: Surge`); a tenth as many runs do without, in the places of two
+replicas (`Reuse`), and make keys of their own.
+
 RUNS: how many runs of a scenario, 50 where it is not set, 0 for none; WORKERS: processes, 2.
 """
 
@@ -22,6 +25,9 @@ from benchmarks._tuning_fleet_scenarios import DAYS, HOUR, REPLICAS, SCENARIOS, 
 from benchmarks._tuning_fleet_trial import DEADLINE, judged
 
 RUNS = 50
+REUSING = 0.1
+"""Share of the runs that are done without spare GPUs too."""
+OF_REUSE = ("fleet_mean_regret_pct", "never_worse_pct", "caused_slo_windows")
 WORSE = 0.10
 """By how much a planted recommendation is slower, at least."""
 
@@ -36,21 +42,25 @@ def measure(runs: int | None = None) -> tuple[dict[str, float], list[str]]:
         return {}, []
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     found: Found = {name: [] for name in SCENARIOS}
+    reusing: Found = {name: [] for name in SCENARIOS}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         calibrated = pool.submit(calibration.table)
-        jobs = [(name, number) for number in range(runs) for name in SCENARIOS]
-        for (name, number), figures in zip(jobs, pool.map(_one, jobs), strict=True):
-            found[name].append(figures)
-            print(f"{name} {number}: {_told(figures)}", flush=True)
+        jobs = [(name, number, True) for number in range(runs) for name in SCENARIOS]
+        jobs += [(name, number, False) for number in range(math.ceil(runs * REUSING)) for name in SCENARIOS]
+        for (name, number, surge), figures in zip(jobs, pool.map(_one, jobs), strict=True):
+            (found if surge else reusing)[name].append(figures)
+            print(f"{name} {number}{'' if surge else ', Reuse'}: {_told(figures)}", flush=True)
         minutes = list(pool.map(planted, range(runs)))
         rows, error = calibrated.result()
     lines = [*table(found), "", *rows]
     print("\n".join(lines), flush=True)
-    return {**keys(found, minutes), "fleet_runs": runs, "fleet_window_error_pct": 100 * error}, lines
+    more = {f"reuse_{name}": value for name, value in keys(reusing, minutes).items() if name in OF_REUSE}
+    return {**keys(found, minutes), **more, "fleet_runs": runs, "fleet_window_error_pct": 100 * error}, lines
 
 
-def _one(job: tuple[str, int]) -> Figures:
-    return run(*job)
+def _one(job: tuple[str, int, bool]) -> Figures:
+    name, number, surge = job
+    return run(name, number, surge=surge)
 
 
 def _told(one: Figures) -> str:

@@ -20,7 +20,7 @@ from aerie.engine.speculation import Off, Setting, Static
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
 from aerie_lab.engine import step
-from benchmarks._tuning_fleet_model import MOST, Floats, Target, lengths, mixed, steady, survival
+from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mixed, steady, survival
 
 TICK = 300.0
 """Seconds of a window: what a replica counted in it is one reading. Also how long a reload takes."""
@@ -29,10 +29,10 @@ START = Static(3)
 TICKS = round(DAYS * 86400 / TICK)
 HOUR = round(3600 / TICK)
 REPLICAS = 6
-PLAIN = Engine(Version.parse("0.33.0"), Arguments(lora=True))
+PLAIN = Engine(Version.parse("0.33.0"), Arguments(lora=True, max_num_seqs=BATCH))
 """LoRA keeps adaptive verification out, whose true cost nothing here says."""
 CAPTURED = 512
-CLIFF = replace(PLAIN, arguments=Arguments(lora=True, max_capture_size=CAPTURED))
+CLIFF = replace(PLAIN, arguments=replace(PLAIN.arguments, max_capture_size=CAPTURED))
 _SIZES = (1, 2, 4, *range(8, CAPTURED + 1, 8))
 
 

@@ -7,7 +7,8 @@ tells (`analysis.memory`); before the run, that was as its first day is going to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,25 +59,33 @@ def _terms(setting: Setting, current: Setting, goal: Goal, deadline: float) -> T
 
 
 def judged(
-    world: World, setting: Setting, current: Setting, begin: int, random: np.random.Generator, explore: float = 0
+    world: World,
+    setting: Setting,
+    current: Setting,
+    begin: int,
+    random: np.random.Generator,
+    explore: float = 0.0,
+    keep: Callable[[int], bool] = lambda _: False,
 ) -> Verdict:
     """The verdict on replica 0, whose analysis begins at a tick; replica 1 is the control. `explore`: seconds that it is to be
-    measured for, and given up; 0: it is to be accepted."""
-    deadline = explore or DEADLINE
-    most = round(deadline / BLOCK)
-    blocks = begin + (np.arange(most) * BLOCK / TICK).astype(int)
+    measured for, and then given up unless `keep`, which is asked at every tick, has said that it is to be proven; 0: that it is
+    from the beginning."""
+    blocks = begin + (np.arange(round(DEADLINE / BLOCK)) * BLOCK / TICK).astype(int)
     blocks = blocks[blocks < TICKS]
     arms = [_counts(world, setting, 0, blocks, random), _counts(world, current, 1, blocks, random)]
-    terms = remembered(world, current, begin, random).informed(
-        _terms(setting, current, "Explore" if explore else "Faster", deadline)
-    )
+    terms = _terms(setting, current, "Explore" if explore else "Faster", DEADLINE)
+    terms = remembered(world, current, begin, random).informed(terms)
     state = State(0.0)
     for index, (mine, theirs) in enumerate(zip(*arms, strict=True)):
         now = (index + 1) * BLOCK
         state = count(state, Block(now - BLOCK, now, mine, theirs), terms)
+        if terms.goal == "Explore" and now % TICK < BLOCK and keep(begin + int(now // TICK)):
+            terms = replace(terms, goal="Faster")
         state, found = judge(state, terms, now)
         if found.verdict != "Continue":
             return Verdict(found.verdict, now / 60)
+        if terms.goal == "Explore" and now >= explore:
+            return Verdict("Explored", now / 60)
     return Verdict("Inconclusive", len(blocks) * BLOCK / 60)
 
 
@@ -97,7 +106,7 @@ def _counts(world: World, setting: Setting, pod: int, ticks: Ints, random: np.ra
     for i, came in enumerate(requests.tolist()):
         tokens, busy, steps = (float(column[i]) * BLOCK for column in (rows.tokens, rows.running, rows.steps))
         counts = Counts(
-            drafts=steps if max_tokens(setting) else 0.0,
+            drafts=float(rows.by_tokens[i, 1:].sum()) * BLOCK,
             accepted=max(0.0, tokens - steps),
             decode_tokens=tokens,
             decode_seconds=busy,

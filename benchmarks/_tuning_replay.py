@@ -26,7 +26,8 @@ from aerie.engine.samples import Counters, Speculation
 from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier, max_tokens
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine, fits_graphs
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.forecast import Load, forecast
 from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import Reading, Telemetry

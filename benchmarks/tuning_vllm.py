@@ -7,6 +7,7 @@
 | says_off                   | 1 if the tuner, with the figures of K = 3 and of no speculation, says to turn it off             |
 | off_predicted_pct          | gain of no speculation over K = 3 by its forecast, with the 5 and 95 % points                    |
 | off_measured_pct_bN        | gain in a user's tokens per second that was measured, by batch                                   |
+| off_forecast_pct_bN        | the same by its forecast, at the same batch; at the same requests, as above, it is another       |
 | unseen_off_predicted_pct   | the forecast of the same gain with the figures of K = 3 and K = 1 alone, with its points         |
 
 Two engines share two cores; the figures compare settings with each other, and say nothing about a GPU.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from aerie.engine import windows
 from aerie.engine.speculation import Off, Schedule, Setting, Static
-from aerie.tuning.decide import Decision
+from aerie.tuning.decision import Decision
 from aerie_lab.binaries import ensure
 from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, Measured, opinion, tell
 
@@ -43,6 +44,7 @@ def measure() -> dict[str, float]:
         "says_off": float(told.opinion.decision.setting == Off()),
         **_predicted("off", told.opinion.decision),
         **{f"off_measured_pct_b{batch}": round(100 * gain, 1) for batch, gain in told.gain.items()},
+        **{f"off_forecast_pct_b{batch}": round(100 * middle, 1) for batch, (_, middle, _) in told.forecast.items()},
         **_predicted("unseen_off", unseen.decision),
     }
 

@@ -25,19 +25,19 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
     """Run two commands; the exit status of the first that has another than 0. `name`: what the second is called."""
     with tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as log:
         print(f"{name} run beside these, and their output follows at the end; so far it is in {log.name}", flush=True)
-        # Groups of their own, so that Ctrl-C reaches each of them once: from here.
-        running = [
-            subprocess.Popen(beside, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0),
-            subprocess.Popen(shown, stdin=subprocess.DEVNULL, process_group=0),
-        ]
+        running: list[subprocess.Popen[bytes]] = []
 
         def end(_: int, __: FrameType | None) -> None:
             for one in running:
                 if one.poll() is None:
                     one.send_signal(signal.SIGINT)
 
+        # Before they start: what a shell has made this one ignore, as SIGINT of a job in its background, they would ignore too.
         before = [signal.signal(number, end) for number in ENDING]
         try:
+            # Groups of their own, so that Ctrl-C reaches each of them once: from here.
+            for command, out in ((beside, log), (shown, None)):
+                running.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0))
             statuses = [one.wait() for one in reversed(running)]
         finally:
             for number, handler in zip(ENDING, before, strict=True):

@@ -98,11 +98,17 @@ def expected_survival(acceptance: Acceptance, drafts: int) -> Floats:
     request with effect z, the mean is over z with weight 1 / tau(z). Gauss-Hermite quadrature; the cut at a request's end,
     of order drafts / tokens, is left out.
     """
-    nodes, mass = np.polynomial.hermite_e.hermegauss(41)  # numpy imports it on first use; a server never does
+    nodes, mass = _nodes()
     survivals = np.array([acceptance.survival(drafts, acceptance.spread * float(z)) for z in nodes])
     weights = mass / (1.0 + survivals.sum(axis=1))
     mean: Floats = (weights[:, None] * survivals).sum(axis=0) / weights.sum()
     return mean
+
+
+@cache
+def _nodes() -> tuple[Floats, Floats]:
+    nodes, mass = np.polynomial.hermite_e.hermegauss(41)  # numpy imports it on first use; a server never does
+    return nodes, mass
 
 
 def expected_length(acceptance: Acceptance, drafts: int) -> float:

@@ -40,14 +40,16 @@ def draw(random: np.random.Generator, survival: Floats, cached: int, left: int, 
 
     `survival` has S_1 >= S_2 >= ... of its drafts.
     """
-    drafts = len(survival)
-    # One uniform number per step decides how many are accepted: as many as there are survivals above it.
-    rejected = survival[::-1].searchsorted(random.random(min(left, most) + 1), side="right")
-    tokens = drafts + 1 - rejected
+    drafts, steps = len(survival), min(left, most) + 1
+    if drafts:
+        # One uniform number per step decides how many are accepted: as many as there are survivals above it.
+        tokens = drafts + 1 - survival[::-1].searchsorted(random.random(steps), side="right")
+    else:  # chance decides nothing, and is not asked: steps that are booked one by one do not ask it either
+        tokens = np.ones(steps, dtype=np.int64)
     tokens[0] = cached  # before the first step
     emitted, tokens = tokens[1:], np.add.accumulate(tokens)
     if tokens.item(-1) >= cached + left:
-        steps = int(tokens.searchsorted(cached + left))
-        emitted, tokens = emitted[:steps], tokens[: steps + 1]
+        last = int(tokens.searchsorted(cached + left))
+        emitted, tokens = emitted[:last], tokens[: last + 1]
         tokens[-1] = cached + left
     return Path(drafts, emitted, tokens)

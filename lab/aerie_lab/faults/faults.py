@@ -275,11 +275,14 @@ class Faults:
 
 
 async def _staying(client: KubeClient, node: str) -> list[Object]:
-    """The node's pods, once none is on its way out: what those hold would be free again a moment later."""
+    """The node's pods, once none is on its way out, by itself or with its namespace: what those hold would be free again a moment
+    later."""
     async with asyncio.timeout(_LONGEST):
         while True:
             found: list[Object] = (await client.get(core("pods"), fieldSelector=f"spec.nodeName={node}"))["items"]
-            if not any(pod["metadata"].get("deletionTimestamp") for pod in found):
+            spaces = (await client.get(core("namespaces")))["items"]
+            going = {one["metadata"]["name"] for one in spaces if one["metadata"].get("deletionTimestamp")}
+            if not any(pod["metadata"].get("deletionTimestamp") or pod["metadata"]["namespace"] in going for pod in found):
                 return found
             await asyncio.sleep(0.2)
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import numpy as np
 
 from aerie.engine import arguments, flags
 from aerie.engine.page import parse
@@ -30,8 +31,10 @@ from aerie.engine.samples import Counters, Sample, between
 from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine as Known
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.explain import explain
+from aerie.tuning.numeric import quantiles
 from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import Reading, Scale, Telemetry
 from aerie_lab.testing.agreement import BUNDLE, START, Engine, engine
@@ -138,8 +141,8 @@ async def _one_set(client: httpx.AsyncClient, batch: int, count: int) -> list[Wi
         for answer in answers:
             answer.cancel()  # the engine sees that its client has gone
         ended = await asyncio.gather(*answers, return_exceptions=True)
-    for one in ended:
-        if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError):
+    for one in ended:  # a connection lost on busy cores costs the set: an engine that is gone fails the next scrape
+        if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError | httpx.ReadError):
             raise one
         assert not isinstance(one, httpx.Response) or one.status_code == 200, one.text
     return found
@@ -217,6 +220,16 @@ class Told:
         """By batch, how many more tokens a user got in the same time without speculation."""
         off, current = self.engines[Off()], self.engines[CURRENT]
         return {batch: current.seconds_per_token(batch) / off.seconds_per_token(batch) - 1 for batch in BATCHES}
+
+    @property
+    def forecast(self) -> dict[int, tuple[float, float, float]]:
+        """The same as the tuner has it, at the batch of its load that is nearest: the 5 %, 50 % and 95 % points."""
+        drawn = self.opinion.decision.evidence.forecast
+        assert drawn is not None, self.opinion.text
+        gains = drawn.of(CURRENT) / drawn.of(Off()) - 1
+        columns = {batch: int(np.abs(np.log(drawn.load.batches / batch)).argmin()) for batch in BATCHES}
+        found = {batch: quantiles(gains[:, column], 0.05, 0.5, 0.95) for batch, column in columns.items()}
+        return {batch: (low, middle, high) for batch, (low, middle, high) in found.items()}
 
 
 def tell(vllm: Path, folder: Path) -> Told:

@@ -63,7 +63,8 @@ class Tuning(Model):
     interval: Annotated[timedelta, Between("10s", "24h")] = timedelta(minutes=30)
     """How often a setting is decided on, and for how long a canary runs that is only to teach what its setting costs."""
     cooldown: Annotated[timedelta, Between("0s", "168h")] = timedelta(hours=6)
-    """Time after a change before the next one is tried; after one that was taken back, four times as long."""
+    """Time after a change before the next one is tried; after a trial that ended undecided as well, each time once more; after
+    one that was taken back, four times as long."""
     history: Annotated[timedelta, Between("1m", "168h")] = timedelta(hours=24)
     """How far back the figures reach that a decision rests on: well beyond the daily ups and downs of the load."""
 

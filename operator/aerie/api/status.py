@@ -187,7 +187,7 @@ MOST_TRIED = 5
 
 
 class Gain(Model):
-    """How many more tokens the same busy time of the engines gives, as a share: 0.05 is 5 % more."""
+    """By how much faster tokens come to the same requests, as a share: 0.05 is 5 % more of them a second."""
 
     estimate: float
     """The middle of what is thought likely, or was measured."""
@@ -215,7 +215,7 @@ class Trial(Model):
     """The setting."""
     purpose: Literal["Change", "Explore"]
     """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
-    up."""
+    up; or it becomes a Change, if what it shows by then speaks for its setting."""
     revision: Word
     """The revision of the pods that run it: the canary's, once there is one."""
     basis: Word
@@ -224,6 +224,10 @@ class Trial(Model):
     """What is expected of it."""
     started_at: Time
     """When it was decided on; the canary follows."""
+
+
+Ended = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Superseded", "Failed"]
+"""How a trial may end."""
 
 
 class Tried(Model):
@@ -235,14 +239,17 @@ class Tried(Model):
     """The setting that was tried."""
     purpose: Literal["Change", "Explore"]
     """What it was tried for."""
-    result: Literal["Promoted", "RolledBack", "Explored", "Superseded", "Failed"]
-    """How it ended. Explored: it was measured, as was meant. Superseded: by another spec."""
+    result: Ended
+    """How it ended. Undecided: until the deadline it was neither proven nor refuted. Explored: it was measured, as was meant.
+    Superseded: by another spec."""
     revision: Word
     """The revision that was tried."""
     predicted: Gain | None = None
     """What was expected of it."""
     realised: Gain | None = None
     """What the canary has shown against its control; absent where it was not compared."""
+    started_at: Time | None = None
+    """When it began."""
     ended_at: Time
     """When it ended."""
 

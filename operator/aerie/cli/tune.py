@@ -25,7 +25,7 @@ from aerie.engine.samples import Reset, Sample, between
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
 
 if TYPE_CHECKING:  # numpy comes with it: only who tunes pays for that
-    from aerie.tuning.decide import Situation
+    from aerie.tuning.decision import Situation
     from aerie.tuning.telemetry import Telemetry
 
 SHORTEST_WINDOW = 10.0
@@ -95,7 +95,8 @@ def offline(
     The metrics are a file's (--metrics) or a Prometheus server's (--prometheus). A fixed K is read off them. Exit status: 0 there
     is an answer, 1 the metrics do not identify one, 2 it could not be done.
     """
-    from aerie.tuning.decide import Action, decide
+    from aerie.tuning.decide import decide
+    from aerie.tuning.decision import Action
     from aerie.tuning.explain import explain, to_json
     from aerie.tuning.policy import Policy
 
@@ -202,7 +203,7 @@ def _observe(
     recorded: Recorded, given: _Given, schedule: str | None, adaptive: bool, experts: bool | None
 ) -> tuple[Telemetry, Situation]:
     from aerie.tuning.candidates import Engine
-    from aerie.tuning.decide import Situation
+    from aerie.tuning.decision import Situation
     from aerie.tuning.policy import History, Objectives
     from aerie.tuning.regimes import DAY, WEEK
     from aerie.tuning.telemetry import Reading, Telemetry

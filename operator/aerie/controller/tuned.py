@@ -31,6 +31,7 @@ from aerie.resources import names, preflight
 from aerie.resources.tuning import Kept
 from aerie.rollout.capacity import Places
 from aerie.rollout.observed import Object, Observed
+from aerie.rollout.tuned import unproven
 from aerie.rollout.wanted import read_shown
 from aerie.tuning.advice import Advice
 from aerie.tuning.order import EngineFacts
@@ -67,6 +68,8 @@ class Subject:
     replicas: int
     lent: int
     """Of them, those whose places a canary and its control take."""
+    exploring: Setting | None
+    """What a canary under analysis runs to explore."""
     objectives: Objectives
     history: History
 
@@ -172,9 +175,17 @@ def subject(observed: Observed, status: Status, stable: Arm, records: Records) -
         most=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
         replicas=resource.spec.replicas,
         lent=resource.spec.replicas - Places.of(resource.spec.replicas, resource.spec.rollout.canary).floor,
+        exploring=_exploring(status),
         objectives=_objectives(tuning.slo),
         history=_history(status.speculation),
     )
+
+
+def _exploring(status: Status) -> Setting | None:
+    trial, canary = status.speculation.trial if status.speculation else None, status.canary
+    if trial is None or canary is None or (canary.revision, canary.phase) != (trial.revision, "Analyzing"):
+        return None
+    return setting_of(trial.setting) if trial.purpose == "Explore" else None
 
 
 def _objectives(slo: LatencyObjective | None) -> Objectives:
@@ -187,9 +198,24 @@ def _objectives(slo: LatencyObjective | None) -> Objectives:
 def _history(told: SpeculationStatus | None) -> History:
     if told is None:
         return History()
-    explored = next((one.ended_at for one in told.changes if one.result == "Explored"), None)
-    moments = (told.changed_at, told.rolled_back_at, told.speculated_at, explored)
-    return History(*(None if moment is None else moment.timestamp() for moment in moments))
+    return History(
+        changed=_seconds(told.changed_at),
+        rolled_back=_seconds(told.rolled_back_at),
+        undecided=_last(told, "Undecided"),
+        undecided_times=max(1, sum(one.result == "Undecided" for one in told.changes)),
+        tried=_seconds(unproven(told)),
+        speculated=_seconds(told.speculated_at),
+        explored=_last(told, "Explored"),
+    )
+
+
+def _last(told: SpeculationStatus, result: str) -> float | None:
+    """When a trial last ended so."""
+    return _seconds(next((one.ended_at for one in told.changes if one.result == result), None))
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
 
 
 @dataclass(frozen=True, slots=True)

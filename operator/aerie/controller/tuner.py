@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 SOONEST = 0.1
 """Intervals after which it is decided where that is due at once: by an operator that has just begun where the one before it would
-have, and after a canary that explored."""
+have, again and again while a canary explores, because it may be kept, and after it."""
 
 
 class Tuner:
@@ -141,8 +141,8 @@ class Tuner:
             tuned.since = None
         if before.interval != wanted.interval:
             self._queue.add_after(key, wanted.interval)
-        if before.history.explored != wanted.history.explored:  # what a canary was to teach may be acted on
-            self._queue.add_after(key, SOONEST * wanted.interval)
+        if before.history.explored != wanted.history.explored or (wanted.exploring is not None and before.exploring is None):
+            self._queue.add_after(key, SOONEST * wanted.interval)  # what a canary teaches may be acted on
 
     # ------------------------------------------------------------------------------------------------------------ deciding
     async def _turn(self, key: Key) -> None:
@@ -154,7 +154,7 @@ class Tuner:
         try:
             outcome = await self._decide(key, tuned)
             self._queue.forget(key)
-            self._queue.add_after(key, tuned.subject.interval)
+            self._queue.add_after(key, _pause(tuned.subject))
         except DeciderError as error:
             seconds = self._queue.failed(key)
             _log.warning("%s: no decision on its speculation setting: %s; again in %.0f s", key, error, seconds)
@@ -202,6 +202,11 @@ class Tuner:
         return f"of the last interval nothing counts: {sentence}"
 
 
+def _pause(subject: Subject) -> float:
+    """Seconds between two decisions."""
+    return subject.interval * (SOONEST if subject.exploring is not None else 1.0)
+
+
 def _because(silence: str) -> str:
     return f": {silence.rstrip('.')}." if silence else "."
 
@@ -232,6 +237,7 @@ def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
         replicas=subject.replicas,
         waiting=tuned.waiting,
         lent=subject.lent,
+        exploring=subject.exploring,
         objectives=subject.objectives,
         history=subject.history,
         policy=policy,

@@ -12,7 +12,7 @@ Five biases of vLLM's counters, none of which a longer window cures:
   a preemption. One-token prompts, which are padded uncached, are taken not to occur.
 * Cut drafts. Under a grammar or near the context's end a draft has fewer than K tokens; only the sum of drafted tokens shows it.
 * Schedules. Accepted tokens are counted by position, drafts only in total: how many drafts reached a position follows when one or
-  two numbers of draft tokens were in play, and not with more.
+  two numbers of draft tokens were in play; with more it is bounded.
 * Adaptive verification trims drafts on the device, and the scheduler books what was trimmed as not accepted: all acceptance is
   then a lower bound.
 * Tokens behind a stop. Accepted tokens count even where the request ended before them, so (generation - first tokens) / steps
@@ -21,6 +21,7 @@ Five biases of vLLM's counters, none of which a longer window cures:
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from aerie.engine.histogram import Quantile
@@ -83,7 +84,7 @@ def survival(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown
     """By position, the share of drafts accepted up to and including it, of those that had a token there: S_1, S_2, ... S_K.
 
     For a fixed K, S_1..S_k is also what K = k would give on the same traffic; bounds for dummy and cut drafts. Schedule: exact
-    with one or two numbers of draft tokens (to `FIT_TOLERANCE`), Unknown with more; a position that no draft reached lies between
+    with one or two numbers of draft tokens (to `FIT_TOLERANCE`), bounds with more; a position that no draft reached lies between
     0 and 1. Adaptive: lower bounds. Where positions were reached by different drafts, survival may rise with depth.
     """
     speculation = _speculation(window, setting)
@@ -153,27 +154,30 @@ def _offered(window: Counters, speculation: Speculation, setting: Setting) -> li
         lacking = max(0.0, deepest * speculation.drafts - speculation.draft_tokens)
         # A draft that ends before a position lacks at least all tokens from there on.
         return [Bounds(max(0.0, drafts.low - lacking / (deepest - position)), drafts.high) for position in range(deepest)]
-    by_length = _drafts_by_length(speculation, setting.drafting)
-    if isinstance(by_length, Unknown):
-        return by_length
-    totals = (sum(n for length, n in by_length.items() if length > position) for position in range(setting.max_tokens))
-    return [Bounds(total, total) for total in totals]
+    lengths = setting.drafting
+    widest = _drafts_by_length(speculation, lengths[0], lengths[-1])
+    if isinstance(widest, Unknown):
+        return widest
+    # With more than two lengths the counts D_k that give D and L are a polytope, at whose vertices all but two of them are 0.
+    vertices = [widest, *(_drafts_by_length(speculation, *pair) for pair in itertools.combinations(lengths, 2))]
+    totals = [
+        [sum(n for length, n in one.items() if length > position) for position in range(setting.max_tokens)]
+        for one in vertices
+        if not isinstance(one, Unknown)
+    ]
+    return [Bounds(min(column), max(column)) for column in zip(*totals, strict=True)]
 
 
-def _drafts_by_length(speculation: Speculation, lengths: tuple[int, ...]) -> dict[int, float] | Unknown:
+def _drafts_by_length(speculation: Speculation, short: int, long: int) -> dict[int, float] | Unknown:
     """How many drafts had each of these numbers of tokens: from D1 + D2 = D and K1 D1 + K2 D2 = L."""
     total, tokens = speculation.drafts, speculation.draft_tokens
-    if len(lengths) > 2:
-        return Unknown(
-            f"the schedule drafts {', '.join(map(str, lengths))} tokens: three or more cannot be told apart in one window."
-        )
-    short, long = lengths[0], lengths[-1]
     share = 1.0 if short == long else (tokens - short * total) / ((long - short) * total)
     slack = abs(tokens / (long * total) - 1) if short == long else max(-share, share - 1, 0.0)
     if slack > FIT_TOLERANCE:
         return Unknown(
-            f"{tokens:.0f} drafted tokens in {total:.0f} drafts do not come from drafts of {' and '.join(map(str, lengths))}: "
-            "the engine runs another setting, or grammars cut many drafts short."
+            f"{tokens:.0f} drafted tokens in {total:.0f} drafts do not come from drafts of "
+            f"{short if short == long else f'{short} and {long}'}: the engine runs another setting, or grammars cut many drafts "
+            "short."
         )
     many = total * min(1.0, max(0.0, share))
     return {short: total - many, long: many} if short != long else {long: total}

@@ -84,6 +84,7 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     evidence = Evidence.unpack(status.analysis.state) if status.analysis and status.analysis.state else None
     if evidence is None and stage.phase == "Analyzing":
         evidence = _begun(observed, wanted, stable, fleet, now)
+    evidence = evidence.meant(wanted.goal) if evidence is not None else None
     faults = _stops(observed, stage.phase, fleet, now)
     evidence, judgement = _judged(stage.phase, evidence, observed, faults, now)
     unrouted = refusal(observed)

@@ -62,6 +62,11 @@ class Evidence:
         """As if these blocks had not been: requests did not go where they should."""
         return replace(self, until=max([self.until, *(block.ended for block in blocks)]))
 
+    def meant(self, goal: Goal | None) -> Evidence:
+        """With a trial's goal as it is now: one that was to be measured may have come to be proven. All that was counted counts,
+        because the tests hold at every moment."""
+        return self if goal is None or goal == self.terms.goal else replace(self, terms=replace(self.terms, goal=goal))
+
     def answered(self, answers: Answers | None) -> Evidence:
         """With the engines' greedy answers, if they are there; those that came first stay."""
         if answers is None or self.state.answers is not None or self.terms.unasked:

@@ -31,7 +31,7 @@ from aerie.rollout.route import refusal
 from aerie.rollout.sentences import ROLL_BACK
 from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import of_spec, read_shown, read_wanted, shown
-from aerie.tuning.advice import Action, Advice
+from aerie.tuning.advice import Advice
 
 AFTER_ROLLBACK = 4
 """Cooldowns after a trial that was taken back or failed."""
@@ -151,7 +151,9 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
     status, tuning = resource.status or Status(), resource.spec.speculation.tuning
     if advice is None or advice.setting is None or advice.action not in ("Change", "Explore") or status.stable is None:
         return Intent()
-    if status.stable.setting == shown(advice.setting) or asked.trial is not None:
+    if asked.trial is not None:
+        return Intent(_kept(asked.trial, advice, way))
+    if status.stable.setting == shown(advice.setting):
         return Intent()
     if waits := _waits(observed, way):
         return Intent(reason="RolloutUnderWay", message=waits)
@@ -160,7 +162,7 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
     if tuning.mode != "Auto":
         return Intent()
     said = status.speculation
-    if said is not None and (until := cooling_until(said, advice.action, tuning.cooldown, now)):
+    if said is not None and (until := cooling_until(said, advice, tuning.cooldown, now)):
         return Intent(reason="Cooldown", message=f"{named(advice.setting)} may be tried from {until:%Y-%m-%d %H:%M} UTC on")
     ended = max((one.timestamp() for one in _moments(said)), default=0.0)
     if not ended <= advice.at or now.timestamp() - advice.at > FRESH * tuning.interval.total_seconds():
@@ -174,6 +176,18 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
         started_at=now,
     )
     return Intent(trial)
+
+
+def _kept(trial: Trial, advice: Advice, way: Course) -> Trial | None:
+    """The trial that explores, now to be proven: what its canary has shown so far speaks for its setting."""
+    canary = way.canary
+    if canary is None or canary.revision != trial.revision or canary.phase != "Analyzing" or canary.ready_at is None:
+        return None
+    if trial.purpose != "Explore" or advice.action != "Change" or advice.setting != read_shown(trial.setting):
+        return None
+    if advice.at < canary.ready_at.timestamp():
+        return None
+    return trial.model_copy(update={"purpose": "Change", "predicted": gain_of(advice)})
 
 
 def _waits(observed: Observed, way: Course) -> str:
@@ -202,20 +216,32 @@ def _refused(observed: Observed, asked: Asked, setting: Setting) -> str:
     return ""
 
 
-def cooling_until(said: SpeculationStatus, action: Action, cooldown: timedelta, now: datetime) -> datetime | None:
-    """Until when nothing is tried; None where something may be. What a canary was to teach may be acted on at once."""
-    ends = [moment + times * cooldown for moment, times in _pauses(said, action)]
+def cooling_until(said: SpeculationStatus, advice: Advice, cooldown: timedelta, now: datetime) -> datetime | None:
+    """Until when nothing is tried; None where something may be. What a canary was to teach may be acted on at once, and that a
+    trial was taken back or undecided says nothing of traffic that has changed since it began."""
+    ends = [moment + times * cooldown for moment, times in _pauses(said, advice)]
     last = max(ends, default=None)
     return last if last is not None and last > now else None
 
 
-def _pauses(said: SpeculationStatus, action: Action) -> Iterator[tuple[datetime, int]]:
+def _pauses(said: SpeculationStatus, advice: Advice) -> Iterator[tuple[datetime, int]]:
     if said.changed_at is not None:
         yield said.changed_at, 1
-    if said.rolled_back_at is not None:
-        yield said.rolled_back_at, AFTER_ROLLBACK
-    if action == "Explore":
+    began = unproven(said)
+    if began is not None and began.timestamp() >= (advice.since or 0.0):
+        if said.rolled_back_at is not None:
+            yield said.rolled_back_at, AFTER_ROLLBACK
+        undecided = [one.ended_at for one in said.changes if one.result == "Undecided"]
+        if undecided:
+            yield undecided[0], min(len(undecided), AFTER_ROLLBACK)
+    if advice.action == "Explore":
         yield from ((one.ended_at, 1) for one in said.changes if one.result == "Explored")
+
+
+def unproven(said: SpeculationStatus) -> datetime | None:
+    """When the last trial began that was taken back, failed, or stayed undecided."""
+    last = next((one for one in said.changes if one.result in ("RolledBack", "Failed", "Undecided")), None)
+    return said.rolled_back_at if last is None else last.started_at or last.ended_at
 
 
 def _moments(said: SpeculationStatus | None) -> Iterator[datetime]:

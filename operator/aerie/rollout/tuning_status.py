@@ -19,6 +19,7 @@ from aerie.api.status import (
     Balance,
     Chosen,
     Comparison,
+    Ended,
     Gain,
     SpeculationStatus,
     Status,
@@ -93,7 +94,9 @@ def _ended(
         outcome = None
     if asked.trial is not None and outcome is None:
         return said
-    result = outcome.result if outcome is not None else "Failed" if asked.given_up else "Superseded"
+    result: Ended = outcome.result if outcome is not None else "Failed" if asked.given_up else "Superseded"
+    if result == "RolledBack" and way.analysis is not None and way.analysis.verdict == "Inconclusive":
+        result = "Undecided"
     assert before.stable is not None
     assert before.stable.setting is not None
     tried = Tried(
@@ -104,6 +107,7 @@ def _ended(
         revision=trial.revision,
         predicted=trial.predicted,
         realised=realised(outcome.comparisons) if outcome is not None else None,
+        started_at=trial.started_at,
         ended_at=now,
     )
     update: dict[str, Any] = {"trial": None, "changes": [tried, *said.changes][:MOST_TRIED]}

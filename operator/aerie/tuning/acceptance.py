@@ -8,7 +8,8 @@ nothing. With S_i = q_1 * ... * q_i, each conditional q_i is estimated from the 
 * Dummy and cut drafts (`windows`) only bound `offered`; every draw takes one place between the bounds.
 * Blocks are clustered: requests are alike within minutes. The spread is a dependent multiplier bootstrap over blocks (Buehlmann
   1993; Kuensch 1989), whose weights correlate over m^(1/3) neighbours: m blocks, Bartlett weights, as in Newey and West 1987.
-* Schedules count only where one or two numbers of draft tokens were in play; adaptive verification never does.
+* Schedules with three or more numbers of draft tokens bound `offered` too, widely beyond the first position: they count only
+  where other blocks tell too little. Adaptive verification never counts.
 * A position that was never offered carries the last conditional on, logit q_{K+h} = logit q_K + a random walk of sd 0.5 a step.
   On 32 published acceptance vectors that rule misses the next S by 0.016 on average; a constant acceptance rate by 0.029.
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.engine.speculation import Adaptive
+from aerie.engine.speculation import Adaptive, Schedule, Setting
 from aerie.engine.windows import Unknown, drafts_by_position
 from aerie.tuning.numeric import Array, logistic, logit
 from aerie.tuning.telemetry import Block
@@ -62,9 +63,12 @@ class Acceptance:
 
 def acceptance(blocks: Iterable[Block], most: int, draws: int, random: np.random.Generator) -> Acceptance | Unknown:
     """Acceptance up to K = `most`, from all blocks in which drafts were verified."""
-    usable, refused = _usable(blocks)
-    drafts = sum(block.counters.speculation.drafts for block, _ in usable if block.counters.speculation)
-    if len(usable) < LEAST_BLOCKS or drafts < LEAST_DRAFTS:
+    known, refused = _usable(blocks)
+    usable = [one for one in known if not _bounded(one[0].setting)]
+    if not _enough(usable):
+        usable = known
+    drafts = _drafts(usable)
+    if not _enough(usable):
         why = f": {refused}" if refused and not usable else "."
         return Unknown(
             f"acceptance was counted in {len(usable)} blocks of time with {drafts:.0f} drafts, and {LEAST_BLOCKS} with "
@@ -88,6 +92,19 @@ def acceptance(blocks: Iterable[Block], most: int, draws: int, random: np.random
 
 
 _Offered = Sequence[tuple[float, float]]
+
+
+def _bounded(setting: Setting) -> bool:
+    """Whether the counters only bound how many drafts reached a position: what else was counted tells more."""
+    return isinstance(setting, Schedule) and len(setting.drafting) > 2
+
+
+def _enough(usable: Sequence[tuple[Block, _Offered]]) -> bool:
+    return len(usable) >= LEAST_BLOCKS and _drafts(usable) >= LEAST_DRAFTS
+
+
+def _drafts(usable: Sequence[tuple[Block, _Offered]]) -> float:
+    return sum(block.counters.speculation.drafts for block, _ in usable if block.counters.speculation)
 
 
 def _usable(blocks: Iterable[Block]) -> tuple[list[tuple[Block, _Offered]], str]:

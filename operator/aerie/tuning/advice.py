@@ -39,6 +39,8 @@ class Advice:
     """Predicted gain of `setting` over the current one: the 5 %, 50 % and 95 % points."""
     reason: str
     """Why, as a sentence."""
+    since: float | None = None
+    """When traffic became what it is now, in seconds of Unix time; None where no change was seen."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -49,6 +51,7 @@ class Advice:
             "setting": None if self.setting is None else setting_to_dict(self.setting),
             "gain": None if self.gain is None else list(self.gain),
             "reason": self.reason,
+            "since": self.since,
         }
 
     @classmethod
@@ -60,7 +63,9 @@ class Advice:
             if found["gain"] is not None:
                 low, middle, high = found["gain"]
                 gain = (float(low), float(middle), float(high))
-            advice = cls(str(found["revision"]), float(found["at"]), found["action"], setting, gain, str(found["reason"]))
+            since = None if found.get("since") is None else float(found["since"])
+            revision, at, action = str(found["revision"]), float(found["at"]), found["action"]
+            advice = cls(revision, at, action, setting, gain, str(found["reason"]), since)
         except (KeyError, TypeError, ValueError) as error:
             raise AdviceError(f"this is no advice of a tuner ({type(error).__name__}: {error}).") from None
         advice.check()

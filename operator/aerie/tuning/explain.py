@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from aerie.engine.speculation import Setting, named
-from aerie.tuning.decide import Action, Decision, Prediction, Situation
+from aerie.tuning.decision import Action, Decision, Prediction, Situation
 from aerie.tuning.numeric import quantiles
 from aerie.tuning.policy import Policy
 from aerie.tuning.regimes import Change
@@ -110,12 +110,12 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
     head = f"  {'setting':<{_NAME}} {'gain':>8} {'90 % interval':>18} {'P(better)':>10} {'AL':>6} {f'TPOT p{share}':>10}"
     objectives = situation.objectives
     limited = objectives.time_per_output_token is not None or objectives.time_to_first_token is not None
-    yield "Candidates, the best pessimistic gain first (gain: tokens for the same busy time)"
+    yield "Candidates, the best pessimistic gain first (gain: speed of tokens at the same requests)"
     yield head + (f" {'SLO':>6}" if limited else "") + "  why not"
     for one in decision.predictions:
         yield from _row(one, situation.current, limited)
-    least, pays, better = (100 * share for share in (policy.gate(), policy.pays(), policy.better))
-    yield f"  A change is made for {least:.1f} %, if it gains {pays:.1f} % with 80 % and is better with {better:.0f} %."
+    least, pays = (100 * share for share in (policy.gate(), policy.pays()))
+    yield f"  A change is tried for {least:.1f} %, if it gains {pays:.1f} % with 80 %: its canary has to prove the rest."
     unseen = ", nor at half or twice the load" if any(one.unseen is not None for one in decision.predictions) else ""
     most = f"{100 * policy.worst_fifth:.0f} %"
     yield f"  In no fifth of the load{unseen} may it lose more than {most} against the current setting."

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerie.engine.histogram import Histogram
-from aerie.engine.speculation import Schedule, Setting, max_tokens
-from aerie.tuning.forecast import Forecast
+from aerie.engine.speculation import Setting
+from aerie.tuning.forecast import Forecast, drafted
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import Objectives
 from aerie.tuning.steptime import StepTime
@@ -62,9 +62,9 @@ def observed(blocks: Iterable[Block], setting: Setting, percentile: int) -> Obse
 def latencies(drawn: Forecast, setting: Setting, current: Setting, seen: Observed, objectives: Objectives) -> Latencies:
     """The forecast of a setting's latencies."""
     share = objectives.percentile / 100
-    now = float(np.median(_percentile(drawn, current, share)))
+    now = float(np.median(_percentile(drawn, current, current, share)))
     factor = seen.time_per_output_token / now if seen.time_per_output_token else _WITHOUT_HISTOGRAM
-    output = factor * _percentile(drawn, setting, share)
+    output = factor * _percentile(drawn, setting, current, share)
     holds = np.ones(len(output), dtype=bool)
     if objectives.time_per_output_token is not None:
         holds &= output <= objectives.time_per_output_token
@@ -78,9 +78,9 @@ def latencies(drawn: Forecast, setting: Setting, current: Setting, seen: Observe
     return Latencies(_points(output), None if first is None else _points(first), float(holds.mean()))
 
 
-def _percentile(drawn: Forecast, setting: Setting, share: float) -> Array:
+def _percentile(drawn: Forecast, setting: Setting, current: Setting, share: float) -> Array:
     """Draws of a user's seconds per token at the batch that this share of the request-steps is no slower than."""
-    seconds = drawn.of(setting)
+    seconds = drawn.lived(setting, current)
     order = np.argsort(seconds.mean(axis=0))
     index = int(np.searchsorted(np.cumsum(drawn.load.shares[order]), share))
     found: Array = seconds[:, order[min(index, len(order) - 1)]]
@@ -112,10 +112,7 @@ def stretched(step_time: StepTime, lengths: Array, setting: Setting, batch: floa
     """By what share a user's time per output token grows when each replica has so many times the requests, from this mean batch
     on; infinite where no batch up to `_LARGEST` gives so many tokens. `lengths`: by K. Prefill is left out."""
     batches = np.geomspace(batch, max(_LARGEST, 2 * batch), 200)
-    if isinstance(setting, Schedule):
-        drafted = np.array([setting.tokens_at(max(1, round(each))) for each in batches.tolist()])
-    else:
-        drafted = np.full(len(batches), max_tokens(setting))
-    each = step_time.middle(batches, drafted.astype(float)) / lengths[drafted]
+    tokens = drafted(setting, batches)
+    each = step_time.middle(batches, tokens.astype(float)) / lengths[tokens]
     enough = np.flatnonzero(batches / each >= factor * batch / each[0])
     return float(each[enough[0]] / each[0]) - 1 if len(enough) else math.inf

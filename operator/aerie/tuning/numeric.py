@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.floating[Any]]
+Whole = npt.NDArray[np.integer[Any]]
 
 
 def logit(share: Array) -> Array:

@@ -45,6 +45,7 @@ class Order:
     replicas: int
     waiting: float
     lent: int
+    exploring: Setting | None
     objectives: Objectives
     history: History
     policy: Policy
@@ -63,6 +64,7 @@ class Order:
             },
             **{name: asdict(getattr(self, name)) for name in ("engine", "objectives", "history", "policy", "scale")},
             "current": setting_to_dict(self.current),
+            "exploring": None if self.exploring is None else setting_to_dict(self.exploring),
             "since": to_json(self.since),
             "leftOut": dict(self.since.left_out),
             "apiServers": self.since.api_servers,
@@ -86,6 +88,7 @@ class Order:
             replicas=found["replicas"],
             waiting=found["waiting"],
             lent=found["lent"],
+            exploring=None if found["exploring"] is None else setting_from_dict(found["exploring"]),
             objectives=Objectives(**found["objectives"]),
             history=History(**found["history"]),
             policy=Policy(**found["policy"]),

@@ -20,8 +20,8 @@ class Policy:
     """The least gain that a change is made for."""
     pessimism: float = 0.2
     """Quantile of the gain that has to pay for the roll, and that candidates are ranked by."""
-    better: float = 0.95
-    """Probability that the setting is better than the current one."""
+    better: float = 0.8
+    """Probability that the setting is better than the current one, from which on a canary is to prove it."""
     certainty: float = 0.95
     """Probability that the latencies hold."""
     margin: float = 2.0
@@ -40,10 +40,15 @@ class Policy:
     """Probability that no speculation is better, above which it is turned off even for a gain below `least_gain`."""
     useless_length: float = 1.15
     """Acceptance length below which a drafter is of no use: no speculation is then chosen if it is likely to be better."""
+    shown: float = 0.5
+    """Share of the gate that the gain has to be on the load of the last hour, or a canary would not show it."""
     canary: float = 1800.0
     """How long a canary runs to teach what its setting costs."""
     least_value: float = 0.005
     """Expected gain of what a canary teaches, after its cost, below which none is run."""
+    urgent: float = 0.05
+    """The same from which a canary explores though requests wait, or the others can hardly bear their load, or one has explored
+    lately and did not show it: it is the way out."""
     least_replicas: int = 3
     """To spare one for it."""
     felt: float = 0.01
@@ -87,22 +92,31 @@ class History:
     """When the setting was last changed."""
     rolled_back: float | None = None
     """When a change was last taken back."""
+    undecided: float | None = None
+    """When a canary was last given up that could not be proven nor refuted."""
+    undecided_times: int = 1
+    """How often lately: each time the pause is one cooldown longer, up to that after a rollback."""
+    tried: float | None = None
+    """When the canary began of which the later one of these two tells."""
     speculated: float | None = None
     """When drafts were last verified."""
     explored: float | None = None
     """When a canary last explored."""
 
-    def exploring(self, now: float, policy: Policy) -> str | None:
+    def exploring(self, now: float, policy: Policy, *, urgent: bool) -> str | None:
         """Why no canary may explore yet."""
-        if self.explored is None or now >= self.explored + policy.explored * policy.probe:
+        pause = policy.probe if urgent else policy.explored * policy.probe
+        if self.explored is None or now >= self.explored + pause:
             return None
-        left = (self.explored + policy.explored * policy.probe - now) / HOUR
+        left = (self.explored + pause - now) / HOUR
         return f"one explored {(now - self.explored) / HOUR:.1f} h ago: the next may in {left:.1f} h."
 
     def cooling(self, now: float, policy: Policy) -> str | None:
         """Why nothing may be changed yet."""
+        undecided = min(self.undecided_times * policy.cooldown, policy.cooldown_after_rollback)
         for since, pause, what in (
             (self.rolled_back, policy.cooldown_after_rollback, "a change was taken back"),
+            (self.undecided, undecided, "a canary ended undecided"),
             (self.changed, policy.cooldown, "the setting was changed"),
         ):
             if since is not None and now < since + pause:

@@ -72,6 +72,11 @@ class Regimes:
     """The newest change in it; None: all blocks are alike."""
     load: Change | None = None
 
+    @property
+    def newest(self) -> float | None:
+        """When traffic has changed last."""
+        return max((one.at for one in (self.acceptance, self.load) if one is not None), default=None)
+
     def accepted(self, blocks: Sequence[Block]) -> list[Block]:
         """Those that tell the acceptance of now."""
         return [block for block in blocks if self.acceptance is None or block.start >= self.acceptance.at]

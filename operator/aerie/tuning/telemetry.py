@@ -229,10 +229,12 @@ class Telemetry:
 
     def _forget(self) -> None:
         oldest, cell = self._newest - self.horizon, self.scale.cell
-        self._blocks = {key: value for key, value in self._blocks.items() if key[0] >= oldest // self.scale.block}
+        for slot, setting in [key for key in self._blocks if key[0] < oldest // self.scale.block]:
+            del self._blocks[slot, setting]
         if self._forgotten < oldest // cell:
             self._forgotten = oldest // cell
-            self.cells = {key: value for key, value in self.cells.items() if key.slot >= oldest // cell}
+            for key in [key for key in self.cells if key.slot < oldest // cell]:
+                del self.cells[key]
 
 
 def _said(seconds: float) -> str:

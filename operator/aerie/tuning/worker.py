@@ -19,7 +19,8 @@ from aerie.engine import arguments, versions
 from aerie.tuning.advice import Action as Word
 from aerie.tuning.advice import Advice
 from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.explain import explain
 from aerie.tuning.order import Answer, EngineFacts, Order
 from aerie.tuning.store import pack
@@ -47,6 +48,7 @@ def answered(order: Order) -> Answer:
         history=order.history,
         waiting=order.waiting,
         lent=order.lent,
+        exploring=order.exploring,
     )
     decision = decide(telemetry, situation, order.policy, zlib.crc32(order.revision.encode()))
     advice = Advice(
@@ -56,6 +58,7 @@ def answered(order: Order) -> Answer:
         setting=decision.setting,
         gain=_gain(decision),
         reason=decision.reason,
+        since=decision.evidence.regimes.newest,
     )
     return Answer(advice, explain(decision, telemetry, situation, order.policy), pack(telemetry))
 

@@ -207,6 +207,30 @@ def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
     run(story())
 
 
+def test_while_a_canary_explores_it_is_decided_again_and_again(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource())
+            await one.traffic(1.3 * INTERVAL)
+            assert [order.exploring for order in one.decider.orders] == [None]
+            now = one.tuner._clock.now().isoformat()
+            setting = SETTING | {"tokens": 5}
+            trial = {"setting": setting, "purpose": "Explore", "revision": "r2", "basis": "r1", "startedAt": now}
+            canary = {"revision": "r2", "setting": setting, "change": "K=5", "startedAt": now, "readyAt": now}
+            said = {"current": SETTING, "trial": trial}
+            one.follow(resource(speculation=said, canary=canary | {"phase": "WarmingUp"}))
+            await one.traffic(0.3 * INTERVAL)
+            assert len(one.decider.orders) == 1
+            one.follow(resource(speculation=said, canary=canary | {"phase": "Analyzing"}))
+            await one.traffic(0.45 * INTERVAL)
+            assert [order.exploring for order in one.decider.orders[1:]] == [Static(5)] * 4
+            one.follow(resource(speculation=said | {"trial": trial | {"purpose": "Change"}}, canary=canary))
+            await one.traffic(1.2 * INTERVAL)
+            assert [order.exploring for order in one.decider.orders[5:]] == [None, None]
+
+    run(story())
+
+
 def test_what_it_asks_with(run: Run) -> None:
     async def story() -> None:
         async with Story() as one:
@@ -452,7 +476,7 @@ def order(**changes: Any) -> Order:
 
     since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
     made = Order(
-        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, 0, Objectives(), History(), Policy()),
+        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, 0, None, Objectives(), History(), Policy()),
         *(since.horizon, since.scale, "", since),
     )
     return replace(made, **changes)

@@ -164,11 +164,23 @@ def test_one_tier_that_drafts_is_like_a_fixed_number() -> None:
     assert survival == (Bounds(1, 1), Bounds(0.5, 0.5), Bounds(0.5, 0.5))
 
 
-def test_three_tiers_are_not_told_apart() -> None:
+def test_three_tiers_are_bounded() -> None:
     schedule = Schedule((Tier(1, 2, 5), Tier(3, 8, 3), Tier(9, 64, 1)), 5)
-    found = windows.survival(window(counted([(5, 2), (1, 1)], 5)), schedule)
-    assert isinstance(found, Unknown)
-    assert "1, 3, 5 tokens: three or more cannot be told apart" in found.sentence
+    found = windows.survival(window(counted([(5, 2), (1, 1)], 5)), schedule)  # or two drafts of 3
+    assert found == (Bounds(1, 1), Bounds(0.5, 1), Bounds(0, 0), Bounds(0, 1), Bounds(0, 1))
+    wrong = windows.survival(window(counted([(5, 2), (9, 9)], 5)), schedule)
+    assert isinstance(wrong, Unknown)
+    assert "drafts of 1 and 5" in wrong.sentence
+
+
+@given(st.lists(st.sampled_from([(1, 1), (3, 2), (3, 3), (5, 1), (5, 5)]), min_size=1, max_size=30))
+def test_the_bounds_of_three_tiers_hold_the_truth(drafts: list[tuple[int, int]]) -> None:
+    schedule = Schedule((Tier(1, 2, 5), Tier(3, 8, 3), Tier(9, 64, 1)), 5)
+    offered = windows.drafts_by_position(window(counted(drafts, 5)), schedule)
+    assert isinstance(offered, tuple)
+    for position, bounds in enumerate(offered):
+        true = sum(length > position for length, _ in drafts)
+        assert bounds.low - 1e-9 <= true <= bounds.high + 1e-9
     assert windows.acceptance_length(window(counted([(5, 2), (1, 1)], 5)), schedule) == Bounds(2.5, 2.5)
 
 

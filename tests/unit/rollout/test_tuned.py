@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -141,8 +142,8 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
     assert plan.status.to_dict() == world.status, "nothing follows the clock"
 
 
-@pytest.mark.parametrize("slower", [0.1, 0.0])
-def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float) -> None:
+@pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Undecided", 6)])
+def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float, result: str, pause: int) -> None:
     world = serving(rollout={"analysis": {"deadline": "1h"}})
     old = world.wanted
     advise(world)
@@ -157,17 +158,18 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
         else:
             world.now += MINUTE
     assert not seen & {"Held", "RolledBack", "Ramping"}
-    assert speculation(world)["changes"][0]["result"] == "RolledBack"
+    assert speculation(world)["changes"][0]["result"] == result
+    assert ("rolledBackAt" in speculation(world)) == (result == "RolledBack")
     assert (speculation(world)["current"], speculation(world).get("chosen")) == (K3, None)
     assert "rejected" not in world.status
     world.settle()
     assert world.replicas() == {f"chat-{old}": 2}
     ended = world.now
-    for hours, reason in ((1, "Cooldown"), (23, "Cooldown"), (25, "Trial")):
+    for hours, reason in ((1, "Cooldown"), (pause - 1, "Cooldown"), (pause + 1, "Trial")):
         world.now = ended + timedelta(hours=hours)
         advise(world)
         world.step()
-        assert world.condition("Tuned") == ("False", reason), "four times six hours"
+        assert world.condition("Tuned") == ("False", reason), "six hours, and four times that"
         if reason == "Cooldown":  # or the tuner, which knows of the pause, says so itself
             advise(world, action="Hold", reason="K=5 is +8.0 % better. But a change was taken back 1.0 h ago.")
             world.step()
@@ -193,6 +195,66 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
     advise(world)
     world.step()
     assert world.condition("Tuned") == ("False", "Trial"), "what it taught may be acted on at once"
+
+
+def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
+    world = serving(replicas=3, rollout={"analysis": {"soak": "20m"}})
+    advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
+    until(world, "Analyzing")
+    advise(world, Static(5))
+    world.measure_time(6, -0.2)
+    assert speculation(world)["trial"]["purpose"] == "Explore", "another setting is no word on this one"
+    advise(world, Static(7))
+    world.step()
+    kept = speculation(world)["trial"]
+    assert (kept["purpose"], kept["predicted"]["estimate"]) == ("Change", 0.08)
+    blocks = world.status["analysis"]["comparisons"][0]["blocks"]
+    assert blocks >= 6, "what was counted counts"
+    until(world, "Watching", -0.2)
+    assert speculation(world)["changes"][0]["result"] == "Promoted"
+    assert speculation(world)["current"] == {"mode": "Static", "tokens": 7}
+
+
+def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> None:
+    world = serving(replicas=3)
+    advise(world, Static(7), "Explore")
+    until(world, "Analyzing")
+    advise(world, Static(7))
+    until(world, "RollingBack", 0.1)
+    (change,) = speculation(world)["changes"]
+    assert (change["purpose"], change["result"]) == ("Change", "RolledBack")
+    assert "rolledBackAt" in speculation(world)
+
+
+def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
+    world = serving(replicas=3)
+    advise(world, Static(7), "Explore")
+    until(world, "WarmingUp")
+    advise(world, Static(7))
+    assert world.advice is not None
+    world.advice = replace(world.advice, at=world.advice.at - 3600)
+    until(world, "Analyzing")
+    world.measure_time(3, -0.2)
+    assert speculation(world)["trial"]["purpose"] == "Explore"
+
+
+@pytest.mark.parametrize("slower", [0.1, 0.0])
+def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_that_began(slower: float) -> None:
+    world = serving(rollout={"analysis": {"deadline": "1h"}})
+    tried(world, slower)
+    world.settle()
+    world.now += timedelta(hours=1)
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "Cooldown")
+    advise(world)
+    assert world.advice is not None
+    trial = speculation(world)["changes"][0]
+    began, ended = (datetime.fromisoformat(trial[name]).timestamp() for name in ("startedAt", "endedAt"))
+    for since, reason in ((began - 1, "Cooldown"), ((began + ended) / 2, "Trial")):
+        world.advice = replace(world.advice, since=since)
+        world.step()
+        assert world.condition("Tuned") == ("False", reason)
 
 
 def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:

@@ -134,7 +134,9 @@ class World:
             self.objects[key]["status"] = kept
 
     def _nobody_is_sent_to(self, deployment: dict[str, Any]) -> None:
-        """The route gives nothing to an arm whose last pods go: a gateway would answer with 503."""
+        """The route gives nothing to an arm whose last pods go: a gateway would answer with 503. But where no pod is wanted."""
+        if self.document["spec"]["replicas"] == 0:
+            return
         mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pods.ready(pod)]
         route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
         for backend in route["spec"]["rules"][0]["backendRefs"] if route and mine else ():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aerie_lab.engine.acceptance import NO_DRIFT, Acceptance, Drift, expected_length, expected_survival
@@ -92,8 +92,26 @@ def test_identities_hold_for_any_traffic(
         assert replica.counters.spec_decode_num_drafts == 0
 
 
+SURE = Acceptance((1.0,))
+WITHOUT_DRAFTS = ((0.0, 1, 4, SURE), (0.0, 1, 10, Acceptance((0.7,), 1.0)), *[(0.0, 1, 2, SURE)] * 3)
+"""Five requests, in a tier without drafts; the last of them then drafts."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(traffic=traffic, limits=limits, cuts=st.lists(st.floats(0, 3), max_size=6))
+@example(
+    traffic=list(WITHOUT_DRAFTS),
+    limits={
+        "max_num_seqs": 5,
+        "max_num_batched_tokens": 16,
+        "num_blocks": 33,
+        "max_model_len": 410,
+        "num_speculative_tokens": 1,
+        "schedule": ((1, 4, 2), (5, 8, 0)),
+        "drops_last_block": False,
+    },
+    cuts=[],
+)
 def test_many_steps_at_once_are_the_same_steps(
     traffic: list[tuple[float, int, int, Acceptance]], limits: dict[str, Any], cuts: list[float]
 ) -> None:

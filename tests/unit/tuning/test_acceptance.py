@@ -56,7 +56,7 @@ def test_a_canary_with_more_tokens_settles_the_deeper_positions() -> None:
     assert found.survival[:, :5].mean(axis=0) == pytest.approx(np.cumprod(deep), rel=1e-3)
 
 
-def test_two_tiers_of_a_schedule_count_and_three_do_not() -> None:
+def test_two_tiers_of_a_schedule_count_and_three_where_nothing_else_does() -> None:
     two = Schedule((Tier(1, 8, 3), Tier(9, 64, 1)), 3)
     three = Schedule((Tier(1, 4, 3), Tier(5, 8, 2), Tier(9, 64, 1)), 3)
     q = (0.8, 0.7, 0.6)
@@ -66,9 +66,14 @@ def test_two_tiers_of_a_schedule_count_and_three_do_not() -> None:
         return [Block(300.0 * index, setting, busy + quiet) for index in range(12)]
 
     assert fitted(both(two), 3).survival.mean(axis=0) == pytest.approx(np.cumprod(q), rel=1e-3)
-    refused = acceptance(both(three), 3, 100, np.random.default_rng(1))
-    assert isinstance(refused, Unknown)
-    assert "three or more" in refused.sentence
+    alone = fitted(both(three), 3).survival
+    assert alone[:, 0].mean() == pytest.approx(q[0], rel=1e-3)
+    for position, true in enumerate(np.cumprod(q)):
+        assert alone[:, position].min() <= true + 0.01
+        assert alone[:, position].max() >= true - 0.02
+    assert alone[:, 2].std() > 0.01, "bounds are no figure"
+    other = [Block(300.0 * (12 + index), K3, window(K3, 20, 0.01, (0.7, 0.6, 0.5), seconds=300.0)) for index in range(12)]
+    assert fitted([*both(three), *other], 3).survival.mean(axis=0) == pytest.approx(np.cumprod((0.7, 0.6, 0.5)), rel=1e-3)
 
 
 def test_adaptive_verification_is_not_read_as_acceptance() -> None:

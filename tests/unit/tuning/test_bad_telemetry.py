@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,8 @@ from aerie.engine.samples import Counters, Speculation
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.explain import explain, to_json
 from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import HOUR, Reading, Telemetry
@@ -175,11 +175,20 @@ def test_garbage_among_good_windows_never_raises(found: list[Reading]) -> None:
         assert all(map(math.isfinite, prediction.gain))
 
 
-@pytest.mark.parametrize("current", [Adaptive(3), Schedule((Tier(1, 2, 3), Tier(3, 8, 2), Tier(9, 64, 1)), 3)])
-def test_settings_whose_counters_tell_no_acceptance_are_left_as_they_are(current: Setting) -> None:
+def alone(current: Setting) -> Decision:
+    """On two hours of nothing but this setting, whose steps take the same at every batch."""
     found = Telemetry()
     for minute in range(120):
         found.add(Reading("a", NOW - 60.0 * minute, current, window(current, 1 + minute % 60, 0.01)))
-    decision = decided(found, situation(current))
+    return decided(found, situation(current))
+
+
+def test_a_setting_whose_counters_tell_no_acceptance_is_left_as_it_is() -> None:
+    decision = alone(Adaptive(3))
     assert decision.action is Action.INSUFFICIENT
     assert decision.missing
+
+
+def test_a_schedule_of_three_tiers_tells_enough_to_leave_it() -> None:
+    decision = alone(Schedule((Tier(1, 2, 3), Tier(3, 8, 2), Tier(9, 64, 1)), 3))
+    assert (decision.action, decision.setting) == (Action.CHANGE, Static(2)), "steps cost the same, and two are surely accepted"

@@ -12,7 +12,8 @@ from aerie.engine.arguments import Arguments
 from aerie.engine.speculation import Off, Schedule, Setting, Static
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.policy import History, Objectives, Policy
 from aerie.tuning.telemetry import HOUR, Telemetry
 from tests.unit.tuning.windows import K3, spread, telemetry
@@ -95,6 +96,7 @@ def test_the_same_seed_gives_the_same_decision(better_with_more: Telemetry) -> N
     [
         (History(changed=99 * HOUR), "the setting was changed 1.0 h ago: the next change may come in 5.0 h"),
         (History(rolled_back=90 * HOUR), "a change was taken back 10.0 h ago: the next change may come in 14.0 h"),
+        (History(undecided=99 * HOUR), "a canary ended undecided 1.0 h ago: the next change may come in 5.0 h"),
     ],
 )
 def test_a_cooldown_holds_back_what_is_better(better_with_more: Telemetry, history: History, what: str) -> None:
@@ -139,15 +141,53 @@ def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
 )
 def test_nothing_is_explored_at_the_users_cost(changes: dict[str, object], reason: str) -> None:
     data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
-    found = decided(data, situation(K3, **changes), SURE)
+    found = decided(data, situation(K3, **changes), replace(SURE, urgent=1.0))
     assert found.action is Action.HOLD
     assert reason in found.reason
+
+
+def test_what_is_worth_far_more_than_the_wait_is_explored_though_requests_wait() -> None:
+    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+    found = decided(data, situation(K3, waiting=7.0), SURE)
+    assert found.action is Action.EXPLORE
+    assert found.value - found.cost > SURE.urgent
+    assert decided(data, situation(K3, waiting=7.0, replicas=2), SURE).action is Action.HOLD
+
+
+def test_a_request_each_may_wait_for_the_next_step() -> None:
+    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+    busy, usual = (decided(data, situation(K3, waiting=waiting), replace(SURE, urgent=1.0)).action for waiting in (5.0, 4.0))
+    assert (busy, usual) == (Action.HOLD, Action.EXPLORE)
+
+
+def test_a_canary_that_explores_is_kept_where_its_setting_is_likely_to_be_better() -> None:
+    data = telemetry([K3, Static(7)], cheap, spread(1, 60, 60), GOOD)
+    strict = Policy(better=0.9999999, least_gain=10.0)
+    assert decided(data, situation(K3), strict).action is not Action.CHANGE
+    found = decided(data, situation(K3, exploring=Static(7)), strict)
+    assert (found.action, found.setting) == (Action.CHANGE, Static(7))
+    assert "The canary that explores with it may prove it" in found.reason
+    other = decided(data, situation(K3, exploring=Static(2)), strict)
+    assert other.action is Action.HOLD, "no second canary beside the first"
+
+
+def test_what_does_not_show_at_the_load_of_the_hour_waits_for_another_one() -> None:
+    """A day with a quiet night: with many requests in a step fewer tokens are far better, with few worse."""
+    busy, quiet = 20 * spread(30, 90, 60), 2 * spread(1, 2, 60)
+    data = telemetry([K3, Static(1)], dear, [*quiet, *busy, *quiet], (0.9, 0.85, 0.8), end=100 * HOUR)
+    only = Policy(least_value=1.0)
+    found = decided(data, situation(K3, engine=SCHEDULING), only)
+    assert found.action is Action.HOLD, found.reason
+    assert found.setting is not None
+    assert "a canary waits for one at which it shows" in found.reason
+    again = telemetry([K3, Static(1)], dear, [*quiet, *quiet, *busy], (0.9, 0.85, 0.8), end=100 * HOUR)
+    assert decided(again, situation(K3, engine=SCHEDULING), only).action is Action.CHANGE
 
 
 def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> None:
     """With 2 of 4 out, the others have twice the requests: at 40 in a step that is more than they can do."""
     quiet, busy = (telemetry([K3], dear, spread(low, 3 * low, 60), end=100 * HOUR) for low in (1, 20))
-    policy = Policy(better=0.99, least_value=-1.0)
+    policy = Policy(better=0.99, least_value=-1.0, urgent=1.0)
     spared = decided(busy, situation(K3), policy)
     assert spared.action is Action.EXPLORE
     found = decided(busy, situation(K3, lent=2), policy)
@@ -204,6 +244,18 @@ def test_what_might_be_worse_under_a_load_that_was_not_seen_waits_for_a_day() ->
     known = decided(day, situation(K3))
     assert known.action is Action.CHANGE
     assert all(one.unseen is None and "a day" not in one.why_not for one in known.predictions)
+
+
+def test_what_was_before_the_load_changed_may_come_again() -> None:
+    """A quiet morning after a busy day: what is better for it alone is not for the fleet."""
+    day = [*(23 * spread(22, 60, 60)), *(2 * spread(2, 10, 60))]
+    found = decided(telemetry([K3, Static(7)], dear_with_load, day, GOOD, end=100 * HOUR), situation(K3))
+    assert found.evidence.regimes.load is not None
+    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    assert seven.gain[2] > 0.05
+    assert seven.unseen is not None
+    assert seven.unseen < -0.1
+    assert found.setting != Static(7)
 
 
 def test_a_schedule_keeps_what_ran_beyond_the_load_that_was_seen() -> None:

@@ -13,6 +13,7 @@ from aerie_lab.engine.step import FORMULAS
 from benchmarks import _tuning_fleet as fleets
 from benchmarks import _tuning_fleet_model as model
 from benchmarks import _tuning_fleet_report as report
+from benchmarks import _tuning_fleet_trial as trial
 from benchmarks._tuning_fleet_calibration import Point, agreement
 from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World, draw, world
 from benchmarks._tuning_fleet_trial import judged
@@ -84,15 +85,29 @@ def test_windows_are_those_of_the_step_level_simulator() -> None:
 
 
 def test_a_roll_takes_one_replica_at_a_time_and_the_others_carry_its_load(plain: World) -> None:
-    fleet = fleets.Fleet.of(Static(3))
+    fleet = fleets.Fleet.of(Static(3), surge=False)
     done = fleet.roll(list(range(REPLICAS)), 10, Static(5))
     assert done == 10 + REPLICAS
-    assert ((fleet.runs == -1).sum(axis=0) <= 1).all()
-    assert (fleet.runs[:, done:] == fleet.settings.index(Static(5))).all()
+    assert ((fleet.runs[:REPLICAS] == -1).sum(axis=0) <= 1).all()
+    assert (fleet.runs[:REPLICAS, done:] == fleet.settings.index(Static(5))).all()
     assert fleet.rates(plain).sum(axis=0) == pytest.approx(plain.rates)
     rolled, untouched = (fleets.cost(plain, one) for one in (fleet, fleets.Fleet.of(Static(3))))
     assert rolled[0][10] > untouched[0][10]
     assert rolled[1][10] == pytest.approx(untouched[1][10], rel=0.02)
+
+
+def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_for_them(plain: World) -> None:
+    fleet, untouched = (fleets.Fleet.of(Static(3)) for _ in range(2))
+    for place in fleet.arms:
+        fleet.reload(place, 10, Static(3))
+    done = fleet.withdraw(20, Static(3))
+    assert fleet.roll(list(range(REPLICAS)), done, Static(3)) == 20 + REPLICAS
+    assert (fleet.runs[:REPLICAS] >= 0).all()
+    assert ((fleet.runs[REPLICAS:] >= 0).sum(axis=0) == [2 if 10 < tick < 20 else 0 for tick in range(TICKS)]).all()
+    with_spares, without = (fleets.cost(plain, one) for one in (fleet, untouched))
+    each = [waited / tokens for waited, tokens, _ in (with_spares, without)]
+    assert each[0] == pytest.approx(each[1], rel=0.05)
+    assert with_spares[1][15] == pytest.approx(without[1][15] * (REPLICAS + 2) / REPLICAS, rel=0.02)
 
 
 def test_the_oracle_is_at_least_as_good_as_no_change_and_stays_where_nothing_is_better(plain: World) -> None:
@@ -117,8 +132,33 @@ def test_a_canary_that_is_much_faster_is_accepted_and_one_that_is_much_slower_is
     assert judged(slow, Static(3), Off(), HOUR, random).result == "Promote"
     assert judged(slow, Off(), Static(3), HOUR, random).result == "Rollback"
     explored = judged(slow, Static(3), Off(), HOUR, random, explore=1800.0)
-    assert explored.result == "Inconclusive"
-    assert explored.minutes == 30
+    assert (explored.result, explored.minutes) == ("Explored", 30)
+
+
+def test_a_canary_that_explores_is_proven_from_when_it_is_to_be_kept(plain: World) -> None:
+    slow, asked = replace(plain, start=Off()), list[int]()
+
+    def keep(tick: int) -> bool:
+        asked.append(tick)
+        return tick >= HOUR + 4
+
+    kept = judged(slow, Static(3), Off(), HOUR, np.random.default_rng(3), 1800.0, keep)
+    assert asked == [HOUR + 1, HOUR + 2, HOUR + 3, HOUR + 4]
+    assert kept.result == "Promote"
+
+
+def test_what_is_shed_takes_no_time_for_its_prompt() -> None:
+    """Beyond saturation more requests are shed, and as many tokens made as before."""
+    rows = model.steady(TARGET, Static(3), np.array([20.0, 40.0, 80.0]) * 10, np.repeat(SURVIVALS, 3, axis=0))
+    assert (rows.full > 0.5).all()
+    assert rows.tokens[2] == pytest.approx(rows.tokens[1], rel=0.02)
+
+
+def test_requests_in_a_tier_without_drafts_are_no_drafts(plain: World) -> None:
+    blocks = np.full(3, HOUR)
+    random = np.random.default_rng(1)
+    never = Schedule((Tier(1, 256, 0), Tier(257, 300, 3)), 3)
+    assert [side.counts.drafts for side in trial._counts(plain, never, 0, blocks, random)] == [0.0] * 3
 
 
 def test_a_draw_is_the_same_whenever_it_is_asked_for() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from aerie.engine.arguments import Arguments
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
-from aerie.tuning.forecast import WORTH_A_TIER, Forecast, Load, _tiers, load
+from aerie.tuning.forecast import WORTH_A_TIER, Forecast, Load, _tiers, load, unseen
 from tests.unit.tuning.windows import K3, spread, telemetry
 
 ENGINE = Engine(Version.parse("0.33.0"), experts=False)
@@ -29,7 +31,7 @@ def sure(per_token: float = 4e-5) -> Forecast:
     return Forecast(Load(BATCHES, np.full(8, 1 / 8)), draws, np.tile(LENGTHS, (10, 1)), np.full(8, 5e-4), np.ones(10))
 
 
-def test_gains_are_ratios_of_busy_seconds_per_token() -> None:
+def test_gains_are_ratios_of_seconds_per_token() -> None:
     one = Forecast(
         Load(np.array([10.0]), np.array([1.0])),
         np.tile(np.array([[[8e-3], [10e-3], [12e-3]]]), (4, 1, 1)),
@@ -39,6 +41,57 @@ def test_gains_are_ratios_of_busy_seconds_per_token() -> None:
     )
     assert one.gain(Static(2), Static(1)) == pytest.approx(np.full(4, (10 / 1.8) / (12 / 2.4) - 1))
     assert one.gain(Off(), Static(1)) == pytest.approx(np.full(4, (10 / 1.8) / 8 - 1))
+
+
+def little(tokens: int, current: int, batch: float, per_token: float = 4e-5) -> float:
+    """The batch of one K with the requests that make this batch with another: B' = rate t(B'), and t is linear in it."""
+    rate = batch * LENGTHS[current] / (7e-3 + 5e-4 * current + per_token * batch * (current + 1))
+    fixed, slope = (7e-3 + 5e-4 * tokens) / LENGTHS[tokens], per_token * (tokens + 1) / LENGTHS[tokens]
+    return float(rate * fixed / (1 - rate * slope))
+
+
+@pytest.mark.parametrize(("setting", "current"), [(Static(1), K3), (Static(2), K3), (Static(4), K3), (K3, Static(4))])
+def test_the_same_requests_make_another_batch(setting: Static, current: Static) -> None:
+    drawn = sure()
+    found = drawn.lived(setting, current)[0]
+    for batch, seconds in zip(BATCHES.tolist(), found.tolist(), strict=True):
+        there = little(setting.tokens, current.tokens, batch)
+        assert 1 / 1.5 < there / batch < 1.5, "else this says nothing"
+        true = (7e-3 + 5e-4 * setting.tokens + 4e-5 * there * (setting.tokens + 1)) / LENGTHS[setting.tokens]
+        assert seconds == pytest.approx(true, rel=0.01)
+
+
+def test_what_is_faster_gains_the_more_the_busier_the_engine_is() -> None:
+    drawn = sure()
+    alike = drawn.of(K3) / drawn.of(Static(1)) - 1
+    lived = drawn.of(K3) / drawn.lived(Static(1), K3) - 1
+    assert (np.sign(alike) == np.sign(lived)).all()
+    assert (np.abs(lived) >= np.abs(alike) - 1e-9).all()
+    assert lived[0, -1] > 1.3 * alike[0, -1] > 0
+
+
+def test_a_batch_is_not_taken_to_become_another_one_without_bound() -> None:
+    """At 128 requests in a step K = 5 makes hardly more tokens a second, however many wait."""
+    drawn = sure(per_token=4e-4)
+    seconds = drawn.lived(Static(5), Static(1))
+    assert np.isfinite(seconds).all()
+    assert (seconds < 3.1 * drawn.of(Static(5))).all()
+
+
+def test_where_as_many_run_as_may_the_batch_stays() -> None:
+    drawn = sure(per_token=1e-4)
+    alike, free = drawn.of(Static(1)), drawn.lived(Static(1), K3)
+    full = replace(drawn, room=130.0).lived(Static(1), K3)
+    assert full[:, -1] == pytest.approx(alike[:, -1])
+    assert (free[:, -1] < 0.95 * alike[:, -1]).all()
+    assert full[:, :-1] == pytest.approx(free[:, :-1])
+
+
+def test_no_more_run_than_may() -> None:
+    drawn = sure(per_token=1e-4)
+    free, found = (replace(drawn, room=room).lived(Static(5), Static(1))[0, -1] for room in (np.inf, 150.0))
+    assert found == pytest.approx((7e-3 + 5e-4 * 5 + 1e-4 * 150 * 6) / LENGTHS[5])
+    assert free > 1.1 * found
 
 
 @pytest.mark.parametrize("setting", [Off(), Static(3), Schedule((Tier(1, 8, 5), Tier(9, 64, 1)), 5), Adaptive(4)])
@@ -61,6 +114,40 @@ def test_the_schedule_drafts_less_as_the_batch_grows_and_beats_every_fixed_k() -
     assert 2 <= len(tokens) <= 4
     best = max(float(drawn.gain(Static(k), K3).mean()) for k in range(1, 6))
     assert float(drawn.gain(schedule, K3).mean()) > best
+
+
+@pytest.mark.parametrize("current", [Static(1), Static(4), Schedule((Tier(1, 12, 5), Tier(13, 1000, 2)), 5)])
+def test_a_schedule_may_be_asked_to_lose_nowhere_against_what_runs(current: Setting) -> None:
+    drawn = sure()
+    found = drawn.schedule(ENGINE, current, lost=0.0)
+    assert found is not None
+    assert drawn.worst_fifth(found, current) >= -1e-9
+    assert drawn.gain(found, current).mean() > 0
+    if current == Static(4):
+        free = drawn.schedule(ENGINE, current)
+        assert free is not None
+        assert drawn.worst_fifth(free, current) < -0.001
+
+
+def test_what_runs_stays_beyond_the_batches_that_were_seen() -> None:
+    drawn = sure()
+    high = math.ceil(BATCHES[-1])
+    current = Schedule((Tier(1, 2 * high - 1, 4), Tier(2 * high, 4 * high, 1)), 4)
+    found = drawn.guarded(Static(5), current, below=False, above=True)
+    assert str(found) == f"1-{high}:5,{high + 1}-{2 * high - 1}:4,{2 * high}-{2 * high}:1"
+    assert drawn.guarded(Static(4), current, below=True, above=True) == Schedule(
+        (Tier(1, 2 * high - 1, 4), Tier(2 * high, 2 * high, 1)), 4
+    )
+    assert drawn.guarded(Static(5), Static(5), below=True, above=True) is None, "nothing but what runs"
+    many = Schedule(tuple(Tier(high + i, high + i, 5 - i) if i else Tier(1, high, 5) for i in range(6)), 5)
+    assert drawn.guarded(Static(3), many, below=False, above=True) is None, "too many tiers"
+
+
+def test_what_may_come_is_beyond_what_was_seen_and_as_it_was_before() -> None:
+    quiet, day = (Load(np.array(batches), np.array([0.5, 0.5])) for batches in ([4.0, 8.0], [2.0, 100.0]))
+    assert unseen(quiet, quiet).batches.tolist() == [2.0, 16.0]
+    assert unseen(quiet, day).batches.tolist() == [2.0, 100.0]
+    assert unseen(day, quiet).batches.tolist() == [1.0, 200.0]
 
 
 def test_no_schedule_where_one_k_is_best_everywhere() -> None:

@@ -13,7 +13,8 @@ from aerie.engine.arguments import Arguments
 from aerie.engine.speculation import Off, Setting, Static, max_tokens
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import Action, Decision, Situation, decide
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.forecast import Load
 from aerie.tuning.policy import History, Policy
 from aerie.tuning.telemetry import HOUR, Reading, Telemetry
@@ -116,6 +117,7 @@ def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
     world = World(settled, SHALLOW, seed=2)
     world.run(2.0)
     world.run(0.5, Static(5))
+    world.history = replace(world.history, explored=world.now)
     found = world.decided()
     assert found.action is Action.HOLD, found.reason
     five = next(one for one in found.predictions if one.setting == Static(5))

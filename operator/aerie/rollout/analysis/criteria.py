@@ -26,11 +26,11 @@ Trials of a speculation setting (goal Faster) are about time, with these rows in
 | time per output token| mean above control * 1.02            | 0.0175| mean below the control's            | yes  |
 | ... share beyond the | more than the control's + 0.25 pp    | 0.0075| share below 1.5 * control + 0.5 pp  | yes  |
 | objective, with one  |                                      |       |                                     |      |
-| tokens per busy      | below control * 0.98                 | 0.0075| -                                   | yes  |
+| tokens per busy      | below control * 0.9                  | 0.0075| -                                   | yes  |
 | second               |                                      |       |                                     |      |
 
 One that is only to be measured (goal Explore) is never accepted, and may be slower: it is rolled back for a mean above
-control * 1.5, the share and all other rows.
+control * 1.5, the share and all other rows; tokens per busy second are counted, because its goal may become Faster.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def _speed(terms: Terms) -> Iterator[Criterion]:
     if terms.kept.output_edge is not None:
         title = f"share of requests that take more than {_span(terms.kept.output_edge)} per output token"
         yield _share(SLOW_OUTPUT, title, _output_share, 0.0075)
-    if faster:
-        yield Criterion(GOODPUT, "output per busy second", _goodput, (_under(0.98, 0.0, 0.0075),), by_load=True)
+    # Its mean step is weighed by requests: some per cent off where a step grows fast with its batch, so that 10 % are let pass.
+    yield Criterion(GOODPUT, "output per busy second", _goodput, (_under(0.9, 0.0, 0.0075),) if faster else (), by_load=True)
 
 
 def _share(name: str, title: str, value: Callable[[Counts], tuple[float, float]], alpha: float) -> Criterion:

@@ -4,9 +4,9 @@
     judge   says Continue, Promote, Rollback or Inconclusive, and why
     watch   says Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted or gone
 
-A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all (a hard stop). It is
-accepted when every criterion certainly holds, after the soak. What is neither by the deadline is inconclusive; missing data
-never accepts. Which criteria, and how certain: `criteria`.
+A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all or is far slower than its
+control (a hard stop). It is accepted when every criterion certainly holds, after the soak. What is neither by the deadline is
+inconclusive; missing data never accepts. Which criteria, and how certain: `criteria`.
 
 Guarantees: the state goes through `to_dict` and `from_dict` unchanged; a verdict other than Continue stays once it was given,
 if the state that `judge` returns is kept; a block costs well under a millisecond.
@@ -32,6 +32,14 @@ MOST_DROPPED = 0.1
 """Share of the blocks that may be dropped before nothing is accepted any more."""
 SILENT = 2
 """Blocks in a row without one accepted token that stop a rollout at once."""
+SPOKEN = 50.0
+"""Drafts of such a block at least: of a few that a schedule makes in a busy hour chance may accept none."""
+SLOW_TIMES = 3.0
+"""How many times the control's a time per output token has to exceed to be far slower. Two equal pods under like loads never
+differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
+minutes until there were blocks enough for a verdict."""
+SLOW = 2
+"""Far slower blocks in a row that stop a rollout at once: one may be a pod's hiccup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,9 @@ class State:
     pods_dropped: Mapping[str, int] = field(default_factory=dict)
     """Windows of pods left out, by reason."""
     silent: int = 0
-    """Blocks in a row, up to the last, in which the canary had drafts and none was accepted, while some of the control's were."""
+    """Blocks in a row, up to the last, in which the canary had drafts enough and none was accepted, while the control's were."""
+    slow: int = 0
+    """Blocks in a row, up to the last, in which the canary was far slower than the control; those with unlike loads left out."""
     answers: Answers | None = None
     """The greedy answers of the engines, once they are there; judged as they first were."""
     verdict: Verdict = "Continue"
@@ -103,9 +113,12 @@ def count(state: State, block: Block, terms: Terms) -> State:
     exposure = canary.counts.finished + control.counts.finished
     if canary.counts.finished > 0 and control.counts.finished > 0:
         events = events.add(canary.counts.errors, control.counts.errors, canary.counts.finished / exposure)
-    silent = canary.counts.drafts > 0 and canary.counts.accepted == 0 and control.counts.accepted > 0
+    silent = canary.counts.drafts >= SPOKEN and canary.counts.accepted == 0 and control.counts.accepted > 0
     silence = state.silent + 1 if silent else 0
-    return replace(state, pairs=pairs, events=events, demand=demand, blocks=state.blocks + 1, silent=silence)
+    slow = state.slow
+    if alike:
+        slow = slow + 1 if _far_slower(canary, control) else 0
+    return replace(state, pairs=pairs, events=events, demand=demand, blocks=state.blocks + 1, silent=silence, slow=slow)
 
 
 def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
@@ -154,6 +167,8 @@ def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequ
         return " ".join(stops)
     if state.silent >= SILENT:
         return reasons.silent(state.silent)
+    if state.slow >= SLOW:
+        return reasons.slow(state.slow, SLOW_TIMES)
     if state.answers is not None and state.answers.lossy(ALPHA / 2**terms.attempt):
         return reasons.lossy(state.answers)
     return _failed(state, terms, table) if state.blocks >= terms.min_blocks else ""
@@ -222,6 +237,14 @@ def _pair(criterion: Criterion, canary: Side, control: Side, seconds: float, ter
     if curve is not None:
         value = curve.at(value, *(side.counts.output_tokens / side.pods / seconds for side in (canary, control)))
     return value, theirs / their_base
+
+
+def _far_slower(canary: Side, control: Side) -> bool:
+    """Whether the canary's mean time per output token is beyond SLOW_TIMES the control's; not where an arm tells no such time."""
+    if canary.counts.decode_tokens <= 0 or control.counts.decode_tokens <= 0:
+        return False
+    mine, theirs = (side.counts.decode_seconds / side.counts.decode_tokens for side in (canary, control))
+    return 0 < SLOW_TIMES * theirs < mine
 
 
 def _comparisons(state: State, terms: Terms, table: Sequence[Criterion]) -> tuple[Comparison, ...]:

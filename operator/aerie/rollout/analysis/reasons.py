@@ -58,6 +58,14 @@ def silent(blocks: int) -> str:
     )
 
 
+def slow(blocks: int, times: float) -> str:
+    """Tokens take far longer."""
+    return (
+        f"The canary's time per output token was more than {times:g} times the control's in {_blocks(blocks)} in a row with like "
+        "loads: no two equal pods differ so much."
+    )
+
+
 def inconclusive(lacking: Sequence[str], deadline: float) -> str:
     """The deadline has passed."""
     return f"No decision within {duration(deadline)}: {'; '.join(lacking)}."

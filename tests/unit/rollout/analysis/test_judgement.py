@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import OUTPUT_TIME, Terms, criteria, errors_alpha
+from aerie.rollout.analysis.criteria import OUTPUT_TIME, Goal, Terms, criteria, errors_alpha
 from aerie.rollout.analysis.elasticity import Curve
-from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
+from aerie.rollout.analysis.judgement import SLOW_TIMES, Judgement, State, count, judge, watch
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.reasons import duration
@@ -180,6 +180,104 @@ def test_no_accepted_token_in_two_blocks() -> None:
     state, judgement = after(120, accepted=0.0)
     assert (judgement.verdict, state.blocks) == ("Rollback", 2)
     assert judgement.reason.startswith("Not one drafted token of the canary was accepted in 2 blocks in a row")
+
+
+def test_that_none_of_a_few_drafts_is_accepted_is_chance() -> None:
+    """A schedule hardly drafts in a busy hour."""
+    many = side()
+    for drafts, stopped in ((49.0, False), (50.0, True)):
+        few = replace(many, counts=replace(many.counts, drafts=drafts, accepted=0.0))
+        state = State(0.0)
+        for index in range(2):
+            state = count(state, Block(120.0 * index, 120.0 * index + 120, few, many), TERMS)
+        assert (state.silent == 2) is stopped
+
+
+SLOWER, UNLIKE = {"decode_seconds": 3.1}, {"first_tokens": 1.5, "load": 7.5}
+FAR_SLOWER = (
+    "The canary's time per output token was more than 3 times the control's in 2 blocks in a row with like loads: no two equal "
+    "pods differ so much."
+)
+
+
+def slow_after(*canaries: dict[str, float], terms: Terms = TERMS) -> list[int]:
+    """The counter after each block, with the canary's changes in it."""
+    state, found = State(0.0), []
+    for index, change in enumerate(canaries, 1):
+        state = count(state, Block(120.0 * index - 120, 120.0 * index, side(None, **change), side()), terms)
+        found.append(state.slow)
+    return found
+
+
+def test_more_than_three_times_as_slow_in_two_blocks() -> None:
+    state, judgement = after(1, decode_seconds=5.0)
+    assert (judgement.verdict, state.slow) == ("Continue", 1)
+    state, judgement = after(120, decode_seconds=5.0)
+    assert (judgement.verdict, state.blocks, judgement.reason) == ("Rollback", 2, FAR_SLOWER)
+    assert state.blocks < TERMS.min_blocks
+    state, judgement = after(120, decode_seconds=2.5)  # slower too, but for the bounds to say
+    assert (judgement.verdict, state.blocks) == ("Rollback", TERMS.min_blocks)
+    assert judgement.reason.startswith("Time per output token is 1")
+
+
+@pytest.mark.parametrize("goal", ["NonInferior", "Superior", "Faster", "Explore"])
+def test_far_slower_is_far_slower_whatever_it_is_to_show(goal: Goal) -> None:
+    state, judgement = after(120, replace(TERMS, goal=goal), decode_seconds=5.0)
+    assert (judgement.verdict, state.blocks, judgement.reason) == ("Rollback", 2, FAR_SLOWER)
+
+
+def test_a_growing_share_is_stopped_for_it_too() -> None:
+    state = count(State(0.0), Block(0.0, 120.0, side(decode_seconds=5.0), side()), TERMS)
+    state, judgement = watch(state, TERMS, 120.0)
+    assert judgement.verdict == "Continue"
+    state = count(state, Block(120.0, 240.0, side(decode_seconds=5.0), side()), TERMS)
+    state, judgement = watch(state, TERMS, 240.0)
+    assert (judgement.verdict, judgement.reason) == ("Rollback", FAR_SLOWER)
+
+
+def test_far_slower_begins_above_three_times() -> None:
+    assert slow_after(*[{"decode_seconds": 2.9}] * 4) == [0, 0, 0, 0]
+    assert slow_after(*[{"decode_seconds": SLOW_TIMES}] * 2) == [0, 0]
+    assert slow_after(SLOWER, SLOWER) == [1, 2]
+    assert slow_after({"decode_seconds": 3.1, "decode_tokens": 1.1}) == [0]
+
+
+def test_a_block_that_is_not_far_slower_begins_the_count_anew() -> None:
+    assert slow_after(SLOWER, {}, SLOWER, SLOWER) == [1, 0, 1, 2]
+    assert slow_after(SLOWER, {"decode_tokens": 0.0}, SLOWER) == [1, 0, 1]
+
+
+def test_no_time_of_the_controls_is_none_to_be_slower_than() -> None:
+    for missing in ({"decode_tokens": 0.0}, {"decode_seconds": 0.0}):
+        block = Block(0.0, 120.0, side(decode_seconds=5.0), side(None, **missing))
+        assert count(State(0.0), block, TERMS).slow == 0
+
+
+def test_a_block_with_unlike_loads_leaves_the_count_as_it_is() -> None:
+    assert slow_after(SLOWER, SLOWER | UNLIKE, SLOWER) == [1, 1, 2]
+    assert slow_after(SLOWER, UNLIKE, SLOWER) == [1, 1, 2]
+    assert slow_after(*[SLOWER | UNLIKE | {"first_tokens": 2.0, "load": 9.0}] * 4) == [0, 0, 0, 0]
+
+
+def test_a_dropped_block_leaves_the_count_as_it_is() -> None:
+    state = count(State(0.0), Block(0.0, 120.0, side(decode_seconds=5.0), side()), TERMS)
+    assert count(state, Block(120.0, 240.0, None, side()), TERMS).slow == 1
+
+
+def test_far_slower_is_meant_as_measured() -> None:
+    """A curve near saturation would make more of a difference in load than there is."""
+    idler = {"decode_seconds": 2.0 * 0.85, "decode_tokens": 0.85, "output_tokens": 0.85}
+    known = replace(TERMS, curves={OUTPUT_TIME: Curve(3.0, 0.0, 100_240 / 120)})
+    assert slow_after(idler, idler, terms=known) == [0, 0]
+
+
+def test_a_state_from_before_slow_blocks_were_counted_is_read() -> None:
+    state = count(State(0.0), Block(0.0, 120.0, side(decode_seconds=5.0), side()), TERMS)
+    found = json.loads(json.dumps(state.to_dict()))
+    assert found["slow"] == 1
+    assert State.from_dict(found) == state
+    del found["slow"]
+    assert State.from_dict(found) == replace(state, slow=0)
 
 
 def test_a_verdict_stays() -> None:

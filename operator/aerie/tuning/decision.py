@@ -1,0 +1,101 @@
+"""What a decision is made of, and what comes of it: plain data, for who asks for one and who explains it.
+
+Guarantee: nothing here computes.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from aerie.engine.speculation import Setting
+from aerie.tuning.acceptance import Acceptance
+from aerie.tuning.candidates import Engine, LeftOut
+from aerie.tuning.forecast import Forecast
+from aerie.tuning.latency import Latencies
+from aerie.tuning.policy import History, Objectives
+from aerie.tuning.regimes import Regimes
+from aerie.tuning.steptime import StepTime
+
+
+class Action(enum.Enum):
+    """What to do."""
+
+    HOLD = "hold"
+    CHANGE = "change"
+    EXPLORE = "explore"
+    INSUFFICIENT = "insufficient data"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that telemetry does not say."""
+
+    engine: Engine
+    current: Setting
+    most: int
+    """The most draft tokens that may be chosen."""
+    replicas: int
+    now: float
+    objectives: Objectives = field(default_factory=Objectives)
+    history: History = field(default_factory=History)
+    waiting: float = 0.0
+    """Requests in the queues, all replicas together."""
+    lent: int = 0
+    """Replicas whose places a canary and its control take; 0 where there are spare GPUs for them."""
+    exploring: Setting | None = None
+    """What a canary runs that explores at this moment: it may be kept, to prove what it runs."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One candidate."""
+
+    setting: Setting
+    gain: tuple[float, float, float, float]
+    """Over the current setting: the 5 %, 20 %, 50 % and 95 % points."""
+    better: float
+    """Probability that it is better than the current one."""
+    length: float
+    """Mean acceptance length."""
+    latencies: Latencies
+    worst_fifth: float
+    """The gain, half of the draws above it, in the fifth of the load where it is least."""
+    unseen: float | None = None
+    """The same at half and at twice the load that was seen, whichever is less; None where a day of it is known."""
+    why_not: str = ""
+    """Empty for what was chosen, and for the current setting."""
+
+    @property
+    def percents(self) -> str:
+        """The gain in words."""
+        return f"{100 * self.gain[2]:+.1f} % ({100 * self.gain[0]:+.1f} to {100 * self.gain[3]:+.1f})"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the forecast rests on; None where it could not be had."""
+
+    acceptance: Acceptance | None = None
+    step_time: StepTime | None = None
+    forecast: Forecast | None = None
+    regimes: Regimes = field(default_factory=Regimes)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, and why."""
+
+    action: Action
+    reason: str
+    setting: Setting | None = None
+    """To change to, or for the canary to run."""
+    predictions: tuple[Prediction, ...] = ()
+    """The best first."""
+    left_out: tuple[LeftOut, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What the data do not identify."""
+    value: float = 0.0
+    """Expected gain of what the best canary would teach, and what it costs; shares of the capacity over the horizon."""
+    cost: float = 0.0
+    evidence: Evidence = field(default_factory=Evidence)

@@ -1,0 +1,102 @@
+"""What may be chosen from, with the draws of what each would gain: the candidates of an engine on the load that was seen.
+
+Guarantee: pure; the current setting is among them, and the best pessimistic gain comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
+from aerie.tuning.candidates import Candidates
+from aerie.tuning.decision import Prediction, Situation
+from aerie.tuning.forecast import Forecast, Load, lately
+from aerie.tuning.latency import latencies, observed
+from aerie.tuning.numeric import Array, quantiles
+from aerie.tuning.policy import Policy
+from aerie.tuning.telemetry import HOUR, Block, Telemetry
+
+
+@dataclass(frozen=True)
+class Options:
+    """The candidates with their draws of the gain, the best first."""
+
+    situation: Situation
+    policy: Policy
+    drawn: Forecast
+    measured: frozenset[Setting]
+    """Settings that windows were seen of."""
+    gains: dict[Setting, Array]
+    predictions: tuple[Prediction, ...]
+    lately: Load | None
+    """That of the last hour."""
+    stretch: float = 0.0
+    """By what share a token takes longer while the replicas that are lent are out."""
+
+    @classmethod
+    def of(
+        cls,
+        drawn: Forecast,
+        beyond: Forecast | None,
+        allowed: Candidates,
+        telemetry: Telemetry,
+        recent: Sequence[Block],
+        situation: Situation,
+        policy: Policy,
+    ) -> Options:
+        current = situation.current
+        settings: list[Setting] = [*allowed.fixed, *allowed.adaptive]
+        if allowed.schedules and (schedule := drawn.schedule(situation.engine, current, policy.worst_fifth)) is not None:
+            settings.append(schedule)
+        settings += [one for one in (current, situation.exploring) if one is not None and one not in settings]
+        had = observed(recent, current, situation.objectives.percentile)
+        gains = {setting: drawn.gain(setting, current) for setting in settings}
+        if beyond is not None and allowed.schedules and isinstance(current, Static | Schedule):
+            for guarded in list(_guarded(drawn, beyond, gains, current, policy)):
+                gains.setdefault(guarded, drawn.gain(guarded, current))
+        outside = {} if beyond is None else {setting: float(beyond.by_batch(setting, current).min()) for setting in gains}
+        found: list[Prediction] = []
+        for setting, gain in gains.items():
+            low, pessimistic, middle, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
+            better = float((gain > 0).mean())
+            length = float(np.average(drawn.tokens_per_step(setting), weights=drawn.load.shares))
+            seen = latencies(drawn, setting, current, had, situation.objectives)
+            worst = drawn.worst_fifth(setting, current)
+            interval = (low, pessimistic, middle, high)
+            found.append(Prediction(setting, interval, better, length, seen, worst, outside.get(setting)))
+        found.sort(key=lambda one: (-one.gain[1], str(one.setting)))
+        measured = frozenset(key.setting for key in telemetry.cells)
+        last = lately(telemetry.cells, recent, situation.now - HOUR)
+        return cls(situation, policy, drawn, measured, gains, tuple(found), last)
+
+    @property
+    def useless(self) -> bool:
+        """Whether hardly a draft is accepted."""
+        current = self.of_setting(self.situation.current)
+        return not isinstance(current.setting, Off) and current.length < self.policy.useless_length
+
+    def of_setting(self, setting: Setting) -> Prediction:
+        return next(one for one in self.predictions if one.setting == setting)
+
+    def gain_lately(self, setting: Setting) -> float:
+        """The gain over the current setting on the load of the last hour, half of the draws above it."""
+        if self.lately is None:
+            return 0.0
+        gains = self.drawn.by_batch(setting, self.situation.current)
+        at = np.interp(self.lately.batches, self.drawn.load.batches, gains)
+        return float(np.average(at, weights=self.lately.shares))
+
+
+def _guarded(
+    drawn: Forecast, beyond: Forecast, gains: Mapping[Setting, Array], current: Setting, policy: Policy
+) -> Iterator[Schedule]:
+    """What is better on the load that was seen and might not be beyond it, with the current setting beyond it."""
+    for setting, gain in gains.items():
+        below, above = (beyond.by_batch(setting, current) < -policy.worst_fifth).tolist()
+        if (below or above) and not isinstance(setting, Adaptive) and float(np.median(gain)) >= policy.gate():
+            found = drawn.guarded(setting, current, below=below, above=above)
+            if found is not None:
+                yield found
