@@ -10,7 +10,8 @@ from which a window's steps, batch, step time, drafts and accepted tokens follow
 A window differs from that by how much work came in it, by the acceptance of the requests it happened to get, and by the GPU.
 
 How far this is from the step-level simulator is measured (`_tuning_fleet_calibration`). Not modelled: preemption, prefix caches
-and contexts (a step's cost of cached tokens goes with the batch), requests that wait while 256 run: they count as shed.
+and contexts (a step's cost of cached tokens goes with the batch), requests that wait while 256 run: they are shed, and demand
+alone counts them.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def counters(
     """What a scraper sees of each row in so many seconds. `edges`: finite buckets of the latencies; `waits`: mean seconds to the
     first token."""
     most = max_tokens(setting)
-    requests = rates * seconds
+    requests = rates * (1 - rows.full) * seconds
     drafting = rows.by_tokens[:, 1:].sum(axis=1) * seconds
     draft_tokens = rows.by_tokens @ np.arange(MOST + 1) * seconds
     accepted = np.einsum("nk,nki->ni", rows.by_tokens, survivals)[:, :most] * seconds

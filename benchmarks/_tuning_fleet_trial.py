@@ -103,8 +103,9 @@ def _counts(world: World, setting: Setting, pod: int, ticks: Ints, random: np.ra
     rows, requests = _blocks(world, setting, pod, ticks, random)
     waits = PREFILL * np.exp(0.1 * random.standard_normal(len(ticks)))
     found = []
-    for i, came in enumerate(requests.tolist()):
+    for i, asked in enumerate(requests.tolist()):
         tokens, busy, steps = (float(column[i]) * BLOCK for column in (rows.tokens, rows.running, rows.steps))
+        came = asked * (1 - float(rows.full[i]))
         counts = Counts(
             drafts=float(rows.by_tokens[i, 1:].sum()) * BLOCK,
             accepted=max(0.0, tokens - steps),
@@ -118,5 +119,5 @@ def _counts(world: World, setting: Setting, pod: int, ticks: Ints, random: np.ra
             request_steps=steps,
             iterations=float(rows.iterations[i]) * BLOCK,
         )
-        found.append(Side(1, counts, float(rows.running[i])))
+        found.append(Side(1, counts, float(rows.running[i]), queued=asked - came))
     return found
