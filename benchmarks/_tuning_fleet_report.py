@@ -110,6 +110,7 @@ def keys(found: Found, minutes: Sequence[float]) -> dict[str, float]:
         "aa_canaries_per_30_replica_days": share * sum(one.explored for one in same),
         "coverage_90_pct": 100 * sum(one.inside for one in every) / max(predictions, 1),
         "never_worse_pct": 100 * statistics.fmean(one.worst <= TOLERATED for one in every),
+        "oracle_never_worse_pct": 100 * statistics.fmean(one.worst_possible <= TOLERATED for one in every),
         "median_hours_to_right": _median(hours),
         "right_in_the_end_pct": 100 * statistics.fmean(math.isfinite(one) for one in hours) if hours else 100.0,
         "median_canaries_to_right": _median([one.canaries for one in asked]),

@@ -22,7 +22,8 @@
 | aa_false_actions_per_30_replica_days | canaries meant to change something where nothing is better;                         |
 |                              | aa_canaries_per_30_replica_days: those that only explore                                    |
 | coverage_90_pct              | predicted gains whose 90 % interval holds the true one, all settings and decisions          |
-| never_worse_pct              | runs in which no six hours were more than 1 % slower than without the tuner                 |
+| never_worse_pct              | runs in which no six hours were more than 1 % slower than without the tuner;                |
+|                              | oracle_never_worse_pct: in which the oracle's were not                                      |
 | median_hours_to_right        | where another setting gains 3 % or more: hours until no setting gains 2 % any more; 72: in  |
 |                              | most runs never; right_in_the_end_pct: in how many                                          |
 | median_canaries_to_right, median_rolls_to_right | until then                                                               |

@@ -44,7 +44,7 @@ class Policy:
     """Share of the gate that the gain has to be on the load of the last hour, or a canary would not show it."""
     canary: float = 1800.0
     """How long a canary runs to teach what its setting costs."""
-    least_value: float = 0.005
+    least_value: float = 0.002
     """Expected gain of what a canary teaches, after its cost, below which none is run."""
     urgent: float = 0.05
     """The same from which a canary explores though requests wait, or the others can hardly bear their load, or one has explored
@@ -59,7 +59,8 @@ class Policy:
     probe: float = 24 * HOUR
     """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
     explored: float = 7.0
-    """Times `probe` that what a canary has shown is taken to hold, unless acceptance changes: none explores before."""
+    """Times `probe` that what a canary has shown is taken to hold, unless acceptance changes: none explores before. Once `probe`
+    where the setting was changed since: there is more to be learnt from where that led to."""
     draws: int = 400
 
     def gate(self) -> float:
@@ -105,7 +106,8 @@ class History:
 
     def exploring(self, now: float, policy: Policy, *, urgent: bool) -> str | None:
         """Why no canary may explore yet."""
-        pause = policy.probe if urgent else policy.explored * policy.probe
+        elsewhere = (self.changed or 0.0) > (self.explored or 0.0)
+        pause = policy.probe if urgent or elsewhere else policy.explored * policy.probe
         if self.explored is None or now >= self.explored + pause:
             return None
         left = (self.explored + pause - now) / HOUR

@@ -199,6 +199,14 @@ def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> N
     assert decided(quiet, situation(K3, lent=4), policy).action is Action.HOLD
 
 
+@pytest.mark.parametrize(("changed", "pause"), [(None, 7), (1, 7), (11, 1)])
+def test_after_a_change_a_canary_explores_from_where_it_led_to(changed: float | None, pause: int) -> None:
+    history = History(explored=10 * HOUR, changed=None if changed is None else changed * HOUR)
+    due = 10 * HOUR + pause * 24 * HOUR
+    assert history.exploring(due - 1, Policy(), urgent=False) is not None
+    assert history.exploring(due, Policy(), urgent=False) is None
+
+
 def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
     data = telemetry([Off()], dear, spread(1, 60, 60))
     late = decided(data, situation(Off(), history=History(speculated=70 * HOUR)))

@@ -174,6 +174,7 @@ def figures(**changes: object) -> fleets.Figures:
         gain=0.1,
         possible=0.11,
         worst=0.0,
+        worst_possible=0.0,
         violations=0,
         hours=2.0,
         canaries=1,
@@ -193,7 +194,7 @@ def figures(**changes: object) -> fleets.Figures:
 
 def test_keys_and_table_are_of_all_runs() -> None:
     found = {
-        "stationary": [figures(), figures(regret=0.03, hours=math.inf, worst=0.02), figures(hours=None)],
+        "stationary": [figures(), figures(regret=0.03, hours=math.inf, worst=0.02, worst_possible=0.02), figures(hours=None)],
         "same": [figures(changes=0, inside=8, hours=None)] * 3,
     }
     keys = report.keys(found, [10.0, math.nan, 14.0, math.inf])
@@ -201,6 +202,7 @@ def test_keys_and_table_are_of_all_runs() -> None:
     assert keys["aa_false_actions_per_30_replica_days"] == 0
     assert keys["coverage_90_pct"] == pytest.approx(100 * 51 / 60)
     assert keys["never_worse_pct"] == pytest.approx(100 * 5 / 6)
+    assert keys["oracle_never_worse_pct"] == pytest.approx(100 * 5 / 6)
     assert keys["right_in_the_end_pct"] == 50
     assert keys["rollback_min"] == 14.0
     assert all(math.isfinite(value) for value in keys.values())

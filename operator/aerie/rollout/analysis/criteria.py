@@ -56,9 +56,9 @@ PREEMPTIONS = "Preemptions"
 
 ACCEPT_ALPHA = 0.05
 ERRORS_ALPHA = 0.003
-TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT = 20.0, 30.0
-"""Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with either; these two
-are for those that are a little better, and a little worse."""
+TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT, TIGHTEST_OF_TRIALS = 20.0, 30.0, 20.0
+"""Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with each; they are
+for those that are a little better, a little worse, and for settings that are slower by a tenth."""
 
 
 Goal = Literal["NonInferior", "Superior", "Faster", "Explore"]
@@ -123,10 +123,8 @@ class Test:
     alpha: float
     rejects: bool = True
     """Whether it rolls back, with an alpha that is spent by the deadline; else it accepts, with one that would hold for ever."""
-
-    @property
-    def tightest(self) -> float:
-        return TIGHTEST_TO_REJECT if self.rejects else TIGHTEST_TO_ACCEPT
+    tightest: float = TIGHTEST_TO_REJECT
+    """Effective blocks after which its bound is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuni
 # ---------------------------------------------------------------------------------------------------------------- the rows
 def _acceptance_length(terms: Terms) -> Criterion:
     least = 1.0 if terms.goal == "Superior" else 1.0 - terms.margin
-    accept = Test(1, least, 0.0, ACCEPT_ALPHA, rejects=False)
+    accept = Test(1, least, 0.0, ACCEPT_ALPHA, rejects=False, tightest=TIGHTEST_TO_ACCEPT)
     return Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance, (_under(1.0, 0.0, 0.025),), accept)
 
 
@@ -230,7 +228,7 @@ def _output_time(terms: Terms, alpha: float) -> Criterion:
 def _speed(terms: Terms) -> Iterator[Criterion]:
     """What a trial of a setting is about."""
     faster = terms.goal == "Faster"
-    slower = (_above(1.02 if faster else 1.5, 0.0, 0.0175),)
+    slower = (replace(_above(1.02 if faster else 1.5, 0.0, 0.0175), tightest=TIGHTEST_OF_TRIALS),)
     accept = _below(1.0, 0.0) if faster else None
     yield Criterion(OUTPUT_TIME, "time per output token", _output_mean, slower, accept, by_load=True)
     if terms.kept.output_edge is not None:
@@ -253,7 +251,7 @@ def _under(ratio: float, offset: float, alpha: float) -> Test:
 
 
 def _below(ratio: float, offset: float) -> Test:
-    return Test(-1, ratio, offset, ACCEPT_ALPHA, rejects=False)
+    return Test(-1, ratio, offset, ACCEPT_ALPHA, rejects=False, tightest=TIGHTEST_TO_ACCEPT)
 
 
 def _at_attempt(criterion: Criterion, attempt: int) -> Criterion:
