@@ -196,7 +196,7 @@ def _judged(one: Prediction, best: Prediction, options: Options) -> Prediction:
     elif one.worst_fifth < -policy.worst_fifth:
         why = f"in a fifth of the load it loses {-100 * one.worst_fifth:.1f} %, and {100 * policy.worst_fifth:.0f} % is the most."
     elif one.unseen is not None and one.unseen < -policy.worst_fifth:
-        why = f"at half or twice the load that was seen it loses {-100 * one.unseen:.1f} %, and less than a day of it is known."
+        why = f"at the least or the most load that may come it loses {-100 * one.unseen:.1f} %: less than a day of it is known."
     elif one.better < policy.better:
         why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.better:.0f} %."
     elif one.gain[2] < policy.gate():

@@ -62,7 +62,7 @@ class Prediction:
     worst_fifth: float
     """The gain, half of the draws above it, in the fifth of the load where it is least."""
     unseen: float | None = None
-    """The same at half and at twice the load that was seen, whichever is less; None where a day of it is known."""
+    """The same at the least or the most load that may come (`forecast.unseen`), what is less; None where a day of it is known."""
     why_not: str = ""
     """Empty for what was chosen, and for the current setting."""
 

@@ -116,7 +116,8 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
         yield from _row(one, situation.current, limited)
     least, pays = (100 * share for share in (policy.gate(), policy.pays()))
     yield f"  A change is tried for {least:.1f} %, if it gains {pays:.1f} % with 80 %: its canary has to prove the rest."
-    unseen = ", nor at half or twice the load" if any(one.unseen is not None for one in decision.predictions) else ""
+    known = all(one.unseen is None for one in decision.predictions)
+    unseen = "" if known else ", nor at the least or the most that may come,"
     most = f"{100 * policy.worst_fifth:.0f} %"
     yield f"  In no fifth of the load{unseen} may it lose more than {most} against the current setting."
     if decision.value > 0:
