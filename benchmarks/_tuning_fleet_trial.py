@@ -1,8 +1,8 @@
 """The canary of the fleet simulation: judged by the operator's own functions, block by block.
 
-The canary and a fresh control take the place of two replicas (`Reuse`), warm up for five minutes, and are compared in blocks of
-two minutes until there is a verdict. How blocks of equal pods scatter, and how time goes with load, is what the day before it
-tells (`analysis.memory`); before the run, that was as its first day is going to be.
+The canary and a fresh control, on spare GPUs or in the places of two replicas, warm up for five minutes, and are compared in
+blocks of two minutes until there is a verdict. How blocks of equal pods scatter, and how time goes with load, is what the day
+before it tells (`analysis.memory`); before the run, that was as its first day is going to be.
 """
 
 from __future__ import annotations

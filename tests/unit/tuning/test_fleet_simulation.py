@@ -58,6 +58,15 @@ def test_a_window_counts_what_its_state_says() -> None:
     assert off[0].speculation is None
 
 
+def test_answers_of_a_full_engine_are_as_long_as_any() -> None:
+    rates = np.array([8.0, 1000.0])
+    rows = model.steady(TARGET, Static(3), rates, np.repeat(SURVIVALS, 2, axis=0))
+    some, full = model.counters(rows, 300.0, SURVIVALS, rates, Static(3), (0.02,), np.array([0.05, 0.05]))
+    assert full.first_tokens < 0.5 * 1000 * 300
+    for window in (some, full):
+        assert window.generation_tokens / window.first_tokens == pytest.approx(model.ANSWER, rel=0.01)
+
+
 def test_acceptance_is_that_of_the_simulator() -> None:
     rows = model.steady(TARGET, Static(3), np.array([8.0]), SURVIVALS)
     (window,) = model.counters(rows, 300.0, SURVIVALS, np.array([8.0]), Static(3), (0.02,), np.array([0.05]))
