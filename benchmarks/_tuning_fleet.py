@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from aerie.api.status import MOST_TRIED
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
 from aerie.tuning.decide import decide
 from aerie.tuning.decision import Action, Decision, Situation
@@ -43,8 +44,6 @@ QUIET = 6 * HOUR
 """Ticks without a canary after which it is asked half as often."""
 MOVED = 0.03
 """By what share the acceptance length has to have moved to be asked as often all the same."""
-REMEMBERED = 5
-"""Trials that count for the pause after one that was undecided, as many as a status has."""
 LENT = 2
 """Replicas that become canary and control, where no GPUs are spare."""
 PLACES = np.array([*range(REPLICAS), 0, 1])
@@ -226,7 +225,7 @@ def _with_end(history: History, trials: list[Trial], at: float) -> History:
         case "Rollback":
             return replace(history, rolled_back=at, tried=began)
         case _:
-            times = sum(one.result == "Inconclusive" for one in trials[-REMEMBERED:])
+            times = sum(one.result == "Inconclusive" for one in trials[-MOST_TRIED:])  # as many as a status has
             return replace(history, undecided=at, undecided_times=times, tried=began)
 
 

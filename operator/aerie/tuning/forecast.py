@@ -156,12 +156,6 @@ class Forecast:
     def most(self) -> int:
         return int(self.lengths.shape[1]) - 1
 
-    @property
-    def per_token(self) -> Array:
-        """Draws by K by batch: busy seconds per token."""
-        found: Array = self.user_seconds / self.load.batches
-        return found
-
     @cached_property
     def user_seconds(self) -> Array:
         """Draws by K by batch: a user's seconds per token."""

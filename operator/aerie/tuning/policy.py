@@ -106,9 +106,11 @@ class History:
 
     def exploring(self, now: float, policy: Policy, *, urgent: bool) -> str | None:
         """Why no canary may explore yet."""
-        elsewhere = (self.changed or 0.0) > (self.explored or 0.0)
+        if self.explored is None:
+            return None
+        elsewhere = self.changed is not None and self.changed > self.explored
         pause = policy.probe if urgent or elsewhere else policy.explored * policy.probe
-        if self.explored is None or now >= self.explored + pause:
+        if now >= self.explored + pause:
             return None
         left = (self.explored + pause - now) / HOUR
         return f"one explored {(now - self.explored) / HOUR:.1f} h ago: the next may in {left:.1f} h."

@@ -124,7 +124,7 @@ class Test:
     rejects: bool = True
     """Whether it rolls back, with an alpha that is spent by the deadline; else it accepts, with one that would hold for ever."""
     tightest: float = TIGHTEST_TO_REJECT
-    """Effective blocks after which its bound is."""
+    """Effective blocks after which its bound is tightest."""
 
 
 @dataclass(frozen=True, slots=True)
