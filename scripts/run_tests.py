@@ -1,9 +1,9 @@
 """Runs all tests as two processes side by side: the lab's, which mostly wait, and beside them those of the other tiers.
 
 Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
-after it, also after a failure or Ctrl-C; the exit status is 0 only if it is 0 of both. What ends this ends both as Ctrl-C ends
-pytest, so that no lab is left running. Not guaranteed: an order between the tests of the two, and what is left of either after a
-SIGKILL. `pytest` alone runs everything in one process.
+after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more at the very end; the exit status
+is 0 only if it is 0 of both. What ends this ends both as Ctrl-C ends pytest, so that no lab is left running. Not guaranteed: an
+order between the tests of the two, and what is left of either after a SIGKILL. `pytest` alone runs everything in one process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 
@@ -21,10 +23,19 @@ BESIDE = ("-m", "not lab")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+LAST_LINES = 60
+"""So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
+LOOKS = 0.2
+"""Seconds from one look at what the first has written to the next."""
+
+
 def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
     """Run two commands; the exit status of the first that has another than 0. `name`: what the second is called."""
-    with tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as log:
-        print(f"{name} run beside these, and their output follows at the end; so far it is in {log.name}", flush=True)
+    with (
+        tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as first,
+        tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log") as second,
+    ):
+        print(f"{name} run beside these, and their output follows at the end; so far it is in {second.name}", flush=True)
         running: list[subprocess.Popen[bytes]] = []
 
         def end(_: int, __: FrameType | None) -> None:
@@ -36,17 +47,33 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
         before = [signal.signal(number, end) for number in ENDING]
         try:
             # Groups of their own, so that Ctrl-C reaches each of them once: from here.
-            for command, out in ((beside, log), (shown, None)):
+            for command, out in ((beside, second), (shown, first)):
                 running.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0))
-            statuses = [one.wait() for one in reversed(running)]
+            statuses = [follow(running[1], first.name), running[0].wait()]
         finally:
             for number, handler in zip(ENDING, before, strict=True):
                 signal.signal(number, handler)
         print(f"\n{name}, which ran beside these:", flush=True)
-        log.seek(0)
-        shutil.copyfileobj(log, sys.stdout.buffer)
+        second.seek(0)
+        shutil.copyfileobj(second, sys.stdout.buffer)
+        if statuses[0]:
+            print(f"\nWhat ran first ended with status {statuses[0]}; its last lines were:", flush=True)
+            first.seek(0)
+            sys.stdout.buffer.writelines(deque(first, LAST_LINES))
         sys.stdout.flush()
         return next((status for status in statuses if status), 0)
+
+
+def follow(process: subprocess.Popen[bytes], log: str) -> int:
+    """Show what a process writes to its log until it has ended; its status. No pipe, which what it leaves running might hold."""
+    with open(log, "rb") as written:
+        while True:
+            ended = process.poll() is not None
+            shutil.copyfileobj(written, sys.stdout.buffer)
+            sys.stdout.flush()
+            if ended:
+                return process.returncode
+            time.sleep(LOOKS)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, s
     done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status
     assert re.fullmatch(
-        r"The others run beside these, .* so far it is in \S+\n(one\n){3}\nThe others, which ran beside these:\n(two\n){3}",
+        r"The others run beside these, .* so far it is in \S+\n(one\n){3}\nThe others, which ran beside these:\n(two\n){3}"
+        + shown * r"\nWhat ran first ended with status 1; its last lines were:\n(one\n){3}",
         done.stdout,
     )
     log = re.search(r"in (\S+)\n", done.stdout)
