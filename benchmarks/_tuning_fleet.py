@@ -170,7 +170,7 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
         if decision.action not in (Action.CHANGE, Action.EXPLORE) or decision.setting is None:
             continue
         explore = policy.canary if decision.action is Action.EXPLORE else 0.0
-        if explore and history.explored is not None and now < history.explored + policy.cooldown:
+        if explore and history.explored and now < history.explored[0] + policy.cooldown:
             continue  # as the operator does (`rollout.tuned`)
         for place, setting in zip(fleet.arms, (decision.setting, current), strict=True):
             fleet.reload(place, tick, setting)
@@ -221,7 +221,7 @@ def _with_end(history: History, trials: list[Trial], at: float) -> History:
     history, began = replace(history, speculated=at), _EPOCH + trials[-1].tick * TICK
     match trials[-1].result:
         case "Explored":
-            return replace(history, explored=at)
+            return replace(history, explored=(at, *history.explored)[:MOST_TRIED])
         case "Rollback":
             return replace(history, rolled_back=at, tried=began)
         case _:

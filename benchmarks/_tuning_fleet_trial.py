@@ -18,12 +18,12 @@ from aerie.rollout.analysis.criteria import Goal, Terms
 from aerie.rollout.analysis.judgement import State, count, judge
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts, Kept
-from aerie.rollout.evidence import rule_of
+from aerie.rollout.evidence import TRIALS_LAST, rule_of
 from benchmarks._tuning_fleet_model import Floats, Ints, Rows, disturb, steady
 from benchmarks._tuning_fleet_scenarios import TICK, TICKS, World
 
 BLOCK = 120.0
-DEADLINE = 4 * 3600.0
+DEADLINE = TRIALS_LAST * 4 * 3600.0
 DAY = round(86400 / TICK)
 STABLE = 4
 """Pods that run on while two are canary and control."""

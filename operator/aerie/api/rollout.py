@@ -98,7 +98,8 @@ class Analysis(Model):
     soak: Annotated[timedelta, Between("0s", "168h")] = timedelta(minutes=30)
     """Time under analysis before a canary may be accepted, however clear the figures are."""
     deadline: Annotated[timedelta, Between("1m", "336h")] = timedelta(hours=4)
-    """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive."""
+    """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive. A trial
+    of another speculation setting, which is judged by time, has twice as long."""
     goal: Literal["NonInferior", "Superior"] = "NonInferior"
     """What the canary has to show. NonInferior: an acceptance length not below the control's by more than the margin.
     Superior: one above the control's."""

@@ -205,7 +205,7 @@ def _history(told: SpeculationStatus | None) -> History:
         undecided_times=max(1, sum(one.result == "Undecided" for one in told.changes)),
         tried=_seconds(unproven(told)),
         speculated=_seconds(told.speculated_at),
-        explored=_last(told, "Explored"),
+        explored=tuple(one.ended_at.timestamp() for one in told.changes if one.result == "Explored"),
     )
 
 

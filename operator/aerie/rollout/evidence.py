@@ -31,6 +31,8 @@ FULL_BLOCK, DRAFTS, FINISHED = 120.0, 2000.0, 20.0
 """Seconds of a full block, and drafts and finished requests that each arm needs in it. Shorter blocks need fewer in proportion,
 because how blocks scatter is measured and not taken from the counts; but never fewer than these:"""
 LEAST_DRAFTS, LEAST_FINISHED = 50.0, 3.0
+TRIALS_LAST = 2
+"""A trial's deadline by the analysis': times scatter far more than acceptance lengths, and what is given up begins anew."""
 WATCHED = 1.0
 """Hours over which the tests that watch an accepted canary spend their errors."""
 
@@ -161,12 +163,13 @@ def terms_of(
     """
     canary, control = arms
     tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
+    deadline = analysis.deadline if goal is None else TRIALS_LAST * analysis.deadline
     return Terms(
         goal=goal or analysis.goal,
         margin=analysis.margin,
         min_blocks=analysis.min_blocks,
         soak=analysis.soak.total_seconds(),
-        deadline=(analysis.deadline - analysis.warmup).total_seconds(),
+        deadline=(deadline - analysis.warmup).total_seconds(),
         block=analysis.block.total_seconds(),
         pods=pods,
         kept=Kept(max(1, min(tokens)), *edges),

@@ -85,8 +85,8 @@ def _stale(blocks: Sequence[Block], telemetry: Telemetry, situation: Situation) 
 
 def _of_now(history: History, since: Regimes) -> History:
     """Without what was of other traffic: what a canary has taught, and that a setting was not proven, or was taken back."""
-    if since.acceptance is not None and since.acceptance.at > (history.explored or 0.0):
-        history = replace(history, explored=None)
+    if since.acceptance is not None:
+        history = replace(history, explored=tuple(one for one in history.explored if one >= since.acceptance.at))
     ended = max(history.rolled_back or 0.0, history.undecided or 0.0)
     if (history.tried or ended) < (since.newest or 0.0):
         history = replace(history, rolled_back=None, undecided=None, undecided_times=1)

@@ -89,7 +89,9 @@ def hindered(options: Options, asked: Canary) -> str | None:
         return "one explores already."
     urgent = asked.net >= policy.urgent
     spare = replace(situation, waiting=0.0) if urgent else situation
-    if reason := situation.history.exploring(situation.now, policy, urgent=urgent) or _no_canary(spare, policy):
+    other_side = _other_side(options, asked.setting)
+    pause = situation.history.exploring(situation.now, policy, urgent=urgent, other_side=other_side)
+    if reason := pause or _no_canary(spare, policy):
         return reason
     if options.stretch > policy.stretch() and not urgent:
         longer = f"{100 * options.stretch:.0f} % longer" if math.isfinite(options.stretch) else "too long"
@@ -101,6 +103,13 @@ def hindered(options: Options, asked: Canary) -> str | None:
     if limit is not None and now > (1 - policy.slo_headroom) * limit:
         return "the time per output token is too near its objective."
     return None
+
+
+def _other_side(options: Options, setting: Setting) -> bool:
+    """Whether it drafts more than the current setting and nothing was measured that does, or less likewise."""
+    now = max_tokens(options.situation.current)
+    side = max_tokens(setting) - now
+    return side != 0 and not any(side * (max_tokens(one) - now) > 0 for one in options.measured)
 
 
 def _no_canary(situation: Situation, policy: Policy) -> str | None:

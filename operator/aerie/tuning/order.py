@@ -90,7 +90,7 @@ class Order:
             lent=found["lent"],
             exploring=None if found["exploring"] is None else setting_from_dict(found["exploring"]),
             objectives=Objectives(**found["objectives"]),
-            history=History(**found["history"]),
+            history=History(**found["history"] | {"explored": tuple(found["history"]["explored"])}),
             policy=Policy(**found["policy"]),
             horizon=horizon,
             scale=scale,

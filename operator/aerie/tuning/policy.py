@@ -59,8 +59,8 @@ class Policy:
     probe: float = 24 * HOUR
     """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
     explored: float = 7.0
-    """Times `probe` that what a canary has shown is taken to hold, unless acceptance changes: none explores before. Once `probe`
-    where the setting was changed since: there is more to be learnt from where that led to."""
+    """Times `probe` after which a canary explores again at the latest. What the first one has shown since the setting or
+    acceptance changed is taken to hold for once `probe`, each further one for twice as long: there is ever less to be learnt."""
     draws: int = 400
 
     def gate(self) -> float:
@@ -101,19 +101,20 @@ class History:
     """When the canary began of which the later one of these two tells."""
     speculated: float | None = None
     """When drafts were last verified."""
-    explored: float | None = None
-    """When a canary last explored."""
+    explored: tuple[float, ...] = ()
+    """When canaries explored, the newest first."""
 
-    def exploring(self, now: float, policy: Policy, *, urgent: bool) -> str | None:
-        """Why no canary may explore yet."""
-        if self.explored is None:
+    def exploring(self, now: float, policy: Policy, *, urgent: bool, other_side: bool) -> str | None:
+        """Why no canary may explore yet. `other_side`: what it would try lies where nothing was tried yet, which the last one
+        told little of: it may soon after that one, or not before its time, so that one does not follow the other for ever."""
+        if not self.explored:
             return None
-        elsewhere = self.changed is not None and self.changed > self.explored
-        pause = policy.probe if urgent or elsewhere else policy.explored * policy.probe
-        if now >= self.explored + pause:
+        last, here = self.explored[0], sum(self.changed is None or one > self.changed for one in self.explored)
+        doubled = 1 if urgent else 2 ** max(here - 1, 0)
+        pause = min(doubled, policy.explored) * policy.probe
+        if now >= last + pause or (other_side and policy.cooldown <= now - last < 2 * policy.cooldown):
             return None
-        left = (self.explored + pause - now) / HOUR
-        return f"one explored {(now - self.explored) / HOUR:.1f} h ago: the next may in {left:.1f} h."
+        return f"one explored {(now - last) / HOUR:.1f} h ago: the next may in {(last + pause - now) / HOUR:.1f} h."
 
     def cooling(self, now: float, policy: Policy) -> str | None:
         """Why nothing may be changed yet."""

@@ -200,7 +200,7 @@ def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
             ended = {"startedAt": T0.isoformat(), "endedAt": now.isoformat()}
             one.follow(resource(speculation={"current": SETTING, "changes": [trial | ended]}))
             await one.traffic(0.2 * INTERVAL)
-            assert [order.history.explored for order in one.decider.orders] == [None, now.timestamp()]
+            assert [order.history.explored for order in one.decider.orders] == [(), (now.timestamp(),)]
             await one.traffic(INTERVAL)
             assert len(one.decider.orders) == 3, "and then once an interval, as before"
 

@@ -160,6 +160,9 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
     assert not seen & {"Held", "RolledBack", "Ramping"}
     assert speculation(world)["changes"][0]["result"] == result
     assert ("rolledBackAt" in speculation(world)) == (result == "RolledBack")
+    last = speculation(world)["changes"][0]
+    hours = (datetime.fromisoformat(last["endedAt"]) - datetime.fromisoformat(last["startedAt"])) / timedelta(hours=1)
+    assert (2 <= hours < 2.2) if result == "Undecided" else hours < 1, "twice the deadline"
     assert (speculation(world)["current"], speculation(world).get("chosen")) == (K3, None)
     assert "rejected" not in world.status
     world.settle()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from aerie.engine.arguments import Arguments
-from aerie.engine.speculation import Off, Schedule, Setting, Static
+from aerie.engine.speculation import Off, Schedule, Setting, Static, max_tokens
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
 from aerie.tuning.decide import decide
@@ -199,12 +199,36 @@ def test_a_canary_explores_where_the_replicas_that_stay_can_bear_the_load() -> N
     assert decided(quiet, situation(K3, lent=4), policy).action is Action.HOLD
 
 
-@pytest.mark.parametrize(("changed", "pause"), [(None, 7), (1, 7), (11, 1)])
-def test_after_a_change_a_canary_explores_from_where_it_led_to(changed: float | None, pause: int) -> None:
-    history = History(explored=10 * HOUR, changed=None if changed is None else changed * HOUR)
-    due = 10 * HOUR + pause * 24 * HOUR
-    assert history.exploring(due - 1, Policy(), urgent=False) is not None
-    assert history.exploring(due, Policy(), urgent=False) is None
+@pytest.mark.parametrize(
+    ("changed", "before", "pause"),
+    [(None, 0, 1), (None, 1, 2), (None, 2, 4), (None, 3, 7), (None, 4, 7), (1, 1, 2), (99, 3, 1), (101, 3, 1)],
+)
+def test_canaries_explore_ever_more_seldom_until_the_setting_is_changed(changed: float | None, before: int, pause: int) -> None:
+    explored = (100 * HOUR, *((30 - 5 * index) * HOUR for index in range(before)))
+    history = History(explored=explored, changed=None if changed is None else changed * HOUR)
+    due = 100 * HOUR + pause * 24 * HOUR
+    assert "the next may in" in (history.exploring(due - 1, Policy(), urgent=False, other_side=False) or "")
+    assert history.exploring(due, Policy(), urgent=False, other_side=False) is None
+    assert history.exploring(124 * HOUR, Policy(), urgent=True, other_side=False) is None
+
+
+def test_where_nothing_was_tried_yet_a_canary_explores_soon_after_the_other_or_in_its_time() -> None:
+    history = History(explored=(0.0, -30 * HOUR))
+    may = [history.exploring(hours * HOUR, Policy(), urgent=False, other_side=True) is None for hours in (5, 6, 11, 12, 47, 48)]
+    assert may == [False, True, True, False, False, True]
+
+
+def test_what_lies_on_the_other_side_is_not_what_a_canary_has_shown() -> None:
+    history = History(explored=(93 * HOUR, 20 * HOUR))
+    below = telemetry([K3, Static(2)], cheap, spread(1, 60, 60), GOOD)
+    found = decided(below, situation(K3, history=history), replace(SURE, urgent=1.0))
+    assert found.action is Action.EXPLORE
+    assert found.setting is not None
+    assert max_tokens(found.setting) > 3
+    above = telemetry([K3, Static(4)], cheap, spread(1, 60, 60), GOOD)
+    found = decided(above, situation(K3, history=history), replace(SURE, urgent=1.0, least_gain=0.3))
+    assert found.action is Action.HOLD
+    assert "one explored 7.0 h ago" in found.reason
 
 
 def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:

@@ -75,7 +75,7 @@ class World:
             assert decision.setting is not None
             self.canaries.append(decision.setting)
             self.run(0.5, decision.setting)
-            self.history = replace(self.history, explored=self.now)
+            self.history = replace(self.history, explored=(self.now, *self.history.explored))
         elif decision.action is Action.CHANGE:
             assert decision.setting is not None
             self.changes.append(decision.setting)
@@ -117,7 +117,7 @@ def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
     world = World(settled, SHALLOW, seed=2)
     world.run(2.0)
     world.run(0.5, Static(5))
-    world.history = replace(world.history, explored=world.now)
+    world.history = replace(world.history, explored=(world.now,))
     found = world.decided()
     assert found.action is Action.HOLD, found.reason
     five = next(one for one in found.predictions if one.setting == Static(5))
