@@ -46,6 +46,8 @@ class Timing:
     duration: float = 12.0
     retry: float = 2.0
     """Between two attempts, to renew or to take over."""
+    again: float = 0.5
+    """After one to renew that failed: it may have taken `limit`, and most of the time that is left."""
     margin: float = 3.0
     """How long before `duration` is over a leader that cannot renew stops acting."""
     limit: float = 4.0
@@ -90,18 +92,21 @@ class Elector:
 
     async def _keep(self, renewed: float, lost: asyncio.Event) -> None:
         timing = self._timing
+        pause = timing.retry
         while True:
-            await asyncio.sleep(timing.retry)
-            deadline = renewed + timing.duration - timing.margin
+            await asyncio.sleep(pause)
+            deadline, asked = renewed + timing.duration - timing.margin, None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, deadline - _now())):
-                    if (asked := await self._attempt()) is not None:
-                        renewed = asked
-                        continue
+                    asked = await self._attempt()
+            if asked is not None:
+                renewed, pause = asked, timing.retry
+                continue
             if self._held is None or _now() >= deadline:
                 _log.error("%s leads no longer: the lease could not be renewed", self.identity)
                 lost.set()
                 return
+            pause = timing.again
 
     async def _attempt(self) -> float | None:
         """When the lease that is ours now was asked for; None when it is not ours."""

@@ -49,11 +49,15 @@ def definition(lab: Lab) -> Iterator[None]:
 
 
 class Operator:
-    """The operator as a process of this machine, working in one namespace."""
+    """The operator as a process of this machine, working in one namespace.
+
+    Where it ends because it could not renew its lease, on a machine that has no time for it, it is started again, as its pod is.
+    """
 
     def __init__(self, namespace: Namespace, log: Path) -> None:
         self.namespace, self.log = namespace, log
         self.process: subprocess.Popen[bytes] | None = None
+        self._changes = threading.Lock()
 
     def command(self) -> list[str]:
         """What starts it."""
@@ -70,14 +74,21 @@ class Operator:
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(self.command(), stdout=output, stderr=output, env=environment)
+        threading.Thread(target=self._keep, args=(self.process,), name="keep", daemon=True).start()
+
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        with self._changes:
+            if self.process is process and "leads no longer" in self.log.read_text(errors="replace")[-5000:]:
+                self.start()
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it; its exit status."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        status = self.process.wait(60)
-        self.process = None
-        return status
+        with self._changes:
+            process, self.process = self.process, None
+        assert process is not None
+        process.send_signal(number)
+        return process.wait(60)
 
 
 class Inside(Operator):

@@ -20,18 +20,25 @@ TIMING = Timing(duration=12, retry=2, margin=3, limit=4)
 
 
 class Server:
-    """One Lease with optimistic locking. `down`: no call is answered. `slow`: seconds that each takes."""
+    """One Lease with optimistic locking. `down`: no call is answered. `slow`: seconds that each takes. `back`: until that time of
+    the loop calls wait, and one that is given up takes 1.5 s more to end, as on a machine that has no time."""
 
     def __init__(self) -> None:
         self.lease: Object | None = None
         self.version = 0
         self.down = False
         self.slow = 0.0
+        self.back = 0.0
 
     async def _answer(self) -> None:
         if self.down:
             await asyncio.sleep(3600)
-        await asyncio.sleep(self.slow)
+        try:
+            await asyncio.sleep(max(self.slow, self.back - asyncio.get_running_loop().time()))
+        except asyncio.CancelledError:
+            if self.back:
+                await asyncio.sleep(1.5)
+            raise
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         assert (kind.kind, namespace, name) == ("Lease", "aerie", "operator")
@@ -65,12 +72,15 @@ class Candidate:
         self.server = server
         self.elector = Elector(server, "aerie", "operator", name, TIMING)
         self.acting = False
+        self.terms = 0
+        """How often it came to lead."""
         self.task = asyncio.create_task(self.live())
 
     async def live(self) -> None:
         while True:
             async with self.elector.lead() as lost:
                 self.acting = True
+                self.terms += 1
                 try:
                     await lost.wait()
                 finally:
@@ -196,6 +206,24 @@ def test_a_slow_api_server_costs_nobody_the_lease(run: Run, slow: float) -> None
             assert not other.acting
         for candidate in (first, second):
             await candidate.stop()
+
+    run(work())
+
+
+@pytest.mark.parametrize("into", [0.1, 0.6, 1.1, 1.6])
+def test_a_server_that_answers_nothing_for_six_seconds_costs_nobody_the_lease(run: Run, into: float) -> None:
+    async def work() -> None:
+        server = Server()
+        leader = Candidate(server, "a")
+        await asyncio.sleep(10)
+        version = server.version
+        while server.version == version:  # a renewal
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(into)
+        server.back = asyncio.get_running_loop().time() + 6
+        await asyncio.sleep(30)
+        assert (leader.acting, leader.terms) == (True, 1)
+        await leader.stop()
 
     run(work())
 
