@@ -21,8 +21,6 @@ from types import FrameType
 SHOWN = ("-m", "lab")
 BESIDE = ("-m", "not lab")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 LAST_LINES = 60
 """So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
 LOOKS = 0.2

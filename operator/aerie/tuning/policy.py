@@ -105,8 +105,8 @@ class History:
     """When canaries explored, the newest first."""
 
     def exploring(self, now: float, policy: Policy, *, urgent: bool, other_side: bool) -> str | None:
-        """Why no canary may explore yet. `other_side`: what it would try lies where nothing was tried yet, which the last one
-        told little of: it may soon after that one, or not before its time, so that one does not follow the other for ever."""
+        """Why no canary may explore yet. `other_side`: it would try more where only fewer drafts were tried, or the reverse. The
+        last one told little of that, so it may come from one cooldown after it; until two, so that it does not go on for ever."""
         if not self.explored:
             return None
         last, here = self.explored[0], sum(self.changed is None or one > self.changed for one in self.explored)

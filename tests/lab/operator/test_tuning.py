@@ -129,7 +129,8 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     assert taken["predicted"]["estimate"] > 0 > taken["realised"]["estimate"]
     assert back["stable"]["setting"] == {"mode": "Static", "tokens": 3}
     assert "chosen" not in back["speculation"]
-    assert back["speculation"]["rolledBackAt"] == taken["endedAt"]
+    resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
+    assert resting["speculation"]["rolledBackAt"] == taken["endedAt"]
 
     for name, told in (("load", "by tuning; the spec says 3"), ("shown", "K=3"), ("planted", "K=7")):
         command = [sys.executable, "-m", "aerie.cli", "tune", "explain", name, "-n", namespace.name]
