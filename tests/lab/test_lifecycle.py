@@ -22,8 +22,8 @@ from aerie_lab.testing import until
 
 NAME = f"life-{os.getpid()}"
 # SIGINT is ignored where the tests run in the background of a script, and the command would inherit that.
-CODE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from aerie_lab.cli import main; main()"
-COMMAND = [sys.executable, "-c", CODE]
+READY = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from aerie_lab.cli import main; "
+COMMAND = [sys.executable, "-c", READY + "main()"]
 
 
 def small(name: str = NAME, **changes: Any) -> Settings:
@@ -117,10 +117,14 @@ def test_a_leashed_lab_ends_with_its_owner() -> None:
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 1.6, 2.5, 4.0])
 def test_ctrl_c_while_coming_up_leaves_a_state_that_the_next_command_handles(seconds: float) -> None:
-    starting = subprocess.Popen([*COMMAND, "up", "--name", NAME, "--nodes=1", "--no-gateway"], stderr=subprocess.PIPE)
-    time.sleep(seconds)  # the moment is the parameter: every one must be handled
-    starting.send_signal(signal.SIGINT)
-    _, said = starting.communicate(timeout=60)
+    command = [sys.executable, "-c", READY + "print('begun', flush=True); main()"]
+    command += ["up", "--name", NAME, "--nodes=1", "--no-gateway"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as starting:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == b"begun\n"  # before it, Ctrl-C meets Python's own start, which tells as it likes
+        time.sleep(seconds)  # the moment is the parameter: every one must be handled
+        starting.send_signal(signal.SIGINT)
+        _, said = starting.communicate(timeout=60)
     assert starting.returncode in (0, 130), said.decode()
     assert b"Traceback" not in said
     down = run("down", "--name", NAME)
