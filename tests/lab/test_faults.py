@@ -80,7 +80,8 @@ def test_restart_of_the_control_plane(echo: Namespace, component: str) -> None:
     until(lambda: echo.kubectl("get", "pods") and True, "the API server answers")
     echo.apply(POD.replace("name: echo,", "name: later,"))
     echo.until_ready("later", within=120)
-    assert is_ready(echo.get("pod", "echo"))
+    echo.until_ready("echo")
+    assert echo.get("pod", "echo")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def test_a_held_component_stays_away_until_resumed(echo: Namespace) -> None:

@@ -28,7 +28,7 @@ spec:
         image: aerie.dev/lab/echo:1
         args: [--version={version}]
         readinessProbe: {{httpGet: {{path: /healthz, port: 8080}}, periodSeconds: 1}}
-        lifecycle: {{preStop: {{sleep: {{seconds: 2}}}}}}
+        lifecycle: {{preStop: {{sleep: {{seconds: 10}}}}}}
 ---
 apiVersion: v1
 kind: Service
@@ -59,16 +59,20 @@ def route(namespace: Namespace) -> Iterator[httpx.Client]:
     for version in ("one", "two"):
         namespace.rolled_out(version)
     assert namespace.lab.gateway_url is not None
-    with httpx.Client(base_url=namespace.lab.gateway_url, headers={"Host": host}, timeout=10) as client:
-        until(lambda: answers(client), "the route is served")
+    with httpx.Client(base_url=namespace.lab.gateway_url, headers={"Host": host}, timeout=60) as client:
+        seen: set[str] = set()
+
+        def both() -> bool:
+            try:
+                answer = client.get("/")
+            except httpx.TransportError:
+                return False  # Envoy opens its port with the first route
+            if answer.status_code == 200:
+                seen.add(json.loads(answer.text)["version"])
+            return seen == {"one", "two"}
+
+        until(both, "both versions are served")
         yield client
-
-
-def answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/").status_code == 200
-    except httpx.TransportError:
-        return False  # Envoy opens its port with the first route
 
 
 def test_weights_are_kept(route: httpx.Client) -> None:

@@ -62,6 +62,7 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
     command += ["--port", str(port), "--max-model-len", "1024", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager"]
     command += ["--kv-cache-memory-bytes", "67108864", "--speculative-config", SPECULATION]
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
+    environment |= {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900"}
     log = tmp_path_factory.mktemp("vllm") / "log"
     with (
         log.open("wb") as output,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
     """Entry point."""
+    # Ctrl-C may come while the imports are still running, in which Python may lose it, or tell it as another error.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        # Imported here, because Ctrl-C may come while the imports are still running.
         from aerie_lab.cli.run import run
 
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         sys.exit(run())
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

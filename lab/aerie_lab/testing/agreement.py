@@ -57,24 +57,33 @@ class Engine:
     def page(self) -> str:
         return self.client.get("/metrics").text
 
+    def settled(self) -> dict[str, float]:
+        """The page's samples without labels, once they stand still: real vLLM books the last step's statistics after it has sent
+        the last answer."""
+        found = flat(self.page())
+        while True:
+            time.sleep(1.0)
+            before, found = found, flat(self.page())
+            if found == before:
+                return found
+
     def load(self, clients: int, requests: int, answer: int, seed: int) -> tuple[dict[str, float], Report]:
         """Closed-loop traffic; what it added to the page, by sample without labels, and what the clients saw."""
         kind = TrafficClass("docs", CLASSES["chat"], Lengths(60, 0.4), Lengths(answer, 0.4, most=400))
         made = list(itertools.islice(turns([kind], Poisson(1.0), 0.0, math.inf, seed), requests))
-        before = flat(self.page())
+        before = self.settled()
         report = asyncio.run(closed_loop(Target(self.url, "agreement"), iter(made), clients))
-        time.sleep(1.0)  # real vLLM books the last step's statistics after it has sent the last answer
-        after = flat(self.page())
+        after = self.settled()
         return {name: value - before.get(name, 0.0) for name, value in after.items()}, report
 
 
 def flat(page: str) -> dict[str, float]:
-    """Sums over labels, but for the draft position."""
+    """What the engine counts: sums over labels, but for the draft position."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             name = sample.name + (f"[{sample.labels['position']}]" if "position" in sample.labels else "")
-            if "le" not in sample.labels:
+            if sample.name.startswith("vllm:") and "le" not in sample.labels:
                 found[name] = found.get(name, 0.0) + sample.value
     return found
 
@@ -99,6 +108,8 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Five seconds by default, as long as httpx keeps one: on busy cores a request would meet a connection that is closing.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
         "OMP_NUM_THREADS": "1",
         "AERIE_SIMULATOR": json.dumps({"startup_seconds": 0.5, **options}),
     }

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from aerie_lab.errors import LabError
+
 Object = dict[str, Any]
 
 
@@ -43,12 +45,13 @@ def config_map(name: str, **data: str) -> Object:
 
 
 def container_status(item: Object, name: str = "main") -> Object:
-    """The status of one container of a pod, init containers included."""
+    """The status of one container of a pod, init containers included. Raises LabError where none was written yet."""
     status = item["status"]
-    found: Object = next(
-        c for c in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])) if c["name"] == name
-    )
-    return found
+    for found in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        if found["name"] == name:
+            one: Object = found
+            return one
+    raise LabError(f"container {name} has no status yet")
 
 
 def message(item: Object, name: str = "main") -> str:

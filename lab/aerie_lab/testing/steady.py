@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import httpx
 import numpy as np
@@ -85,9 +86,9 @@ class Measured:
             self.windows.setdefault(batch, []).extend(asyncio.run(_windows(self.engine.url, batch)))
 
     def seconds_per_token(self, batch: int) -> float:
-        """A user's, over all windows of the batch."""
+        """A user's, in the middle one of the batch's windows: one in which the machine did something else does not count."""
         counted = [window.counters for window in self.windows[batch]]
-        return sum(one.step_seconds for one in counted) / sum(one.generation_tokens for one in counted)
+        return median(one.step_seconds / one.generation_tokens for one in counted)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -55,10 +56,13 @@ def test_pods_of_an_agent_that_died_are_taken_over(lab: Lab, namespace: Namespac
     namespace.kubectl("delete", "pod", "serving", "hollow", "done", "half", "--timeout=180s")
 
 
-def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: Namespace) -> None:
-    namespace.apply(pod("crashing", shell("sleep 0.5; exit 1")), pod("ending", shell("sleep 3"), restartPolicy="Never"))
+def test_what_happens_without_the_api_server_is_told_later(lab: Lab, namespace: Namespace, tmp_path: Path) -> None:
+    told = {"name": "told", "hostPath": {"path": str(tmp_path)}}
+    ending = shell("until [ -e /told/go ]; do sleep 0.1; done", volumeMounts=[{"name": "told", "mountPath": "/told"}])
+    namespace.apply(pod("crashing", shell("sleep 0.5; exit 1")), pod("ending", ending, volumes=[told], restartPolicy="Never"))
     namespace.until_phase("ending", "Running")
     with namespace.faults.hold("kube-apiserver"):
+        (tmp_path / "go").touch()
         until(
             lambda: not [c for c in lab.ask_agent("containers") if (c["namespace"], c["pod"]) == (namespace.name, "ending")],
             "it has ended",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aerie_lab.sandbox.addresses import BRIDGE, BRIDGE_MAC
 from aerie_lab.testing import Namespace
-from aerie_lab.testing.pods import answer, echo, message, pod, python, shell
+from aerie_lab.testing.pods import answer, container_status, echo, message, pod, python, shell
 
 WEB = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
 
@@ -66,7 +66,7 @@ os.kill(1, 15)
             restartPolicy="Never",
         )
     )
-    found = namespace.until("pod", "couple", lambda p: p["status"]["containerStatuses"][0]["state"].get("terminated"), "told")
+    found = namespace.until("pod", "couple", lambda p: container_status(p)["state"].get("terminated"), "told")
     told = answer(found)
     assert told == {
         "neighbour": "host-of-couple",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 from aerie_lab.testing import Namespace, until
 from aerie_lab.testing.pods import condition, container_status, echo, pod, python, shell
 
@@ -32,11 +35,17 @@ def test_readiness_by_http_follows_the_answers(namespace: Namespace) -> None:
     namespace.until_ready("serving")
 
 
+def told_of_the_kill(namespace: Namespace, pod_name: str) -> bool:
+    return any(reason == "Killing" and "liveness" in message for reason, message in namespace.events(pod_name))
+
+
 def test_liveness_restarts_a_container(namespace: Namespace) -> None:
-    by_http = {"httpGet": {"path": "/healthz", "port": 8080}, "failureThreshold": 1, "initialDelaySeconds": 1, **OFTEN}
+    web = {"httpGet": {"path": "/healthz", "port": 8080}, **OFTEN}
+    by_http = {**web, "failureThreshold": 1, "timeoutSeconds": 30}
+    probes = {"startupProbe": {**web, "failureThreshold": 100}, "livenessProbe": by_http, "readinessProbe": by_http}
     by_command = {"exec": {"command": ["test", "!", "-e", "/tmp/broken"]}, "failureThreshold": 1, **OFTEN}
     namespace.apply(
-        pod("by-http", echo(livenessProbe=by_http, readinessProbe=by_http), terminationGracePeriodSeconds=5),
+        pod("by-http", echo(**probes), terminationGracePeriodSeconds=60),
         pod("by-command", shell("touch /tmp/broken; sleep 600", livenessProbe=by_command)),
     )
     namespace.until_ready("by-http")
@@ -49,21 +58,31 @@ def test_liveness_restarts_a_container(namespace: Namespace) -> None:
             "restarted",
         )
         assert container_status(found)["lastState"]["terminated"]["exitCode"] == code
-        assert [m for r, m in namespace.events(name) if r == "Killing" and "liveness" in m]
+        until(functools.partial(told_of_the_kill, namespace, name), "an event says why")
 
 
-def test_nothing_else_is_asked_before_the_startup_probe_succeeds(namespace: Namespace) -> None:
-    late = "import socket, time; s = socket.create_server(('', 7000)); open('/tmp/up', 'w'); time.sleep(600)"
+def test_nothing_else_is_asked_before_the_startup_probe_succeeds(namespace: Namespace, tmp_path: Path) -> None:
+    late = """
+import os, socket, time
+while not os.path.exists("/told/go"):
+    time.sleep(0.05)
+listening = socket.create_server(("", 7000))
+open("/tmp/up", "w")
+time.sleep(600)
+"""
     container = python(
-        f"import time; time.sleep(1.5); {late}",
-        startupProbe={"tcpSocket": {"port": 7000}, "failureThreshold": 30, **OFTEN},
-        livenessProbe={"tcpSocket": {"port": 7000}, "failureThreshold": 1, **OFTEN},
+        late,
+        volumeMounts=[{"name": "told", "mountPath": "/told"}],
+        startupProbe={"tcpSocket": {"port": 7000}, "failureThreshold": 100, **OFTEN},
+        livenessProbe={"tcpSocket": {"port": 7000}, "failureThreshold": 1, "timeoutSeconds": 30, **OFTEN},
         readinessProbe={"exec": {"command": ["test", "-e", "/tmp/up"]}, **OFTEN},
     )
     never = shell("sleep 600", startupProbe={"exec": {"command": ["false"]}, "failureThreshold": 2, **OFTEN})
-    namespace.apply(pod("slow", container), pod("stuck", never, restartPolicy="Never"))
+    told = {"name": "told", "hostPath": {"path": str(tmp_path)}}
+    namespace.apply(pod("slow", container, volumes=[told]), pod("stuck", never, restartPolicy="Never"))
     found = namespace.until("pod", "slow", lambda p: container_status(p)["state"].get("running"), "running")
     assert container_status(found)["started"] is False
+    (tmp_path / "go").touch()
     found = namespace.until_ready("slow")
     assert container_status(found)["started"] is True
     assert container_status(found)["restartCount"] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from aerie_lab.testing import Namespace
 from aerie_lab.testing.pods import condition, container_status, pod, shell
 
@@ -14,6 +16,7 @@ def test_always_restarts_with_back_off(namespace: Namespace) -> None:
         lambda p: (
             container_status(p)["restartCount"] >= 2
             and container_status(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+            and "back-off 1s" not in container_status(p)["state"]["waiting"]["message"]
         ),
         "CrashLoopBackOff",
     )
@@ -21,7 +24,9 @@ def test_always_restarts_with_back_off(namespace: Namespace) -> None:
     assert found["status"]["phase"] == "Running"
     assert status["lastState"]["terminated"]["exitCode"] == 5
     assert status["lastState"]["terminated"]["reason"] == "Error"
-    assert "back-off 2s" in status["state"]["waiting"]["message"]
+    told = re.search(r"back-off (\d+)s", status["state"]["waiting"]["message"])
+    assert told is not None
+    assert int(told[1]) in (2, 4, 8, 16, 30), "it has doubled, as often as there was time for"
     assert condition(found, "Ready") == "False"
     assert namespace.kubectl("logs", "crashing", "--previous").split() == ["run"]
 

@@ -38,7 +38,8 @@ def test_conditions_and_phases(namespace: Namespace) -> None:
 
 
 def test_an_active_deadline_ends_a_pod(namespace: Namespace) -> None:
-    namespace.apply(pod("limited", shell("sleep 600"), activeDeadlineSeconds=1))
+    namespace.apply(pod("limited", shell("sleep 600"), activeDeadlineSeconds=15))
+    namespace.until_phase("limited", "Running")
     found = namespace.until_phase("limited", "Failed")
     assert found["status"]["reason"] == "DeadlineExceeded"
     assert container_status(found)["state"]["terminated"]["exitCode"] == 137
@@ -61,7 +62,7 @@ def test_a_pod_without_a_process(namespace: Namespace) -> None:
 
 
 def test_nothing_is_written_while_nothing_happens(namespace: Namespace) -> None:
-    probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+    probe = {"exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 30}
     namespace.apply(pod("steady", echo(readinessProbe=probe, livenessProbe=probe)))
     namespace.until_ready("steady")
     before = {p["metadata"]["name"]: p["metadata"]["resourceVersion"] for p in namespace.list_all("pods")}

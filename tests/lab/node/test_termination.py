@@ -19,7 +19,7 @@ def let_go(namespace: Namespace, *names: str) -> None:
         namespace.kubectl("patch", "pod", name, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
 
 
-def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
+def until_ended(namespace: Namespace, name: str, *, within: float = 100.0) -> Object:
     """Wait until the container of a pod that was deleted has ended; its terminated state."""
     found = namespace.until("pod", name, lambda p: container_status(p)["state"].get("terminated"), "ended", within=within)
     ended: Object = container_status(found)["state"]["terminated"]
@@ -27,9 +27,9 @@ def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Obj
 
 
 def test_sigterm_then_sigkill_at_the_grace_period(namespace: Namespace) -> None:
-    polite = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(4)); print('up', flush=True); time.sleep(600)"
-    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    probe = {"exec": {"command": ["true"]}, "initialDelaySeconds": 1, "periodSeconds": 1}  # by then the handler is there
+    polite = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(4)); open('/tmp/up', 'w'); time.sleep(600)"
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); open('/tmp/up', 'w'); time.sleep(600)"
+    probe = {"exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": 1}
     namespace.apply(
         pod("polite", python(polite, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=200),
         pod("stubborn", python(stubborn, readinessProbe=probe), metadata=KEPT, terminationGracePeriodSeconds=3),

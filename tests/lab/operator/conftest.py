@@ -443,13 +443,20 @@ def settled(states: Callable[..., dict[str, State]]) -> Callable[..., State]:
             found = states(namespace)[namespace]
             status = found.get("speculativedeployments chat", {}).get("status") or {}
             over = status.get("phase") == "Ready" and status["stable"]["drafter"].endswith(f"/{drafter}")
-            one = [sum(key.startswith(f"{plural} ") for key in found) for plural in ONE_EACH]
+            each = [sum(key.startswith(f"{plural} ") for key in found) for plural in ONE_EACH]
             pods = sum(
                 count
                 for key, count in found.items()
                 if key.startswith("pods ") and "aerie.dev/revision" in key and "preflight" not in key
             )
-            return found if over and one == [1] * len(ONE_EACH) and status["readyReplicas"] == pods == replicas else None
+            # Kubernetes' own controllers count for themselves, and may be later than the operator.
+            ready = {
+                one["status"].get("readyReplicas")
+                for key, one in found.items()
+                if key.startswith(("deployments ", "replicasets "))
+            }
+            alone = over and each == [1] * len(ONE_EACH) and ready == {replicas}
+            return found if alone and status["readyReplicas"] == pods == replicas else None
 
         found = until(look, f"the rollout of {drafter} is over", within=240, every=0.3)
         assert found is not None

@@ -97,7 +97,9 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         until(lambda: len(namespace.list_all("deployments")) == 1, "its pods are gone")
         assert engines(namespace, first) == served, "the stable pods serve throughout"
 
-        namespace.apply(resource(host, "better"))
+        trained = resource(host, "better")
+        trained["spec"]["rollout"]["analysis"]["soak"] = "40s"  # time to see it under way, and to kill its operator
+        namespace.apply(trained)
         split = {"stable": 50, "canary": 25, "control": 25}
         status = specdep(lambda s: lengths(s)["blocks"] >= 3 and weights(s) == split, "three blocks are counted", PATIENCE)[
             "status"

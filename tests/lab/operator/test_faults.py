@@ -103,7 +103,9 @@ def test_the_clock_jumps_while_a_rollout_waits(
         namespace.apply(gated)
         until(lambda: status(namespace)["phase"] == "Starting", "its canary is to start", within=120)
         for number, jump in enumerate((7200, -7200, 0)):
-            clock.write_text(str(jump))
+            changed = tmp_path / "changed"
+            changed.write_text(str(jump))
+            changed.replace(clock)  # in one step: it may be read at any moment
             gated["spec"]["replicas"] = 3 + number  # any change: its generation shows that there was a look since the jump
             namespace.apply(gated)
             wanted = namespace.get("specdep", "chat")["metadata"]["generation"]

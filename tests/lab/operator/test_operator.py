@@ -121,8 +121,9 @@ def test_a_bad_drafter_is_refused_before_any_engine_pod(namespace: Namespace, op
     assert pods == {"chat"}
     # Nor has there ever been one: every pod that was scheduled has left an event.
     scheduled = namespace.kubectl(
-        "get", "events", "--field-selector=reason=Scheduled", "-o", "jsonpath={.items[*].regarding.name}"
+        "get", "events", "--field-selector=reason=Scheduled", "-o", "jsonpath={.items[*].involvedObject.name}"
     )
+    assert scheduled.split()
     assert all("preflight" in name for name in scheduled.split())
     assert operator.process.poll() is None
 
@@ -174,7 +175,7 @@ def test_children_are_put_back_and_go_with_the_resource_while_no_operator_runs(
     until(lambda: namespace.get("deployment", name)["spec"]["replicas"] == 1, "the Deployment is as it was")
     assert operator.end() == 0
     namespace.kubectl("delete", "specdep", "chat")
-    until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone", within=90)
+    until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone")
 
 
 def test_a_name_that_somebody_has_is_left_to_them_and_named(namespace: Namespace, operator: Any, specdep: Wait) -> None:

@@ -40,7 +40,8 @@ def asked(namespace: Namespace, name: str) -> dict[str, int]:
 
 
 def test_a_service_balances_over_what_is_ready(namespace: Namespace) -> None:
-    probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1, "failureThreshold": 1}
+    # A stall of the machine is no answer yet; a refusal is one at once.
+    probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 30}
     names = ("one", "two", "three")
     namespace.apply(SERVICE, *(pod(name, echo(readinessProbe=probe), metadata={"labels": {"part": "web"}}) for name in names))
     for name in names:

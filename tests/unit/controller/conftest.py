@@ -1,4 +1,5 @@
-"""An event loop in virtual time: its clock stands still while something runs, and jumps to the next timer when nothing does."""
+"""An event loop in virtual time: its clock stands still while something runs, and jumps to the next timer when nothing does. And
+patience where time is real."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+
+from aerie.controller import fetch
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -30,6 +33,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run() -> Run:
     """Runs a coroutine to its end, in no time."""
     return run_virtually
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take its time where the sockets and the time are real."""
+    monkeypatch.setattr(fetch, "SECONDS", 120.0)
+    monkeypatch.setattr(fetch, "CONNECT_SECONDS", 120.0)
 
 
 def run_virtually(work: Coroutine[Any, Any, None]) -> None:

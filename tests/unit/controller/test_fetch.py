@@ -15,6 +15,7 @@ from aerie.engine.page import PageError, parse
 
 from .served import Answer, served
 
+pytestmark = pytest.mark.usefixtures("patient")
 PAGE = (Path(__file__).parents[1] / "engine" / "data" / "vllm-0.32.0-ngram-1.prom").read_bytes()
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from aerie.api.metrics import Prometheus
-from aerie.controller import fetch
 from aerie.controller.fetch import ScrapeError
 from aerie.controller.prometheus import Access, Servers
 from aerie.engine.series import Scrape
@@ -25,13 +24,7 @@ from aerie_lab.testing.prometheus import answer
 from .scraped import BEFORE
 
 T0 = 1_790_000_000.0
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take its time for a handshake."""
-    monkeypatch.setattr(fetch, "SECONDS", 120.0)
-    monkeypatch.setattr(fetch, "CONNECT_SECONDS", 120.0)
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 @dataclass

@@ -121,14 +121,14 @@ def test_listings(api: HfApi, endpoint: str) -> None:
 )
 def test_ranges(endpoint: str, asked: str, got: tuple[int, int]) -> None:
     begin, end = got
-    answer = httpx.get(f"{endpoint}/{OWN}/resolve/main/below/big.bin", headers={"Range": asked})
+    answer = httpx.get(f"{endpoint}/{OWN}/resolve/main/below/big.bin", headers={"Range": asked}, timeout=60)
     assert answer.status_code == 206
     assert answer.content == (bytes(range(256)) * 9000)[begin:end]
     assert answer.headers["Content-Range"] == f"bytes {begin}-{end - 1}/2304000"
 
 
 def test_refusals_are_told_apart(api: HfApi, endpoint: str, tmp_path: Path) -> None:
-    past = httpx.get(f"{endpoint}/{OWN}/resolve/main/config.json", headers={"Range": "bytes=1000-"})
+    past = httpx.get(f"{endpoint}/{OWN}/resolve/main/config.json", headers={"Range": "bytes=1000-"}, timeout=60)
     assert past.status_code == 416
     with pytest.raises(EntryNotFoundError, match="has no nothing"):
         api.hf_hub_download(OWN, "nothing.json", cache_dir=tmp_path)

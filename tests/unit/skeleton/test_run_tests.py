@@ -16,8 +16,8 @@ from aerie_lab.testing import until
 ROOT = Path(__file__).resolve().parents[3]
 WAITS = """
 import time
-print('{0} begins', flush=True)
 try:
+    print('{0} begins', flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print('{0} tidied up')

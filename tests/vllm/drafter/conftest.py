@@ -25,6 +25,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
     "OMP_NUM_THREADS": "1",
 }
 """What docs/vllm-on-cpu.md says; one computing thread, on any core."""
