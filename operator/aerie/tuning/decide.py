@@ -25,7 +25,7 @@ from aerie.tuning.acceptance import Acceptance, acceptance
 from aerie.tuning.candidates import candidates
 from aerie.tuning.decision import Action, Decision, Evidence, Prediction, Situation
 from aerie.tuning.exploring import best_canary, explore, hindered, probe
-from aerie.tuning.forecast import forecast, load, unseen
+from aerie.tuning.forecast import Beyond, forecast, load, unseen
 from aerie.tuning.latency import stretched
 from aerie.tuning.options import Options
 from aerie.tuning.policy import History, Objectives, Policy
@@ -63,7 +63,7 @@ def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int
     if not day_known(since.loaded(blocks), telemetry.horizon):
         before = load(telemetry.cells, blocks) if day_known(blocks, telemetry.horizon) else drawn.load
         may_come = unseen(drawn.load, before)
-        beyond = forecast(may_come, lengths, step_time, situation.most, random, room)
+        beyond = Beyond(*(forecast(each, lengths, step_time, situation.most, random, room) for each in may_come))
     allowed = candidates(situation.engine, situation.most, drawn.load.pairs)
     recent = since.loaded(since.accepted(blocks))
     options = Options.of(drawn, beyond, allowed, telemetry, recent, situation, policy)

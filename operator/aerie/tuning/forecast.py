@@ -43,6 +43,8 @@ _PLACES, _PLACE_SHARES = (-2.857, -1.356, 0.0, 1.356, 2.857), (0.0113, 0.2221, 0
 """Five points that stand for a normal distribution (Gauss and Hermite's)."""
 UNSEEN = 2.0
 """Times by which a load may leave what was seen of it, as long as that is less than a day."""
+NOON = 4.0
+"""Times by which it may rise, as far as the objectives go: what is chosen at night must not break them at noon."""
 _FEWEST, _MOST = 1 / 1.5, 3.0
 """Times the batch that are reckoned with: more is made of what makes a batch grow than of what makes it shrink."""
 _FULL = 0.95
@@ -70,12 +72,14 @@ class Load:
         return float(self.batches[min(index, len(self.batches) - 1)])
 
 
-def unseen(seen: Load, before: Load) -> Load:
-    """The least and the largest batch that may come, where the load of a day is not known: beyond what was seen of it, and as
-    before it began."""
+def unseen(seen: Load, before: Load) -> tuple[Load, Load]:
+    """Where the load of a day is not known, the least and the largest batch that may come: beyond what was seen of it, and as
+    before it began. And that largest one with the one up to which the objectives have to hold."""
     least = min(seen.quantile(0.05) / UNSEEN, before.quantile(0.05))
     most = max(UNSEEN * seen.quantile(0.95), before.quantile(0.95))
-    return Load(np.array([max(1.0, least), most]), np.array([0.5, 0.5]))
+    noon = max(NOON * seen.quantile(0.95), most + 1.0)
+    half = np.array([0.5, 0.5])
+    return Load(np.array([max(1.0, least), most]), half), Load(np.array([most, noon]), half)
 
 
 def load(cells: Mapping[Key, Cell], blocks: Sequence[Block] = (), since: Regimes | None = None) -> Load:
@@ -287,13 +291,18 @@ class Forecast:
         found: Array = np.median(self.of(current) / self.lived(setting, current), axis=0) - 1
         return found
 
-    def guarded(self, setting: Setting, current: Setting, *, below: bool, above: bool) -> Schedule | None:
-        """The setting on the batches of the load, and the current one below or above them. None where that is neither, or would
-        take more tiers than a schedule is to have."""
-        low, high = max(1, int(self.load.batches[0])), math.ceil(self.load.batches[-1])
-        first = low if below else 1
+    def keeps(self, setting: Setting, current: Setting, seconds: float) -> Array:
+        """By batch: probability that a token takes no longer than so many seconds, or than under the current setting."""
+        ours = self.lived(setting, current)
+        found: Array = ((ours <= seconds) | (ours <= self.of(current))).mean(axis=0)
+        return found
+
+    def guarded(self, setting: Setting, current: Setting, first: int, last: float) -> Schedule | None:
+        """The setting from a first batch to a last one (infinite: on all that are larger), and the current one on the others.
+        None where that is neither, or would take more tiers than a schedule is to have."""
+        high = math.ceil(self.load.batches[-1] if last == math.inf else last)
         tiers = [*_part(current, 1, first - 1), *_part(setting, first, high)]
-        if above:
+        if last < math.inf:
             tiers += _part(current, high + 1, 2 * high)
         joined: list[Tier] = []
         for one in tiers:
@@ -309,6 +318,16 @@ class Forecast:
         ends = np.searchsorted(np.cumsum(self.load.shares), np.arange(1, count) / count) + 1
         edges = sorted({0, *ends.tolist(), len(self.load.batches)})
         return [(low, high) for low, high in itertools.pairwise(edges) if low < high <= len(self.load.batches)]
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What may come, where the load of a day is not known (`unseen`)."""
+
+    near: Forecast
+    """At the least and the largest batch, at which nothing may be worse than now."""
+    far: Forecast
+    """At the largest one, and at the one up to which the objectives have to hold."""
 
 
 def forecast(

@@ -1,5 +1,8 @@
 """What users would see under a setting: time per output token and to the first token, against the objectives.
 
+An objective is for a percentile of the requests, and that of the time per output token is to hold at the largest load too: at
+each batch it holds, or a token takes no longer than now.
+
 The percentile of requests is taken over the batches of the load, and scaled by what requests really had under the current setting
 (their histogram) over what the forecast says of it: requests differ by more than the batch. Time to the first token is queueing
 and prefill, which no setting changes by itself; it is taken to stretch with the steps and with the busy seconds per token,
@@ -46,7 +49,8 @@ class Latencies:
     """Seconds: the 50 % and 95 % points of the forecast."""
     time_to_first_token: tuple[float, float] | None
     holds: float
-    """Probability that all objectives hold; 1 without any."""
+    """Probability that all objectives hold, or that the one of the time per output token does at a batch, what is less; 1 without
+    any."""
 
 
 def observed(blocks: Iterable[Block], setting: Setting, percentile: int) -> Observed:
@@ -59,11 +63,20 @@ def observed(blocks: Iterable[Block], setting: Setting, percentile: int) -> Obse
     )
 
 
-def latencies(drawn: Forecast, setting: Setting, current: Setting, seen: Observed, objectives: Objectives) -> Latencies:
-    """The forecast of a setting's latencies."""
+def limit(drawn: Forecast, current: Setting, seen: Observed, objectives: Objectives) -> float:
+    """Seconds a token at a batch, beyond which its requests break the objective; infinite without one."""
+    if objectives.time_per_output_token is None:
+        return math.inf
+    # In a window requests differ by as much as they do without a histogram, however alike those of a whole day were.
+    return objectives.time_per_output_token / max(_factor(drawn, current, seen, objectives), _WITHOUT_HISTOGRAM)
+
+
+def latencies(
+    drawn: Forecast, far: Forecast | None, setting: Setting, current: Setting, seen: Observed, objectives: Objectives
+) -> Latencies:
+    """The forecast of a setting's latencies. `far`: at batches that may come, up to the largest."""
     share = objectives.percentile / 100
-    now = float(np.median(_percentile(drawn, current, current, share)))
-    factor = seen.time_per_output_token / now if seen.time_per_output_token else _WITHOUT_HISTOGRAM
+    factor = _factor(drawn, current, seen, objectives)
     output = factor * _percentile(drawn, setting, current, share)
     holds = np.ones(len(output), dtype=bool)
     if objectives.time_per_output_token is not None:
@@ -75,7 +88,16 @@ def latencies(drawn: Forecast, setting: Setting, current: Setting, seen: Observe
         first = seen.time_to_first_token * np.maximum(busy, steps)
         if objectives.time_to_first_token is not None:
             holds &= first <= objectives.time_to_first_token
-    return Latencies(_points(output), None if first is None else _points(first), float(holds.mean()))
+    seconds = limit(drawn, current, seen, objectives)
+    by_batch = [one.keeps(setting, current, seconds).min() for one in (drawn, far) if one is not None]
+    return Latencies(_points(output), None if first is None else _points(first), float(min(holds.mean(), *by_batch)))
+
+
+def _factor(drawn: Forecast, current: Setting, seen: Observed, objectives: Objectives) -> float:
+    """Percentile of requests by that of batches."""
+    if seen.time_per_output_token is None:
+        return _WITHOUT_HISTOGRAM
+    return seen.time_per_output_token / float(np.median(_percentile(drawn, current, current, objectives.percentile / 100)))
 
 
 def _percentile(drawn: Forecast, setting: Setting, current: Setting, share: float) -> Array:

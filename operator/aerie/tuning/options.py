@@ -5,6 +5,7 @@ Guarantee: pure; the current setting is among them, and the best pessimistic gai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ import numpy as np
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
 from aerie.tuning.candidates import Candidates
 from aerie.tuning.decision import Prediction, Situation
-from aerie.tuning.forecast import Forecast, Load, lately
-from aerie.tuning.latency import latencies, observed
+from aerie.tuning.forecast import Beyond, Forecast, Load, lately
+from aerie.tuning.latency import latencies, limit, observed
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import HOUR, Block, Telemetry
@@ -40,7 +41,7 @@ class Options:
     def of(
         cls,
         drawn: Forecast,
-        beyond: Forecast | None,
+        beyond: Beyond | None,
         allowed: Candidates,
         telemetry: Telemetry,
         recent: Sequence[Block],
@@ -54,16 +55,18 @@ class Options:
         settings += [one for one in (current, situation.exploring) if one is not None and one not in settings]
         had = observed(recent, current, situation.objectives.percentile)
         gains = {setting: drawn.gain(setting, current) for setting in settings}
-        if beyond is not None and allowed.schedules and isinstance(current, Static | Schedule):
-            for guarded in list(_guarded(drawn, beyond, gains, current, policy)):
+        if allowed.schedules and isinstance(current, Static | Schedule):
+            seconds = limit(drawn, current, had, situation.objectives)
+            for guarded in list(_guarded(drawn, beyond, gains, current, policy, seconds)):
                 gains.setdefault(guarded, drawn.gain(guarded, current))
-        outside = {} if beyond is None else {setting: float(beyond.by_batch(setting, current).min()) for setting in gains}
+        outside = {} if beyond is None else {setting: float(beyond.near.by_batch(setting, current).min()) for setting in gains}
+        far = None if beyond is None else beyond.far
         found: list[Prediction] = []
         for setting, gain in gains.items():
             low, pessimistic, middle, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
             better = float((gain > 0).mean())
             length = float(np.average(drawn.tokens_per_step(setting), weights=drawn.load.shares))
-            seen = latencies(drawn, setting, current, had, situation.objectives)
+            seen = latencies(drawn, far, setting, current, had, situation.objectives)
             worst = drawn.worst_fifth(setting, current)
             interval = (low, pessimistic, middle, high)
             found.append(Prediction(setting, interval, better, length, seen, worst, outside.get(setting)))
@@ -91,12 +94,24 @@ class Options:
 
 
 def _guarded(
-    drawn: Forecast, beyond: Forecast, gains: Mapping[Setting, Array], current: Setting, policy: Policy
+    drawn: Forecast, beyond: Beyond | None, gains: Mapping[Setting, Array], current: Setting, policy: Policy, seconds: float
 ) -> Iterator[Schedule]:
-    """What is better on the load that was seen and might not be beyond it, with the current setting beyond it."""
+    """What is better on the load that was seen, with the current setting where it might not be: beyond that load, and from the
+    first batch on at which a token may take longer than so many seconds."""
+    batches = drawn.load.batches
     for setting, gain in gains.items():
-        below, above = (beyond.by_batch(setting, current) < -policy.worst_fifth).tolist()
-        if (below or above) and not isinstance(setting, Adaptive) and float(np.median(gain)) >= policy.gate():
-            found = drawn.guarded(setting, current, below=below, above=above)
+        if setting == current or isinstance(setting, Adaptive) or float(np.median(gain)) < policy.gate():
+            continue
+        first, last = 1, math.inf
+        if beyond is not None:
+            below, above = beyond.near.by_batch(setting, current) < -policy.worst_fifth
+            above |= beyond.far.keeps(setting, current, seconds).min() < policy.certainty
+            first = max(1, int(batches[0])) if below else first
+            last = float(batches[-1]) if above else last
+        broken = np.flatnonzero(drawn.keeps(setting, current, seconds) < policy.certainty)
+        if len(broken):
+            last = float(batches[broken[0] - 1]) if broken[0] > 0 else 0.0
+        if (first > 1 or last < math.inf) and last > first:
+            found = drawn.guarded(setting, current, first, last)
             if found is not None:
                 yield found

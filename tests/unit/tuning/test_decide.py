@@ -301,6 +301,30 @@ def test_a_schedule_keeps_what_ran_beyond_the_load_that_was_seen() -> None:
     assert chosen.unseen > -0.02
 
 
+def test_what_is_better_at_night_must_not_break_the_objective_at_noon() -> None:
+    """With 10 requests in a step K = 7 is better than 3, with 20 no worse, and with 40 slower than it may be."""
+
+    def steep(batch: float, tokens: float) -> float:
+        return 6e-3 + 2e-4 * tokens + 7e-5 * batch * (tokens + 1)
+
+    night = telemetry([K3, Static(7)], steep, spread(2, 10, 60), GOOD)
+    length = {one.setting: one.length for one in decided(night, situation(K3)).predictions}
+    assert decided(night, situation(K3)).setting == Static(7)
+    noon = {setting: steep(40, max_tokens(setting)) / length[setting] for setting in (K3, Static(7))}
+    assert noon[Static(7)] > noon[K3]
+    limit = Objectives(time_per_output_token=1.25 * (noon[K3] + noon[Static(7)]) / 2)
+    found = decided(night, situation(K3, objectives=limit))
+    assert found.setting != Static(7)
+    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    assert seven.unseen is not None
+    assert seven.unseen > -0.02, "at twice the load it is no worse"
+    assert seven.latencies.time_per_output_token[1] < 0.6 * (limit.time_per_output_token or 0.0)
+    assert seven.latencies.holds < 0.95
+    assert "the objectives hold with" in seven.why_not
+    guarded = decided(night, situation(K3, objectives=limit, engine=SCHEDULING))
+    assert (guarded.action, str(guarded.setting)) == (Action.CHANGE, "1-10:7,11-20:3")
+
+
 def test_fewer_tokens_for_a_busy_hour_are_for_its_batches_alone() -> None:
     busy = telemetry([Static(7), K3], lambda batch, tokens: 4e-3 + dear_with_load(batch, tokens), spread(22, 60, 60), GOOD)
     found = decided(busy, situation(Static(7), engine=SCHEDULING), Policy(least_value=1.0))

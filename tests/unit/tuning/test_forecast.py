@@ -133,21 +133,24 @@ def test_what_runs_stays_beyond_the_batches_that_were_seen() -> None:
     drawn = sure()
     high = math.ceil(BATCHES[-1])
     current = Schedule((Tier(1, 2 * high - 1, 4), Tier(2 * high, 4 * high, 1)), 4)
-    found = drawn.guarded(Static(5), current, below=False, above=True)
+    found = drawn.guarded(Static(5), current, 1, high)
     assert str(found) == f"1-{high}:5,{high + 1}-{2 * high - 1}:4,{2 * high}-{2 * high}:1"
-    assert drawn.guarded(Static(4), current, below=True, above=True) == Schedule(
-        (Tier(1, 2 * high - 1, 4), Tier(2 * high, 2 * high, 1)), 4
-    )
-    assert drawn.guarded(Static(5), Static(5), below=True, above=True) is None, "nothing but what runs"
+    inside = drawn.guarded(Static(4), current, int(BATCHES[0]), high)
+    assert inside == Schedule((Tier(1, 2 * high - 1, 4), Tier(2 * high, 2 * high, 1)), 4)
+    assert str(drawn.guarded(Static(5), Static(3), 4, math.inf)) == f"1-3:3,4-{high}:5", "on all that are larger"
+    assert drawn.guarded(Static(5), Static(5), int(BATCHES[0]), high) is None, "nothing but what runs"
     many = Schedule(tuple(Tier(high + i, high + i, 5 - i) if i else Tier(1, high, 5) for i in range(6)), 5)
-    assert drawn.guarded(Static(3), many, below=False, above=True) is None, "too many tiers"
+    assert drawn.guarded(Static(3), many, 1, high) is None, "too many tiers"
 
 
 def test_what_may_come_is_beyond_what_was_seen_and_as_it_was_before() -> None:
     quiet, day = (Load(np.array(batches), np.array([0.5, 0.5])) for batches in ([4.0, 8.0], [2.0, 100.0]))
-    assert unseen(quiet, quiet).batches.tolist() == [2.0, 16.0]
-    assert unseen(quiet, day).batches.tolist() == [2.0, 100.0]
-    assert unseen(day, quiet).batches.tolist() == [1.0, 200.0]
+    for seen, before, near, far in (
+        (quiet, quiet, [2.0, 16.0], [16.0, 32.0]),
+        (quiet, day, [2.0, 100.0], [100.0, 101.0]),
+        (day, quiet, [1.0, 200.0], [200.0, 400.0]),
+    ):
+        assert [one.batches.tolist() for one in unseen(seen, before)] == [near, far]
 
 
 def test_no_schedule_where_one_k_is_best_everywhere() -> None:
