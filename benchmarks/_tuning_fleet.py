@@ -377,6 +377,10 @@ class Figures:
     """The most that any six hours were slower than without any change."""
     worst_possible: float
     """The oracle's."""
+    worst_replaced: float
+    """The most that any six hours were slower than with the setting kept that ran at their beginning."""
+    worst_replaced_possible: float
+    """The oracle's."""
     violations: int
     """Windows beyond the objective that would not have been without the tuner."""
     hours: float | None
@@ -413,6 +417,8 @@ def run(name: str, number: int, *, surge: bool = True) -> Figures:
         possible=each[2] / each[1] - 1,
         worst=_worst(mine, none),
         worst_possible=_worst(theirs, none),
+        worst_replaced=worst_replaced(world, found.fleet),
+        worst_replaced_possible=worst_replaced(world, best),
         violations=int(((mine[2] > world.objective) & (none[2] <= world.objective)).sum()),
         hours=hours,
         canaries=canaries,
@@ -435,6 +441,18 @@ def run(name: str, number: int, *, surge: bool = True) -> Figures:
 def _worst(costs: Cost, none: Cost) -> float:
     """The most that any six hours were slower than without any change."""
     return float((_windows(*costs[:2]) / _windows(*none[:2])).max()) - 1
+
+
+def worst_replaced(world: World, fleet: Fleet) -> float:
+    """The most that any six hours were slower than with the setting kept that most replicas ran at their beginning."""
+    windows = _windows(*cost(world, fleet)[:2])
+    columns = fleet.runs[:REPLICAS, : len(windows)].T
+    incumbents = np.array([np.bincount(column[column >= 0]).argmax() for column in columns])
+    worst = 0.0
+    for index in np.unique(incumbents):
+        kept = _windows(*cost(world, Fleet.of(fleet.settings[index]))[:2])
+        worst = max(worst, float((windows / kept)[incumbents == index].max()) - 1)
+    return worst
 
 
 def _windows(waited: Floats, tokens: Floats, length: int = 6 * HOUR) -> Floats:

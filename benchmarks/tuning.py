@@ -24,6 +24,8 @@
 | coverage_90_pct              | predicted gains whose 90 % interval holds the true one, all settings and decisions          |
 | never_worse_pct              | runs in which no six hours were more than 1 % slower than without the tuner;                |
 |                              | oracle_never_worse_pct: in which the oracle's were not                                      |
+| never_worse_than_replaced_pct | the same against what ran when the six hours began, kept for all of them: what the tuner   |
+|                              | did in them, and not that what it once chose has become wrong; oracle_... as above          |
 | median_hours_to_right        | where another setting gains 3 % or more: hours until no setting gains 2 % any more; 72: in  |
 |                              | most runs never; right_in_the_end_pct: in how many                                          |
 | median_canaries_to_right, median_rolls_to_right | until then                                                               |

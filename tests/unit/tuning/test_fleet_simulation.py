@@ -177,6 +177,22 @@ def test_a_draw_is_the_same_whenever_it_is_asked_for() -> None:
     assert first.rates.shape == (TICKS,)
 
 
+def test_six_hours_are_held_against_what_ran_when_they_began() -> None:
+    world = draw("stationary", 0)
+    slow, quick = Off(), Static(3)
+    kept, better, back = fleets.Fleet.of(slow), fleets.Fleet.of(slow), fleets.Fleet.of(quick)
+    better.roll(list(range(REPLICAS)), 30 * HOUR, quick)
+    back.roll(list(range(REPLICAS)), 30 * HOUR, slow)
+    assert fleets.worst_replaced(world, kept) == 0
+    assert 0 < fleets.worst_replaced(world, better) < 0.02, "only the roll costs, each replica for five minutes"
+    lost = fleets.worst_replaced(world, back)
+    # Six hours that begin just before the roll have all of it; those that begin after it are compared with the slow one.
+    ticks = slice(30 * HOUR + REPLICAS, 36 * HOUR)
+    each = [model.steady(world.target, one, world.rates[ticks] / REPLICAS, world.survivals[ticks]) for one in (slow, quick)]
+    ratio = [one.running.sum() / one.tokens.sum() for one in each]
+    assert lost == pytest.approx(ratio[0] / ratio[1] - 1, rel=0.1)
+
+
 def figures(**changes: object) -> fleets.Figures:
     plain = fleets.Figures(
         regret=0.01,
@@ -184,6 +200,8 @@ def figures(**changes: object) -> fleets.Figures:
         possible=0.11,
         worst=0.0,
         worst_possible=0.0,
+        worst_replaced=0.0,
+        worst_replaced_possible=0.0,
         violations=0,
         hours=2.0,
         canaries=1,
@@ -212,6 +230,7 @@ def test_keys_and_table_are_of_all_runs() -> None:
     assert keys["coverage_90_pct"] == pytest.approx(100 * 51 / 60)
     assert keys["never_worse_pct"] == pytest.approx(100 * 5 / 6)
     assert keys["oracle_never_worse_pct"] == pytest.approx(100 * 5 / 6)
+    assert keys["never_worse_than_replaced_pct"] == keys["oracle_never_worse_than_replaced_pct"] == 100
     assert keys["right_in_the_end_pct"] == 50
     assert keys["rollback_min"] == 14.0
     assert all(math.isfinite(value) for value in keys.values())
