@@ -417,8 +417,8 @@ def run(name: str, number: int, *, surge: bool = True) -> Figures:
         possible=each[2] / each[1] - 1,
         worst=_worst(mine, none),
         worst_possible=_worst(theirs, none),
-        worst_replaced=worst_replaced(world, found.fleet),
-        worst_replaced_possible=worst_replaced(world, best),
+        worst_replaced=worst_replaced(world, found.fleet, mine),
+        worst_replaced_possible=worst_replaced(world, best, theirs),
         violations=int(((mine[2] > world.objective) & (none[2] <= world.objective)).sum()),
         hours=hours,
         canaries=canaries,
@@ -443,9 +443,10 @@ def _worst(costs: Cost, none: Cost) -> float:
     return float((_windows(*costs[:2]) / _windows(*none[:2])).max()) - 1
 
 
-def worst_replaced(world: World, fleet: Fleet) -> float:
-    """The most that any six hours were slower than with the setting kept that most replicas ran at their beginning."""
-    windows = _windows(*cost(world, fleet)[:2])
+def worst_replaced(world: World, fleet: Fleet, costs: Cost) -> float:
+    """The most that any six hours were slower than with the setting kept that most replicas ran at their beginning. `costs`: the
+    fleet's."""
+    windows = _windows(*costs[:2])
     columns = fleet.runs[:REPLICAS, : len(windows)].T
     incumbents = np.array([np.bincount(column[column >= 0]).argmax() for column in columns])
     worst = 0.0

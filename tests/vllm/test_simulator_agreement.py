@@ -179,6 +179,8 @@ def test_sigterm_with_an_open_stream(vllm: Path, tmp_path: Path, kind: Kind) -> 
             running.process.send_signal(signal.SIGTERM)
             until(lambda: not healthy(running.client), "the port is closed", within=30)
             cut = until(lambda: silent(file), "the stream is silent", within=60)
+            time.sleep(2.0)
+            assert events(file) == cut
         assert running.process.wait(60) == 0
     last = json.loads(cut[-2] if cut[-1] == "[DONE]" else cut[-1])
     if "error" in last:

@@ -35,22 +35,18 @@ def told(vllm: Path, tmp_path_factory: pytest.TempPathFactory, say: Callable[[st
 @pytest.mark.parametrize("setting", [CURRENT, OTHER, SCHEDULE], ids=str)
 def test_an_engine_drafts_what_its_setting_says(told: Told, setting: Static | Schedule, batch: int) -> None:
     wanted = setting.tokens_at(batch) if isinstance(setting, Schedule) else setting.tokens
-    batches, verified, lengths = [], [], []
+    batches, verified = [], []
     for window in told.engines[setting].windows[batch]:
         counted = window.counters
         known = windows.batch(counted)
         assert isinstance(known, windows.Bounds)
         batches.append((known.low, known.high))
-        lengths.append(windows.mean_draft_length(counted))
+        assert windows.mean_draft_length(counted) == wanted
         assert counted.speculation is not None
-        # A page may have been written while a step was being counted: its tokens already, its drafts not yet.
-        steps_apart = (counted.speculation.draft_tokens - wanted * counted.speculation.drafts) / (wanted * batch)
-        assert abs(steps_apart) <= 1
         verified.append(counted.speculation.drafts / counted.request_steps)
         # Every position that the engine is built for is counted, and none beyond what it drafted.
         assert len(counted.speculation.accepted_per_position) == max_tokens(setting)
         assert not any(counted.speculation.accepted_per_position[wanted:])
-    assert lengths.count(wanted) > len(lengths) / 2
     assert [median(ends) for ends in zip(*batches, strict=True)] == pytest.approx([batch, batch], rel=SOME_STEPS)
     assert median(verified) == pytest.approx(1, rel=SOME_STEPS), "each step of a request verifies a draft"
 

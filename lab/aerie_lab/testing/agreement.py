@@ -59,13 +59,14 @@ class Engine:
 
     def settled(self) -> dict[str, float]:
         """The page's samples without labels, once they stand still: real vLLM books the last step's statistics after it has sent
-        the last answer."""
+        the last answer. Raises AssertionError where they do not in two minutes."""
         found = flat(self.page())
-        while True:
+        for _ in range(120):
             time.sleep(1.0)
             before, found = found, flat(self.page())
             if found == before:
                 return found
+        raise AssertionError("the page does not stand still: does somebody else ask this engine?")
 
     def load(self, clients: int, requests: int, answer: int, seed: int) -> tuple[dict[str, float], Report]:
         """Closed-loop traffic; what it added to the page, by sample without labels, and what the clients saw."""

@@ -121,8 +121,9 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
     most = f"{100 * policy.worst_fifth:.0f} %"
     yield f"  In no fifth of the load{unseen} may it lose more than {most} against the current setting."
     if limited:
-        sure = f"{100 * policy.certainty:.0f} %"
-        yield f"  The objectives have to hold with {sure}, that of the time per output token at the largest load too, or as now."
+        yield f"  The objectives have to hold with {100 * policy.certainty:.0f} %."
+    if objectives.time_per_output_token is not None:
+        yield "  That of the time per output token has to hold at the largest load too, unless it is no longer there than now."
     if decision.value > 0:
         yield (
             f"  The best canary to explore with would teach what is worth {100 * decision.value:.1f} % and cost "

@@ -19,7 +19,7 @@ def let_go(namespace: Namespace, *names: str) -> None:
         namespace.kubectl("patch", "pod", name, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
 
 
-def until_ended(namespace: Namespace, name: str, *, within: float = 100.0) -> Object:
+def until_ended(namespace: Namespace, name: str, *, within: float = 30.0) -> Object:
     """Wait until the container of a pod that was deleted has ended; its terminated state."""
     found = namespace.until("pod", name, lambda p: container_status(p)["state"].get("terminated"), "ended", within=within)
     ended: Object = container_status(found)["state"]["terminated"]

@@ -14,6 +14,7 @@ from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
 from aerie.tuning.decide import decide
 from aerie.tuning.decision import Action, Decision, Situation
+from aerie.tuning.explain import explain
 from aerie.tuning.policy import History, Objectives, Policy
 from aerie.tuning.telemetry import HOUR, Telemetry
 from tests.unit.tuning.windows import K3, spread, telemetry
@@ -321,6 +322,9 @@ def test_what_is_better_at_night_must_not_break_the_objective_at_noon() -> None:
     assert seven.latencies.time_per_output_token[1] < 0.6 * (limit.time_per_output_token or 0.0)
     assert seven.latencies.holds < 0.95
     assert "the objectives hold with" in seven.why_not
+    text = explain(found, night, situation(K3, objectives=limit), Policy())
+    assert "has to hold at the largest load too" in text
+    assert "objectives" not in explain(found, night, situation(K3), Policy()).partition("A change is tried")[2]
     guarded = decided(night, situation(K3, objectives=limit, engine=SCHEDULING))
     assert (guarded.action, str(guarded.setting)) == (Action.CHANGE, "1-10:7,11-20:3")
 

@@ -183,14 +183,14 @@ def test_six_hours_are_held_against_what_ran_when_they_began() -> None:
     kept, better, back = fleets.Fleet.of(slow), fleets.Fleet.of(slow), fleets.Fleet.of(quick)
     better.roll(list(range(REPLICAS)), 30 * HOUR, quick)
     back.roll(list(range(REPLICAS)), 30 * HOUR, slow)
-    assert fleets.worst_replaced(world, kept) == 0
-    assert 0 < fleets.worst_replaced(world, better) < 0.02, "only the roll costs, each replica for five minutes"
-    lost = fleets.worst_replaced(world, back)
+    worst = [fleets.worst_replaced(world, one, fleets.cost(world, one)) for one in (kept, better, back)]
+    assert worst[0] == 0
+    assert 0 < worst[1] < 0.02, "only the roll costs, each replica for five minutes"
     # Six hours that begin just before the roll have all of it; those that begin after it are compared with the slow one.
     ticks = slice(30 * HOUR + REPLICAS, 36 * HOUR)
     each = [model.steady(world.target, one, world.rates[ticks] / REPLICAS, world.survivals[ticks]) for one in (slow, quick)]
     ratio = [one.running.sum() / one.tokens.sum() for one in each]
-    assert lost == pytest.approx(ratio[0] / ratio[1] - 1, rel=0.1)
+    assert worst[2] == pytest.approx(ratio[0] / ratio[1] - 1, rel=0.1)
 
 
 def figures(**changes: object) -> fleets.Figures:

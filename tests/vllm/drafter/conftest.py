@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
     "OMP_NUM_THREADS": "1",
 }
-"""What docs/vllm-on-cpu.md says; one computing thread, on any core."""
+"""What docs/vllm-on-cpu.md says; one computing thread, on any core; and idle connections that outlive a busy moment."""
 
 FLAGS = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-num-seqs=16"]
 
