@@ -1,13 +1,15 @@
 """Runs all tests as two processes side by side: the lab's, which mostly wait, and beside them those of the other tiers.
 
 Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
-after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more at the very end; the exit status
-is 0 only if it is 0 of both. What ends this ends both as Ctrl-C ends pytest, so that no lab is left running. Not guaranteed: an
-order between the tests of the two, and what is left of either after a SIGKILL. `pytest` alone runs everything in one process.
+after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more; a failure's status and tests are
+named at the very end, which is what is left of a long log; the exit status is 0 only if it is 0 of both. What ends this ends both
+as Ctrl-C ends pytest, so that no lab is left running. Not guaranteed: an order between the tests of the two, and what is left of
+either after a SIGKILL. `pytest` alone runs everything in one process.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,8 @@ BESIDE = ("-m", "not lab")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
 """So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
+MOST_NAMED = 12
+"""Failed tests of each that are named at the end."""
 LOOKS = 0.2
 """Seconds from one look at what the first has written to the next."""
 
@@ -58,8 +62,18 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
             print(f"\nWhat ran first ended with status {statuses[0]}; its last lines were:", flush=True)
             first.seek(0)
             sys.stdout.buffer.writelines(deque(first, LAST_LINES))
+        for what, status, log in (("What ran first", statuses[0], first), (name, statuses[1], second)):
+            if status:
+                print(f"\n{what} ended with status {status}.", flush=True)
+                log.seek(0)
+                sys.stdout.buffer.writelines(itertools.islice(filter(_names_a_test, log), MOST_NAMED))
         sys.stdout.flush()
         return next((status for status in statuses if status), 0)
+
+
+def _names_a_test(line: bytes) -> bool:
+    """Whether it is one of pytest's summary of what failed."""
+    return line.startswith((b"FAILED ", b"ERROR "))
 
 
 def follow(process: subprocess.Popen[bytes], log: str) -> int:

@@ -6,7 +6,8 @@ The folder is the only place that says it, so a test cannot be in a tier by mist
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import gc
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -49,3 +50,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with contextlib.suppress(LabError):  # the test meets it again, and then it is the test's
             ensure(family, shown(item.config))
     return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Collect what a module has left open: its warning fails the module, and not another one, or the very end of the run."""
+    yield
+    gc.collect()

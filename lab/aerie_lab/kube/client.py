@@ -8,7 +8,6 @@ Not guaranteed: retries. The caller knows whether a repeat is safe.
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ from typing import Any, Self
 import aiohttp
 
 from aerie_lab.errors import KubeError
+from aerie_lab.kube.connector import Connector, tls_context
 
 Object = dict[str, Any]
 
@@ -38,13 +38,6 @@ def path(version: str, plural: str, namespace: str | None = None, name: str | No
     return "/" + "/".join(parts)
 
 
-def tls_context(certificates: Path, client: str) -> ssl.SSLContext:
-    """What it takes to talk to the lab's API server as this user."""
-    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
-    context.load_cert_chain(certificates / f"{client}.crt", certificates / f"{client}.key")
-    return context
-
-
 class KubeClient:
     """One connection pool to one API server, as one user."""
 
@@ -55,8 +48,7 @@ class KubeClient:
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self._context, limit=64)
-        self._http = aiohttp.ClientSession(self._server, connector=connector)
+        self._http = aiohttp.ClientSession(self._server, connector=Connector(self._context, limit=64))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ import yaml
 from aiohttp import web
 
 from aerie_lab.cluster import Lab
-from aerie_lab.kube.client import tls_context
+from aerie_lab.kube.connector import Connector, tls_context
 
 T = TypeVar("T")
 _FORWARDED = ("Accept", "Content-Type", "User-Agent")
@@ -106,7 +106,7 @@ class Proxy:
         return self.run(self._open(behaviour))
 
     async def _connect(self) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(ssl=tls_context(self._lab.folder / "certificates", "admin"), limit=0)
+        connector = Connector(tls_context(self._lab.folder / "certificates", "admin"), limit=0)
         return aiohttp.ClientSession(self._lab.api_url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def _open(self, behaviour: Behaviour) -> Door:

@@ -39,12 +39,24 @@ def test_both_run_and_the_second_is_told_in_one_piece(shown: int, beside: int, s
     assert done.returncode == status
     assert re.fullmatch(
         r"The others run beside these, .* so far it is in \S+\n(one\n){3}\nThe others, which ran beside these:\n(two\n){3}"
-        + shown * r"\nWhat ran first ended with status 1; its last lines were:\n(one\n){3}",
+        + shown * r"\nWhat ran first ended with status 1; its last lines were:\n(one\n){3}"
+        + shown * r"\nWhat ran first ended with status 1\.\n"
+        + bool(beside) * r"\nThe others ended with status 5\.\n",
         done.stdout,
     )
     log = re.search(r"in (\S+)\n", done.stdout)
     assert log is not None
     assert not Path(log[1]).exists()
+
+
+def test_the_tests_that_failed_are_named_last() -> None:
+    summary = "FAILED tests/{0}.py::test_a - no\\nERROR tests/{0}.py::test_b\\n== 1 failed, 7 passed in 3 s =="
+    codes = [f"import sys; print('{summary.format(word)}\\n' + 'noise\\n' * 99); sys.exit(1)" for word in ("one", "two")]
+    done = subprocess.run(command(*codes), cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith(
+        "\nWhat ran first ended with status 1.\nFAILED tests/one.py::test_a - no\nERROR tests/one.py::test_b\n"
+        "\nThe others ended with status 1.\nFAILED tests/two.py::test_a - no\nERROR tests/two.py::test_b\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

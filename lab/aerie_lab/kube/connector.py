@@ -1,0 +1,57 @@
+"""TLS connections to the lab's API server, none of which outlives its session.
+
+aiohttp lets go of a connection whose answer was cut short, such as a watch's, at once, and TLS then says goodbye and waits for
+the other side to do so. Where the event loop ends before that, the socket is left to the garbage collector, which warns: once in
+a hundred runs, at any later moment. Guarantee: after `close` every socket is closed, whether or not the server still answers. Not
+guaranteed: that of a request which another task has under way and does not give up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import aiohttp
+
+_MOST = 10.0
+"""Seconds that a socket may take to close: two turns of the event loop."""
+
+
+def tls_context(certificates: Path, client: str) -> ssl.SSLContext:
+    """What it takes to talk to the lab's API server as this user."""
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    context.load_cert_chain(certificates / f"{client}.crt", certificates / f"{client}.key")
+    return context
+
+
+class Connector(aiohttp.TCPConnector):
+    """A session's connections, `limit` at a time (0: as many as are asked for)."""
+
+    def __init__(self, context: ssl.SSLContext, limit: int) -> None:
+        super().__init__(ssl=context, limit=limit, socket_factory=self._socket)
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+
+    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
+
+    async def close(self, *, abort_ssl: bool = False) -> None:
+        """Close all; what waits for the server's goodbye takes the end of the connection for it."""
+        await super().close(abort_ssl=abort_ssl)
+        for one in self._open():
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MOST):
+                while self._open():
+                    await asyncio.sleep(0.001)
+
+    def _open(self) -> list[socket.socket]:
+        return [one for one in self._sockets if one.fileno() >= 0]

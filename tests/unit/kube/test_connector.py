@@ -1,0 +1,72 @@
+"""What was cut short leaves no socket behind, also when the server does not take part in the end. Real sockets, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerie_lab.cluster.certificates import Authority
+from aerie_lab.kube.client import KubeClient
+
+EVENT = b'{"type": "ADDED", "object": {}}\n'
+BEGUN = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(EVENT), EVENT)
+"""A watch, as far as its first event."""
+
+
+@contextlib.contextmanager
+def silent(certificates: Path) -> Iterator[str]:
+    """The address of a server that begins a watch for whoever comes, and then neither reads nor closes."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # until the server is shut down
+                while True:
+                    one = held.enter_context(context.wrap_socket(server.accept()[0], server_side=True))
+                    one.recv(65536)
+                    one.sendall(BEGUN)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    authority = Authority(tmp_path)
+    authority.issue("server", hosts=["127.0.0.1"])
+    authority.issue("admin")
+    return tmp_path
+
+
+def test_a_watch_that_is_given_up_leaves_no_socket(certificates: Path) -> None:
+    async def watch(server: str) -> None:
+        async with KubeClient(server, certificates, "admin") as client:
+            begun = asyncio.Event()
+
+            async def follow() -> None:
+                async for _ in client.watch("/api/v1/pods", "1"):
+                    begun.set()
+
+            watches = [asyncio.create_task(follow()) for _ in range(4)]
+            await asyncio.wait_for(begun.wait(), 60)
+            for one in watches:
+                one.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    with silent(certificates) as server:
+        asyncio.run(watch(server))
+        gc.collect()  # what a socket that nobody has closed warns of fails the test
