@@ -19,7 +19,7 @@ import numpy as np
 
 from aerie.engine.speculation import Static
 from benchmarks import _tuning_fleet_calibration as calibration
-from benchmarks._tuning_fleet import TOLERATED, Figures, run
+from benchmarks._tuning_fleet_figures import TOLERATED, Figures, run
 from benchmarks._tuning_fleet_model import MOST, steady
 from benchmarks._tuning_fleet_scenarios import DAYS, HOUR, REPLICAS, SCENARIOS, draw
 from benchmarks._tuning_fleet_trial import DEADLINE, judged

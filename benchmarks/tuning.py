@@ -16,7 +16,7 @@
 | decision_ms, decision_mib    | a decision for 64 replicas with 24 h of 15 s windows: CPU time, median of 7, and the        |
 |                              | memory of process, numpy and telemetry above what it had before; decision_cells: its cells  |
 
-| fleet_mean_regret_pct        | fleet simulation (`_tuning_fleet`): a user's speed lost against the reachable oracle, mean  |
+| fleet_mean_regret_pct        | fleet simulation (`_tuning_fleet*`): a user's speed lost against the reachable oracle, mean |
 |                              | over runs, then over scenarios; fleet_mean_gain_pct: gained over no change, all runs        |
 | fleet_p95_scenario_regret_pct, fleet_p95_run_regret_pct | 95 % point of the scenarios' means; of all runs                  |
 | aa_false_actions_per_30_replica_days | canaries meant to change something where nothing is better;                         |

@@ -11,7 +11,9 @@ import pytest
 from aerie.engine.speculation import Off, Schedule, Static, Tier
 from aerie_lab.engine.step import FORMULAS
 from benchmarks import _tuning_fleet as fleets
+from benchmarks import _tuning_fleet_figures as figured
 from benchmarks import _tuning_fleet_model as model
+from benchmarks import _tuning_fleet_oracle as oracles
 from benchmarks import _tuning_fleet_report as report
 from benchmarks import _tuning_fleet_trial as trial
 from benchmarks._tuning_fleet_calibration import Point, agreement
@@ -121,16 +123,16 @@ def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_for_them(plain: Worl
 
 def test_the_oracle_is_at_least_as_good_as_no_change_and_stays_where_nothing_is_better(plain: World) -> None:
     untouched = fleets.Fleet.of(plain.start)
-    best, gaps = fleets.oracle(plain, untouched)
+    best, gaps = oracles.oracle(plain, untouched)
     mine, none = fleets.cost(plain, best), fleets.cost(plain, untouched)
     assert mine[0].sum() / mine[1].sum() <= none[0].sum() / none[1].sum() + 1e-12
     assert (gaps >= 0).all()
     there = replace(plain, start=best.settings[-1])
-    assert fleets.oracle(there, fleets.Fleet.of(there.start))[1][-1] < 0.02
+    assert oracles.oracle(there, fleets.Fleet.of(there.start))[1][-1] < 0.02
 
 
 def test_the_truth_says_nothing_is_gained_by_what_runs_already(plain: World) -> None:
-    true = fleets.truth(plain, Static(3), 0, 12 * HOUR)
+    true = oracles.truth(plain, Static(3), 0, 12 * HOUR)
     assert float(true.gain(Static(3), Static(3))[0]) == 0
     assert float(true.gain(Off(), Static(3))[0]) < 0
 
@@ -183,7 +185,7 @@ def test_six_hours_are_held_against_what_ran_when_they_began() -> None:
     kept, better, back = fleets.Fleet.of(slow), fleets.Fleet.of(slow), fleets.Fleet.of(quick)
     better.roll(list(range(REPLICAS)), 30 * HOUR, quick)
     back.roll(list(range(REPLICAS)), 30 * HOUR, slow)
-    worst = [fleets.worst_replaced(world, one, fleets.cost(world, one)) for one in (kept, better, back)]
+    worst = [figured.worst_replaced(world, one, fleets.cost(world, one)) for one in (kept, better, back)]
     assert worst[0] == 0
     assert 0 < worst[1] < 0.02, "only the roll costs, each replica for five minutes"
     # Six hours that begin just before the roll have all of it; those that begin after it are compared with the slow one.
@@ -193,8 +195,8 @@ def test_six_hours_are_held_against_what_ran_when_they_began() -> None:
     assert worst[2] == pytest.approx(ratio[0] / ratio[1] - 1, rel=0.1)
 
 
-def figures(**changes: object) -> fleets.Figures:
-    plain = fleets.Figures(
+def figures(**changes: object) -> figured.Figures:
+    plain = figured.Figures(
         regret=0.01,
         gain=0.1,
         possible=0.11,

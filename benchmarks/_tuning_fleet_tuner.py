@@ -1,0 +1,217 @@
+"""A fleet that tunes itself: the tuner's own code, fed window by window, and what it says done.
+
+`aerie.tuning.telemetry` gets one reading a replica every five minutes, `aerie.tuning.decide` is asked every half hour, with each
+reading while a canary explores, and once when it has; then comes a canary (`_tuning_fleet_trial`), and a roll. While any other
+canary, a roll or a cooldown is under way no decision is asked for, since none could be acted on; in the pause after a trial that
+failed, which ends with its traffic, and after six hours in which nothing was done it is asked every hour, unless the acceptance
+length has moved by 3 %.
+
+A reading of five minutes is the mean of the twenty that a scraper would have taken, and weighs as many in the fit
+(`_as_scraped`); only how the batch moved within them is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aerie.api.status import MOST_TRIED
+from aerie.engine.speculation import Adaptive, Schedule, Setting
+from aerie.tuning.decide import decide
+from aerie.tuning.decision import Action, Decision, Situation
+from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.telemetry import Reading, Telemetry
+from benchmarks._tuning_fleet import DAY, INTERVAL, PLACES, Fleet
+from benchmarks._tuning_fleet_model import MOST, counters, disturb, lengths, steady
+from benchmarks._tuning_fleet_oracle import spent
+from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World
+from benchmarks._tuning_fleet_trial import PREFILL, judged
+
+QUIET = 6 * HOUR
+"""Ticks without a canary after which it is asked half as often."""
+MOVED = 0.03
+"""By what share the acceptance length has to have moved to be asked as often all the same."""
+LENT = 2
+"""Replicas that become canary and control, where no GPUs are spare."""
+SCRAPES = round(TICK / 15)
+"""In a window."""
+_EPOCH = 1_750_000_000.0 // 86400 * 86400
+
+
+@dataclass
+class Trial:
+    """One canary."""
+
+    tick: int
+    setting: Setting
+    action: Action
+    """What it was for at its end: one that explored may have been kept for a change."""
+    result: str = ""
+    minutes: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """A run under the tuner."""
+
+    fleet: Fleet
+    trials: list[Trial] = field(default_factory=list)
+    inside: list[tuple[bool, bool]] = field(default_factory=list)
+    """By prediction: whether the true gain lies inside the interval, and whether it is of a fixed setting."""
+    decisions: int = 0
+    insufficient: int = 0
+
+
+def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
+    """The run under the tuner."""
+    policy, random = Policy(), np.random.default_rng([seed, 7])
+    fleet, current, history = Fleet.of(world.start, surge=surge), world.start, History()
+    found = Outcome(fleet)
+    telemetry, fed, changed, free, taught, asked = Telemetry(), 0, 0, 0, -1, 1.0
+    edges = _edges(world)
+    for tick in range(INTERVAL, TICKS):
+        if tick % INTERVAL and tick != taught:
+            continue
+        if world.fresh is not None and fed < world.fresh <= tick:
+            telemetry, fed, changed, history = Telemetry(), world.fresh, world.fresh, History()
+        _feed(telemetry, world, fleet, fed, tick, edges, random)
+        fed, now = tick, _EPOCH + tick * TICK
+        if tick < free or replace(history, rolled_back=None, undecided=None).cooling(now, policy):
+            continue
+        quiet = tick - max(free, changed) > QUIET or history.cooling(now, policy) is not None
+        length = float(lengths(world.survivals[tick])[3])
+        if tick != taught and quiet and tick % (2 * INTERVAL) and abs(length / asked - 1) < MOVED:
+            continue
+        asked = length
+        situation = _situation(world, fleet, current, tick, history)
+        decision = decide(_as_scraped(telemetry), situation, policy, seed * 1000 + tick)
+        found.decisions += 1
+        found.insufficient += decision.action is Action.INSUFFICIENT
+        found.inside += _covered(decision, world, current, max(changed, tick - DAY), tick)
+        if decision.action not in (Action.CHANGE, Action.EXPLORE) or decision.setting is None:
+            continue
+        explore = policy.canary if decision.action is Action.EXPLORE else 0.0
+        if explore and history.explored and now < history.explored[0] + policy.cooldown:
+            continue  # as the operator does (`rollout.tuned`)
+        for place, setting in zip(fleet.arms, (decision.setting, current), strict=True):
+            fleet.reload(place, tick, setting)
+        begin = min(tick + 2, TICKS - 1)
+        trial = Trial(tick, decision.setting, decision.action)
+
+        def keep(
+            at: int,
+            trial: Trial = trial,
+            telemetry: Telemetry = telemetry,
+            current: Setting = current,
+            history: History = history,
+        ) -> bool:
+            """Whether the canary that explores is to be proven, as the operator asks while it does."""
+            nonlocal fed
+            if at >= TICKS:
+                return False
+            _feed(telemetry, world, fleet, fed, at, edges, random)
+            fed = at
+            there = replace(_situation(world, fleet, current, at, history), exploring=trial.setting)
+            advice = decide(_as_scraped(telemetry), there, policy, seed * 1000 + at)
+            if advice.action is not Action.CHANGE or advice.setting != trial.setting:
+                return False
+            trial.action = Action.CHANGE
+            return True
+
+        verdict = judged(world, decision.setting, current, begin, random, explore, keep)
+        explore = trial.action is Action.EXPLORE
+        ended = begin + math.ceil(60 * verdict.minutes / TICK)
+        trial.result, trial.minutes = verdict.result, verdict.minutes
+        found.trials.append(trial)
+        if verdict.result == "Promote":
+            free = fleet.roll(list(range(1, REPLICAS)), ended, decision.setting)
+            if surge:  # the canary stays, in the place of the first
+                fleet.runs[0, ended:] = fleet.settings.index(decision.setting)
+                fleet.withdraw(free, decision.setting)
+            current, changed = decision.setting, tick
+            history = replace(history, changed=_EPOCH + free * TICK, speculated=_EPOCH + free * TICK)
+        else:
+            free = fleet.withdraw(ended, current)
+            taught = free if explore else taught
+            history = _with_end(history, found.trials, _EPOCH + ended * TICK)
+    return found
+
+
+def _with_end(history: History, trials: list[Trial], at: float) -> History:
+    """After a trial that was not promoted."""
+    history, began = replace(history, speculated=at), _EPOCH + trials[-1].tick * TICK
+    match trials[-1].result:
+        case "Explored":
+            return replace(history, explored=(at, *history.explored)[:MOST_TRIED])
+        case "Rollback":
+            return replace(history, rolled_back=at, tried=began)
+        case _:
+            times = sum(one.result == "Inconclusive" for one in trials[-MOST_TRIED:])  # as many as a status has
+            return replace(history, undecided=at, undecided_times=times, tried=began)
+
+
+def _edges(world: World) -> tuple[float, ...]:
+    """Buckets around the objective: engines that have one are started with fitting ones."""
+    middle = world.objective if math.isfinite(world.objective) else 0.01
+    return tuple(middle * 1.25**power for power in range(-10, 7))
+
+
+def _feed(
+    telemetry: Telemetry, world: World, fleet: Fleet, begin: int, end: int, edges: tuple[float, ...], random: np.random.Generator
+) -> None:
+    """The windows of some ticks, in order of time."""
+    rates = fleet.rates(world)
+    readings: list[Reading] = []
+    for index, setting in enumerate(fleet.settings):
+        replicas, ticks = np.nonzero(fleet.runs[:, begin:end] == index)
+        ticks = ticks + begin
+        if world.lost is not None:
+            seen = world.lost[PLACES[replicas], ticks] == 0
+            replicas, ticks = replicas[seen], ticks[seen]
+        if not len(ticks):
+            continue
+        rate, survivals = rates[replicas, ticks], world.survivals[ticks]
+        off = disturb(rate, survivals, TICK, random)
+        rate = rate * off.work
+        rows = steady(world.target, setting, rate, off.survivals, world.slowness[PLACES[replicas], ticks] * off.clock)
+        waits = PREFILL * np.exp(0.1 * random.standard_normal(len(ticks)))
+        windows = counters(rows, TICK, off.survivals, rate, setting, edges, waits)
+        for replica, tick, window in zip(replicas.tolist(), ticks.tolist(), windows, strict=True):
+            since = int(fleet.since[replica, tick])
+            age = (tick - since) * TICK if since >= 0 else math.inf
+            readings.append(Reading(f"pod-{replica}-{since}", _EPOCH + (tick + 1) * TICK, setting, window, age))
+    for reading in sorted(readings, key=lambda one: one.end):
+        telemetry.add(reading)
+
+
+def _as_scraped(telemetry: Telemetry) -> Telemetry:
+    """With as many windows in each cell as there would have been."""
+    cells = {key: replace(cell, windows=SCRAPES * cell.windows) for key, cell in telemetry.cells.items()}
+    return replace(telemetry, cells=cells)
+
+
+def _situation(world: World, fleet: Fleet, current: Setting, tick: int, history: History) -> Situation:
+    waiting = 10.0 if _full(world, current, tick) else 0.0
+    now, lent = _EPOCH + tick * TICK, 0 if fleet.surge else LENT
+    return Situation(world.engine, current, MOST, REPLICAS, now, Objectives(world.objective), history, waiting, lent)
+
+
+def _full(world: World, current: Setting, tick: int) -> bool:
+    """Whether requests wait at the last tick."""
+    last = slice(tick - 1, tick)
+    rows = steady(world.target, current, world.rates[last] / REPLICAS, world.survivals[last])
+    return bool(rows.full[0] > 0.02)
+
+
+def _covered(decision: Decision, world: World, current: Setting, begin: int, tick: int) -> list[tuple[bool, bool]]:
+    if not decision.predictions:
+        return []
+    found = []
+    for one in decision.predictions:
+        if one.setting == current or isinstance(one.setting, Adaptive):
+            continue
+        gain = spent(world, current, begin, tick) / spent(world, one.setting, begin, tick) - 1
+        found.append((one.gain[0] <= gain <= one.gain[3], not isinstance(one.setting, Schedule)))
+    return found
