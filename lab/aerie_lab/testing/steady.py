@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +86,12 @@ class Measured:
             self.windows.setdefault(batch, []).extend(asyncio.run(_windows(self.engine.url, batch)))
 
     def seconds_per_token(self, batch: int) -> float:
-        """A user's, in the middle one of the batch's windows: one in which the machine did something else does not count."""
+        """A user's, over all windows of the batch: what the tuner's figures are means of, slow moments included."""
+        counted = [window.counters for window in self.windows[batch]]
+        return sum(one.step_seconds for one in counted) / sum(one.generation_tokens for one in counted)
+
+    def usual_seconds_per_token(self, batch: int) -> float:
+        """A user's in the middle one of the batch's windows: one in which the machine did something else does not count."""
         counted = [window.counters for window in self.windows[batch]]
         return median(one.step_seconds / one.generation_tokens for one in counted)
 
@@ -218,9 +223,18 @@ class Told:
 
     @property
     def gain(self) -> dict[int, float]:
-        """By batch, how many more tokens a user got in the same time without speculation."""
+        """By batch, how many more tokens a user got in the same time without speculation: over all windows, as the tuner has
+        them."""
+        return self._gain(Measured.seconds_per_token)
+
+    @property
+    def usual_gain(self) -> dict[int, float]:
+        """The same of each one's middle window."""
+        return self._gain(Measured.usual_seconds_per_token)
+
+    def _gain(self, seconds: Callable[[Measured, int], float]) -> dict[int, float]:
         off, current = self.engines[Off()], self.engines[CURRENT]
-        return {batch: current.seconds_per_token(batch) / off.seconds_per_token(batch) - 1 for batch in BATCHES}
+        return {batch: seconds(current, batch) / seconds(off, batch) - 1 for batch in BATCHES}
 
     @property
     def forecast(self) -> dict[int, tuple[float, float, float]]:
