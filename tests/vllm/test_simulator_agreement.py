@@ -161,9 +161,9 @@ def events(file: Path) -> list[str]:
 
 
 def silent(file: Path) -> list[str]:
-    """All events, where none has come for two seconds; else nothing."""
+    """All events, where none has come for five seconds; else nothing."""
     before = events(file)
-    time.sleep(2.0)
+    time.sleep(5.0)
     return before if events(file) == before else []
 
 
