@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +47,12 @@ SCHEDULE = Schedule((Tier(1, 2, 3), Tier(3, 8, 1)), max_tokens=3)
 BATCHES = (1, 2, 4, 8)
 STEPS = 60
 """Engine steps of a window at least: a few more than the tuner asks of one."""
-WINDOWS = 5
-"""Of a batch, at a time."""
-ROUNDS = 8
-"""So often all batches are measured at most, for a decision."""
+WINDOWS = 2
+"""Of a batch, at a time: few, so that a slow minute of the machine does not fall on one batch of one engine alone."""
+ROUNDS = 24
+"""So often all batches are measured at most, for a decision: three times where the machine is idle."""
+SHOWN = 3
+"""And so often where nothing is decided on."""
 ANSWER = 1500
 """Tokens of an answer: with any of the prompts below the context's end, and left before they are all there."""
 MOST = 7
@@ -80,10 +82,9 @@ class Measured:
     setting: Setting
     windows: dict[int, list[Window]] = field(default_factory=dict)
 
-    def measure(self, batches: Iterable[int] = BATCHES) -> None:
-        """Take more windows of each of these batches."""
-        for batch in batches:
-            self.windows.setdefault(batch, []).extend(asyncio.run(_windows(self.engine.url, batch)))
+    def measure(self, batch: int) -> None:
+        """Take more windows of the batch."""
+        self.windows.setdefault(batch, []).extend(asyncio.run(_windows(self.engine.url, batch)))
 
     def seconds_per_token(self, batch: int) -> float:
         """A user's, over all windows of the batch: what the tuner's figures are means of, slow moments included."""
@@ -199,18 +200,19 @@ def opinion(engines: Sequence[Measured]) -> Opinion:
 
 def decided(engines: Sequence[Measured]) -> Opinion:
     """Measure the engines in turn, until the tuner has figures enough to decide on; its decision."""
-    for _ in range(ROUNDS - 1):
-        found = _after_a_round(engines)
-        if found.decision.action is not Action.INSUFFICIENT:
-            return found
-    return _after_a_round(engines)
+    measure_in_turn(engines)
+    found, rounds = opinion(engines), 1
+    while found.decision.action is Action.INSUFFICIENT and rounds < ROUNDS:
+        measure_in_turn(engines)
+        found, rounds = opinion(engines), rounds + 1
+    return found
 
 
-def _after_a_round(engines: Sequence[Measured]) -> Opinion:
+def measure_in_turn(engines: Sequence[Measured]) -> None:
+    """More windows of all engines at all batches."""
     for batch in BATCHES:
         for one in reversed(engines):  # the first one last: what is newest is of the setting that runs
-            one.measure([batch])
-    return opinion(engines)
+            one.measure(batch)
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def tell(vllm: Path, folder: Path) -> Told:
         found = decided(pair)
         engines |= {one.setting: one for one in pair}
     with serving(vllm, folder, [OTHER, SCHEDULE]) as pair:
-        for one in pair:
-            one.measure()
+        for _ in range(SHOWN):
+            measure_in_turn(pair)
         engines |= {one.setting: one for one in pair}
     return Told(engines, found)
