@@ -1,8 +1,8 @@
 """TLS connections to the lab's API server, none of which outlives its session.
 
 aiohttp lets go of a connection whose answer was cut short, such as a watch's, at once, and TLS then says goodbye and waits for
-the other side to do so. Where the event loop ends before that, the socket is left to the garbage collector, which warns: once in
-a hundred runs, at any later moment. Guarantee: after `close` every socket is closed, whether or not the server still answers. Not
+the other side to do so. Where the event loop ends before that, the socket is left to the garbage collector, which warns, at any
+later moment, in whatever runs then. Guarantee: after `close` every socket is closed, whether or not the server still answers. Not
 guaranteed: that of a request which another task has under way and does not give up.
 """
 
@@ -19,7 +19,7 @@ from weakref import WeakSet
 import aiohttp
 
 _MOST = 10.0
-"""Seconds that a socket may take to close: two turns of the event loop."""
+"""Seconds for what takes a few turns of the event loop."""
 
 
 def tls_context(certificates: Path, client: str) -> ssl.SSLContext:

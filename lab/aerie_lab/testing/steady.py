@@ -49,10 +49,8 @@ STEPS = 60
 """Engine steps of a window at least: a few more than the tuner asks of one."""
 WINDOWS = 2
 """Of a batch, at a time: few, so that a slow minute of the machine does not fall on one batch of one engine alone."""
-ROUNDS = 24
-"""So often all batches are measured at most, for a decision: three times where the machine is idle."""
-SHOWN = 3
-"""And so often where nothing is decided on."""
+LEAST_ROUNDS, ROUNDS = 5, 24
+"""So often all batches are measured, and at most for a decision."""
 ANSWER = 1500
 """Tokens of an answer: with any of the prompts below the context's end, and left before they are all there."""
 MOST = 7
@@ -200,17 +198,17 @@ def opinion(engines: Sequence[Measured]) -> Opinion:
 
 def decided(engines: Sequence[Measured]) -> Opinion:
     """Measure the engines in turn, until the tuner has figures enough to decide on; its decision."""
-    measure_in_turn(engines)
-    found, rounds = opinion(engines), 1
+    measure_in_turn(engines, LEAST_ROUNDS)
+    found, rounds = opinion(engines), LEAST_ROUNDS
     while found.decision.action is Action.INSUFFICIENT and rounds < ROUNDS:
-        measure_in_turn(engines)
+        measure_in_turn(engines, 1)
         found, rounds = opinion(engines), rounds + 1
     return found
 
 
-def measure_in_turn(engines: Sequence[Measured]) -> None:
+def measure_in_turn(engines: Sequence[Measured], rounds: int) -> None:
     """More windows of all engines at all batches."""
-    for batch in BATCHES:
+    for batch in BATCHES * rounds:
         for one in reversed(engines):  # the first one last: what is newest is of the setting that runs
             one.measure(batch)
 
@@ -250,13 +248,12 @@ class Told:
 
 
 def tell(vllm: Path, folder: Path) -> Told:
-    """Two engines at a time, which is what two cores and 8 GiB hold. Takes two minutes and a half on an idle machine."""
+    """Two engines at a time, which is what two cores and 8 GiB hold. Takes five minutes on an idle machine."""
     engines: dict[Setting, Measured] = {}
     with serving(vllm, folder, [CURRENT, Off()]) as pair:
         found = decided(pair)
         engines |= {one.setting: one for one in pair}
     with serving(vllm, folder, [OTHER, SCHEDULE]) as pair:
-        for _ in range(SHOWN):
-            measure_in_turn(pair)
+        measure_in_turn(pair, LEAST_ROUNDS)
         engines |= {one.setting: one for one in pair}
     return Told(engines, found)
