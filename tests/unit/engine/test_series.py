@@ -99,7 +99,7 @@ def test_an_engine_that_began_anew_shows() -> None:
 def test_what_is_no_number(value: str) -> None:
     page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rf"\1 {value}".encode(), FIRST)
     assert page != FIRST
-    with pytest.raises(PageError, match=r"as Prometheus has it, the metrics page has a value that cannot be read \(no finite"):
+    with pytest.raises(PageError, match=r"as Prometheus has it, the metrics page has a line that cannot be read \(no finite"):
         scrape(answer({"a": [(T0, page)]})).sample()
 
 
