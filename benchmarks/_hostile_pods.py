@@ -125,11 +125,10 @@ async def serve(host: str, port: int, form: str) -> asyncio.Server:
     """A server that answers each request so, until it is closed; port 0 for any."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
             await reader.readuntil(b"\r\n\r\n")
             async for piece in EVIL[form]():
                 writer.write(piece)
                 await writer.drain()
-        writer.close()
 
     return await asyncio.start_server(answer, host, port)
