@@ -1,7 +1,7 @@
 """What is held of the pods and servers that are read: lanes, what was read last, and how often to read again.
 
 Guarantees: of a pod, a few scrapes and the sentence of its last failure; of a server, how it stands. A pod or server that does
-not answer is read less and less often.
+not answer is read less and less often, and one that answers slowly is being read for a quarter of the time at most.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aerie.api.metrics import Prometheus
+from aerie.controller.fair import FairQueue
 from aerie.controller.prometheus import Standing
-from aerie.controller.queue import Key, WorkQueue
+from aerie.controller.queue import Key
 from aerie.controller.readings import Readings
 from aerie.controller.targets import Target
 from aerie.engine.samples import Sample
@@ -23,8 +24,14 @@ from aerie.rollout.analysis.blocks import LATE
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = 32
-"""Pages at once, in each lane."""
+AT_ONCE, OF_NAMESPACE = 64, 32
+"""Pages at once, in each lane: in all, and of one namespace."""
+ASKED_AT_ONCE = 8
+"""Resources of which servers are asked at once, in each lane; one of each namespace."""
+PER_SECOND = 100.0
+"""Pages of one resource, at most: more than a thousand pods each 10 s are read less often."""
+REST = 3.0
+"""Times as long as a reading took until the next."""
 SLOWER, SLOWEST = 4.0, 60.0
 """Calm pods are read this many times slower, up to so many seconds apart where the interval is not longer itself."""
 LONGEST_WAIT, LONGEST_URGENT_WAIT = 600.0, 60.0
@@ -42,8 +49,11 @@ class Lane:
     """Pods, or resources, that are read at one pace."""
 
     longest_wait: float
-    queue: WorkQueue = field(default_factory=WorkQueue)
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    queue: FairQueue
+    at_once: int
+
+    def __post_init__(self) -> None:
+        self.free = asyncio.Semaphore(self.at_once)
 
 
 @dataclass(eq=False)
@@ -56,6 +66,8 @@ class Pod:
     interval: float
     readings: Readings = field(default_factory=Readings)
     failures: int = 0
+    took: float = 0.0
+    """Seconds that the latest reading took."""
     latest: Sample | None = None
     read_at: float = 0.0
     """Seconds since the epoch."""
@@ -74,8 +86,7 @@ class Pod:
 
     def wait(self) -> float:
         """Seconds until it is read again."""
-        longest = max(self.interval, self.lane.longest_wait)
-        return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
+        return _wait(self.interval, self.lane.longest_wait, self.failures, self.took)
 
 
 @dataclass(eq=False)
@@ -88,14 +99,31 @@ class Asked:
     shortest: float
     """The interval of a rollout: what the server's scrapes are held against."""
     failures: int = 0
+    took: float = 0.0
+    """Seconds that asking took, the latest time."""
     gap: float = 0.0
     """Seconds between the latest two scrapes of a pod, the least of all pods."""
     standing: Standing = field(default_factory=Standing)
 
     def wait(self) -> float:
         """Seconds until it is asked again."""
-        longest = max(self.interval, self.lane.longest_wait)
-        return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
+        return _wait(self.interval, self.lane.longest_wait, self.failures, self.took)
+
+
+def _wait(interval: float, longest: float, failures: int, took: float) -> float:
+    return max(REST * took, min(max(interval, longest), interval * 2.0 ** min(failures, 30)))
+
+
+def paced(interval: float, pods: int) -> float:
+    """Seconds between two readings of each of so many pods that are to be read each `interval`: doubled until they are few
+    enough, and not by how many there are just now, since what is counted begins anew with another interval.
+
+    >>> paced(15.0, 1000), paced(5.0, 1000), paced(1.0, 100), paced(1.0, 101)
+    (15.0, 10.0, 1.0, 2.0)
+    """
+    while pods > PER_SECOND * interval:
+        interval *= 2
+    return interval
 
 
 def note(name: Key, pod: Pod, outcome: str, told: str) -> None:

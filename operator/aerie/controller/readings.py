@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aerie.engine.samples import Counters, Reset, Sample, between
+from aerie.rollout.figures import Sums
 
 HALF = 150.0
 """Seconds that a half lasts at least."""
@@ -35,17 +36,18 @@ class _Scrape:
 class Readings:
     """Of one pod. Times are in seconds of any one clock."""
 
-    __slots__ = ("_base", "_middle", "_newest", "_run")
+    __slots__ = ("_base", "_middle", "_newest", "_run", "_sums")
 
     def __init__(self) -> None:
         self._run: str | None = None
         self._base: _Scrape | None = None
         self._middle: _Scrape | None = None
         self._newest: _Scrape | None = None
+        self._sums: Sums | None = None
 
     def add(self, run: str, sample: Sample, at: float, stale_after: float) -> None:
         """One more scrape, of this run of the container: where a page does not say when its engine began, that tells."""
-        scrape, newest = _Scrape(at, sample), self._newest
+        scrape, newest, self._sums = _Scrape(at, sample), self._newest, None
         if (
             newest is None
             or self._middle is None
@@ -66,6 +68,14 @@ class Readings:
             return None
         found = between(self._base.sample, self._newest.sample)
         return None if isinstance(found, Reset) else found
+
+    def sums(self, now: float, stale_after: float) -> Sums | None:
+        """What its figures are made of; taken out of the window once for each scrape."""
+        if self._newest is None or now - self._newest.at > stale_after:
+            return None
+        if self._sums is None and (found := self.window(now, stale_after)) is not None:
+            self._sums = Sums.of(found)
+        return self._sums
 
 
 def _enough(half: Counters, seconds: float) -> bool:

@@ -20,6 +20,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import httpx
@@ -27,11 +28,15 @@ import httpx
 from aerie.api.status import Arm, Status
 from aerie.controller.clock import Clock
 from aerie.controller.compare import Comparison, subject
+from aerie.controller.fair import FairQueue
 from aerie.controller.fetch import ScrapeError, client, fetch
 from aerie.controller.histories import Histories
 from aerie.controller.lanes import (
+    ASKED_AT_ONCE,
+    AT_ONCE,
     LONGEST_URGENT_WAIT,
     LONGEST_WAIT,
+    OF_NAMESPACE,
     SLOWER,
     SLOWEST,
     UNBELIEVABLE,
@@ -39,6 +44,7 @@ from aerie.controller.lanes import (
     Lane,
     Pod,
     note,
+    paced,
     seen,
     share,
 )
@@ -46,15 +52,19 @@ from aerie.controller.prometheus import Access, Servers
 from aerie.controller.queue import Key
 from aerie.controller.targets import Target, targets
 from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Counters, Sample
+from aerie.engine.samples import Sample
 from aerie.engine.series import Scrape
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.figures import Figures, figures_of, settled, shown_by
+from aerie.rollout.figures import Figures, Sums, settled, shown_by
 from aerie.rollout.observed import Observed
 
 _log = logging.getLogger(__name__)
+
+SPEED = 50e6
+"""Bytes of pages each second, of all pods together: twice as many as reading takes half of the time for, but for pages that are
+made to take long."""
 
 Turn = Callable[[Lane, Key], Coroutine[None, None, None]]
 
@@ -88,12 +98,17 @@ class Scraper:
         self._clock = clock or Clock()
         self._access = access or Access()
         self._listener = listener or _Nobody()
-        self._urgent, self._calm = Lane(LONGEST_URGENT_WAIT), Lane(LONGEST_WAIT)
-        self._urgent_asks, self._calm_asks = Lane(LONGEST_URGENT_WAIT), Lane(LONGEST_WAIT)
+        self._urgent, self._calm = (
+            Lane(longest, FairQueue(self._owner, OF_NAMESPACE), AT_ONCE) for longest in (LONGEST_URGENT_WAIT, LONGEST_WAIT)
+        )
+        self._urgent_asks, self._calm_asks = (
+            Lane(longest, FairQueue(lambda key: key, 1), ASKED_AT_ONCE) for longest in (LONGEST_URGENT_WAIT, LONGEST_WAIT)
+        )
+        self._turn_to_parse = asyncio.Lock()
         self._asked: dict[Key, Asked] = {}
         self._pods: dict[Key, Pod] = {}
         self._of: dict[Key, frozenset[Key]] = {}
-        self._shown: dict[Key, Mapping[str, Figures]] = {}
+        self._shown: dict[Key, _Shown] = {}
         self._comparisons: dict[Key, Comparison] = {}
         self._histories = Histories()
 
@@ -106,6 +121,7 @@ class Scraper:
             half = resource.spec.rollout.analysis.block.total_seconds() / 2
             interval = max(interval, min(SLOWEST, SLOWER * interval, half))
         if metrics.source is None:
+            interval, shortest = (paced(one, resource.spec.replicas) for one in (interval, shortest))
             self._asked.pop(key, None)
             lane = self._urgent if rolling else self._calm
         else:
@@ -130,9 +146,13 @@ class Scraper:
             self._comparisons.pop(key, None)
         elif key not in self._comparisons or self._comparisons[key].subject != compared:
             self._comparisons[key] = Comparison(compared)
-        self._shown[key] = {
+        self._shown.setdefault(key, _Shown()).figures = {
             names.deployment(key.name, arm.revision, control=control): shown_by(arm) for arm, control in _arms(status)
         }
+
+    def _owner(self, name: Key) -> Key:
+        pod = self._pods.get(name)
+        return name if pod is None else pod.owner
 
     def _ask_from_now(self, key: Key, wanted: Asked) -> None:
         known = self._asked.get(key)
@@ -187,18 +207,15 @@ class Scraper:
     def figures(self, key: Key) -> Mapping[str, Figures]:
         """What is known of the resource's arms, by the name of their Deployment."""
         now = asyncio.get_running_loop().time()
-        sums: dict[str, Counters] = {}
+        sums: dict[str, Sums] = {}
         for name in sorted(self._of.get(key, frozenset())):
             pod = self._pods[name]
-            window = pod.readings.window(now, pod.stale_after)
-            if window is None:
-                continue
-            known = sums.get(pod.target.group)
-            try:
-                sums[pod.target.group] = window if known is None else known + window
-            except ValueError as error:  # an engine of another build: the first ones stand for the group
-                _log.warning("the figures of pod %s are left out: %s", name, error)
-        return {group: figures_of(window) for group, window in sums.items()}
+            found = pod.readings.sums(now, pod.stale_after)
+            if found is not None:
+                known = sums.get(pod.target.group)
+                together = found if known is None else known.plus(found)
+                sums[pod.target.group] = together or known or found  # one that drafts otherwise: the first stand for the group
+        return {group: found.figures for group, found in sums.items()}
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -244,18 +261,21 @@ class Scraper:
         began, outcome, told = loop.time(), "done", ""
         try:
             page = await fetch(through, target.url)
-            outcome, told = self._take(name, pod, target, functools.partial(parse, page), None)
+            async with self._turn_to_parse:
+                outcome, told = self._take(name, pod, target, functools.partial(parse, page), None)
+                await asyncio.sleep(len(page) / SPEED)
         except ScrapeError as error:
             outcome, told = error.reason, str(error)
         except Exception:  # noqa: BLE001 - one pod's page must not end the reading of the others
             outcome = "error"
             _log.exception("pod %s: its page ended the reading with an error of Aerie's own", name)
-        self._count(outcome, loop.time() - began)
+        pod.took = loop.time() - began
+        self._count(outcome, pod.took)
         note(name, pod, outcome, told)
         if self._pods.get(name) is not pod:
             return
         closed = self._round(pod.owner)
-        if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner)):
+        if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner, 1)):
             self._tell(pod.owner)
 
     def _take(self, name: Key, pod: Pod, target: Target, sample_of: Callable[[], Sample], at: float | None) -> tuple[str, str]:
@@ -297,14 +317,15 @@ class Scraper:
             outcome = "error"
             asked.failures += 1
             _log.exception("%s: an answer of %s ended the reading with an error of Aerie's own", key, asked.server.address)
-        self._count(outcome, loop.time() - began)
+        asked.took = loop.time() - began
+        self._count(outcome, asked.took)
         if self._asked.get(key) is not asked:
             return
         if trouble is not None:
             news = asked.standing.ill(*trouble, loop.time()) or news
         elif outcome == "done":
             news = asked.standing.well() or news
-        if self._round(key) or news or (outcome == "done" and self._has_moved(key)):
+        if self._round(key) or news or (outcome == "done" and self._has_moved(key, len(pods))):
             self._tell(key)
 
     def _taken(self, name: Key, pod: Pod, target: Target, found: Scrape | str) -> float:
@@ -331,9 +352,29 @@ class Scraper:
             return False
         return not alone or self._histories.count(key, comparison.blocks.pop(), comparison.subject)
 
-    def _has_moved(self, key: Key) -> bool:
+    def _has_moved(self, key: Key, pages: int) -> bool:
+        """Whether the figures have left those that are shown, looked at after so many more pages of the resource.
+
+        All of its pods are in a look, so that it is made after an eighth of them were read, or an interval.
+        """
+        now, shown, pods = asyncio.get_running_loop().time(), self._shown[key], self._of.get(key, frozenset())
+        shown.pages += pages
+        if shown.pages < len(pods) / 8 and now < shown.due:
+            return False
+        shown.pages, shown.due = 0, now + min((self._pods[name].interval for name in pods), default=0.0)
         found = self.figures(key)
-        return any(settled(shown, found[group]) != shown for group, shown in self._shown[key].items() if group in found)
+        return any(settled(known, found[group]) != known for group, known in shown.figures.items() if group in found)
+
+
+@dataclass(eq=False)
+class _Shown:
+    """The figures in a resource's status, and when they were last held against those that are read."""
+
+    figures: Mapping[str, Figures] = field(default_factory=dict)
+    """By Deployment."""
+    pages: int = 0
+    """That were read since."""
+    due: float = 0.0
 
 
 def _over(lane: Lane, key: Key, turn: asyncio.Task[None]) -> None:
