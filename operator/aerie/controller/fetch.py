@@ -24,7 +24,8 @@ LARGEST = 2 * 1024 * 1024
 
 
 class ScrapeError(Exception):
-    """What was asked for could not be had; `reason` is one of timeout, unreachable, broken, status, too_large, token."""
+    """What was asked for could not be had; `reason` is one of timeout, unreachable, broken, status, too_large, token,
+    forbidden."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -19,7 +19,6 @@ from aerie.controller.queue import Key
 from aerie.controller.readings import Readings
 from aerie.controller.targets import Target
 from aerie.engine.samples import Sample
-from aerie.engine.series import Scrape
 from aerie.rollout.analysis.blocks import LATE
 
 _log = logging.getLogger(__name__)
@@ -134,12 +133,11 @@ def note(name: Key, pod: Pod, outcome: str, told: str) -> None:
         _log.info("pod %s: %s", name, told)
 
 
-def seen(asked: Asked, pods: Mapping[str, Pod], found: Mapping[str, Scrape | str]) -> tuple[str, str] | None:
-    """What is wrong with what the server has: the kind of it, and the sentence."""
-    for name, pod in pods.items():
-        one = found[name]
-        if isinstance(one, str) and pod.failures >= ABSENT:
-            return "absent", f"pod {name} {one}"
+def seen(asked: Asked, pods: Mapping[str, Pod], missing: Mapping[str, str]) -> tuple[str, str] | None:
+    """What is wrong with what the server has, and with what it has not, by pod: the kind of it, and the sentence."""
+    for name, why in missing.items():
+        if pods[name].failures >= ABSENT:
+            return "absent", f"pod {name} {why}"
     if asked.interval == asked.shortest and asked.gap > LATE * asked.shortest:
         told = (
             f"{asked.server.address} scrapes the pods each {asked.gap:.0f} s, and spec.metrics.interval is {asked.shortest:g} s"

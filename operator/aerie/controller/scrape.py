@@ -300,15 +300,17 @@ class Scraper:
         trouble: tuple[str, str] | None = None
         news = False
         try:
-            found = await servers.ask(asked.server, key.namespace, list(pods), asked.shortest) if pods else {}
-            gaps = []
-            for name, pod in pods.items():
-                before = pod.unbelievable
-                gap = self._taken(Key(key.namespace, name), pod, runs[name], found[name])
-                gaps += [gap] if gap else []
-                news = news or before < pod.unbelievable == UNBELIEVABLE
+            gaps: list[float] = []
+            missing: dict[str, str] = {}
+            async for some in servers.ask(asked.server, key.namespace, list(pods), asked.shortest):
+                for name, found in some.items():
+                    before = pods[name].unbelievable
+                    gap = self._taken(Key(key.namespace, name), pods[name], runs[name], found)
+                    gaps += [gap] if gap else []
+                    missing |= {name: found} if isinstance(found, str) else {}
+                    news = news or before < pods[name].unbelievable == UNBELIEVABLE
             asked.gap = min(gaps, default=asked.gap)
-            trouble = seen(asked, pods, found)
+            trouble = seen(asked, pods, missing)
             asked.failures = 0
         except ScrapeError as error:
             outcome, trouble = error.reason, (error.reason, str(error))

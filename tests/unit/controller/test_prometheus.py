@@ -51,7 +51,7 @@ def said(document: dict[str, Any]) -> httpx.Response:
 async def ask(transport: httpx.AsyncBaseTransport, *pods: str, access: Access | None = None, server: Prometheus = SERVER) -> Any:
     servers = Servers(access or Access(), transport)
     try:
-        return await servers.ask(server, "default", pods, 15.0)
+        return {pod: found async for some in servers.ask(server, "default", pods, 15.0) for pod, found in some.items()}
     finally:
         await servers.close()
 
@@ -103,7 +103,12 @@ def test_queries_at_once_are_bounded_over_all_resources(run: Run) -> None:
 
     async def story() -> None:
         servers = Servers(Access(), httpx.MockTransport(handle))
-        await asyncio.gather(*(servers.ask(SERVER, f"n{number}", ["chat-0"], 15.0) for number in range(20)))
+
+        async def ask_about(namespace: str) -> None:
+            async for _ in servers.ask(SERVER, namespace, ["chat-0"], 15.0):
+                pass
+
+        await asyncio.gather(*(ask_about(f"n{number}") for number in range(2 * AT_ONCE)))
         await servers.close()
         assert most == AT_ONCE
 
@@ -146,8 +151,10 @@ def test_a_token_is_read_each_time_and_goes_to_its_address_alone(run: Run, tmp_p
             "status 302: spec.metrics.source.prometheus.address has to be where /api/v1/query of a Prometheus server begins",
         ),
         (404, b"404 page not found", "status 404: spec.metrics.source.prometheus.address has to be where"),
-        (422, b'{"status": "error", "error": "too many samples"}', "status 422 (too many samples): correct spec.metrics.source"),
-        (503, b'{"error": ["x"]}', "status 503 (['x']): see to the server"),
+        (422, b'{"errorType": "execution", "error": "too many samples"}', "status 422 (execution): correct spec.metrics.source"),
+        (422, b'{"errorType": "root-password: hunter2", "error": "x"}', "status 422: correct spec.metrics.source"),
+        (503, b'{"errorType": ["x"], "error": ["x"]}', "status 503: see to the server"),
+        (503, b"[" * 100_000, "status 503: see to the server"),
     ],
 )
 def test_a_status_is_told_with_the_way_out(run: Run, status: int, body: bytes, says: str) -> None:
@@ -176,7 +183,7 @@ def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
         ),
         (httpx.MockTransport(refuses), "unreachable", "cannot be reached: nobody listens: correct spec.metrics.source"),
         (answers(200, b" " * (LARGEST + 1)), "too_large", f"answered with more than {LARGEST} bytes"),
-        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: b'<html>'"),
+        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: spec.metrics.source"),
     ]
 
     async def story() -> None:
