@@ -1,7 +1,7 @@
 """What is stable where the status does not say it any more: after a restore without status, or `status: null` by hand.
 
-The status is the only record of what is stable, but the pods that serve are there to be seen. A resource without any arm in its
-status, of which pods serve, gets the revision of those pods back as its stable one; what the revision is, its preflight's record
+The status is the only record of what is stable, but the pods that serve are there to be seen. A resource without a status, of
+which pods serve, gets the revision of those pods back as its stable one; what the revision is, its preflight's record
 says. From there on all is as ever: where the spec asks for another revision, it goes out by a canary.
 
 Guarantees: pure; pods that serve are not deleted because nobody remembers them. Not guaranteed: the rest of what was lost, such
@@ -22,9 +22,9 @@ from aerie.rollout.wanted import read_wanted
 
 
 def recovered(observed: Observed) -> Observed:
-    """The same, with a stable arm in the status where there is none and pods serve."""
+    """The same, with a stable arm in the status where there is no status and pods serve."""
     resource, status = observed.resource, observed.resource.status or Status()
-    if status.stable is not None or status.canary is not None or status.previous is not None:
+    if status.phase is not None:  # written by Aerie, and so whole: an arm that is not there has not begun
         return observed
     serving: dict[str, tuple[bool, int]] = {}
     for item in observed.of("Deployment"):
