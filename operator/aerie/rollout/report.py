@@ -158,11 +158,9 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
 
 def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None, now: datetime) -> Finding:
     if taken:
-        first = taken[0]
-        references = first["metadata"].get("ownerReferences") or []
-        owner = next((f"{one['kind']} {one['name']}" for one in references if one.get("controller")), "somebody else")
-        kind, name = first["kind"], first["metadata"]["name"]
-        message = f"{kind} {name} belongs to {owner}, and Aerie needs the name: delete or rename it, or rename the resource"
+        named = " and ".join(f"{item['kind']} {item['metadata']['name']} belongs to {_owner(item)}" for item in taken)
+        it, name = ("it", "the name") if len(taken) == 1 else ("them", "the names")
+        message = f"{named}, and Aerie needs {name}: delete or rename {it}, or rename the resource"
         return Finding(DEGRADED, "True", "NameTaken", message)
     trouble = observed.trouble(course.stable) if course.stable else None
     if (trouble is None or trouble.waits) and (unrouted := refusal(observed)):
@@ -176,6 +174,11 @@ def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm 
     if drifted := _drift(stable):
         return Finding(DEGRADED, "True", "DriftSuspected", drifted)
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")
+
+
+def _owner(item: Any) -> str:
+    references = item["metadata"].get("ownerReferences") or []
+    return next((f"{owner['kind']} {owner['name']}" for owner in references if owner.get("controller")), "somebody else")
 
 
 def _source_trouble(observed: Observed) -> str:
