@@ -107,6 +107,15 @@ class Arm(Model):
     compared."""
 
 
+class Waiting(Model):
+    """Pods that are asked for and do not serve."""
+
+    since: Time
+    """When they were asked for, or when one more of them served for the last time."""
+    serving: Count
+    """Most pods that served since then: more of them are progress."""
+
+
 class CanaryArm(Arm):
     """The revision under judgement, with its control."""
 
@@ -125,6 +134,8 @@ class CanaryArm(Arm):
     control: Arm | None = None
     """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
     from the ramp on."""
+    waiting: Waiting | None = None
+    """What the phase waits for. Absent while all pods that it asks for serve."""
 
 
 class PreviousArm(Arm):
@@ -324,6 +335,9 @@ class Outcome(Model):
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """What was known of it in the end, if it was analyzed."""
+    retry_at: Time | None = None
+    """When it is tried again by itself: the cluster had no room for it, which says nothing of the revision. Absent where it
+    waits for another spec or the annotation aerie.dev/retry."""
 
 
 MOST_CHOICES = 8

@@ -31,6 +31,9 @@ PER_SECOND = 100.0
 """Pages of one resource, at most: more than a thousand pods each 10 s are read less often."""
 REST = 3.0
 """Times as long as a reading took until the next."""
+SPEED, COSTS = 50e6, 200.0
+"""Bytes of pages that are parsed each second, of all pods together: honest ones take a quarter of the time, those that are made
+to take long a half. And times as long as its page takes by that, a pod is not read: half a percent of the loop, each."""
 SLOWER, SLOWEST = 4.0, 60.0
 """Calm pods are read this many times slower, up to so many seconds apart where the interval is not longer itself."""
 LONGEST_WAIT, LONGEST_URGENT_WAIT = 600.0, 60.0
@@ -67,6 +70,8 @@ class Pod:
     failures: int = 0
     took: float = 0.0
     """Seconds that the latest reading took."""
+    size: int = 0
+    """Bytes of the latest page."""
     latest: Sample | None = None
     read_at: float = 0.0
     """Seconds since the epoch."""
@@ -85,7 +90,8 @@ class Pod:
 
     def wait(self) -> float:
         """Seconds until it is read again."""
-        return _wait(self.interval, self.lane.longest_wait, self.failures, self.took)
+        costs = max(REST * self.took, COSTS * self.size / SPEED)
+        return max(costs, _wait(self.interval, self.lane.longest_wait, self.failures))
 
 
 @dataclass(eq=False)
@@ -106,11 +112,11 @@ class Asked:
 
     def wait(self) -> float:
         """Seconds until it is asked again."""
-        return _wait(self.interval, self.lane.longest_wait, self.failures, self.took)
+        return max(REST * self.took, _wait(self.interval, self.lane.longest_wait, self.failures))
 
 
-def _wait(interval: float, longest: float, failures: int, took: float) -> float:
-    return max(REST * took, min(max(interval, longest), interval * 2.0 ** min(failures, 30)))
+def _wait(interval: float, longest: float, failures: int) -> float:
+    return float(min(max(interval, longest), interval * 2.0 ** min(failures, 30)))
 
 
 def paced(interval: float, pods: int) -> float:

@@ -36,18 +36,20 @@ class _Scrape:
 class Readings:
     """Of one pod. Times are in seconds of any one clock."""
 
-    __slots__ = ("_base", "_middle", "_newest", "_run", "_sums")
+    __slots__ = ("_base", "_middle", "_newest", "_run", "_summed", "_sums")
 
     def __init__(self) -> None:
         self._run: str | None = None
         self._base: _Scrape | None = None
         self._middle: _Scrape | None = None
         self._newest: _Scrape | None = None
+        self._summed: _Scrape | None = None
+        """The newest when `_sums` was taken."""
         self._sums: Sums | None = None
 
     def add(self, run: str, sample: Sample, at: float, stale_after: float) -> None:
         """One more scrape, of this run of the container: where a page does not say when its engine began, that tells."""
-        scrape, newest, self._sums = _Scrape(at, sample), self._newest, None
+        scrape, newest = _Scrape(at, sample), self._newest
         if (
             newest is None
             or self._middle is None
@@ -73,8 +75,9 @@ class Readings:
         """What its figures are made of; taken out of the window once for each scrape."""
         if self._newest is None or now - self._newest.at > stale_after:
             return None
-        if self._sums is None and (found := self.window(now, stale_after)) is not None:
-            self._sums = Sums.of(found)
+        if self._newest is not self._summed:
+            found, self._summed = self.window(now, stale_after), self._newest
+            self._sums = None if found is None else Sums.of(found)
         return self._sums
 
 

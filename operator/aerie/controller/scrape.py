@@ -8,10 +8,15 @@
 
 Guarantees: only pods that the resource owns are read, on the port that their engine names; a page has limits in time and size,
 a lane one in pages at once; first readings are spread over an interval, so that a thousand resources make no burst; a pod that
-does not answer is asked less and less often, and those of stable resources keep no canary waiting. A failure is counted by
-reason, and never reaches a pass: what is not known is missing in the figures. A resource is looked at again only when its
-figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at once; what it has of a pod is a
-reading only when it is of a scrape that was not seen before, and has failed otherwise.
+does not answer is asked less and less often. Turns are shared among namespaces and resources (fair.py), so that slow or hostile
+pods keep no canary of somebody else waiting. One page at a time is parsed, with a pause after it that grows with the page, so
+that the event loop is held up by one page and no more, and by all pages for half of the time at most. A page costs the same with
+one pod of a resource as with a thousand: what goes over all of them (figures, rounds of a comparison) is done some eight times in
+an interval, and the interval of a resource with more than `PER_SECOND` pages a second is doubled until it has fewer
+(lanes.paced). A failure is counted by reason, and never reaches a pass: what is not known is missing in the figures. A resource is
+looked at again only when its figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at once,
+for one resource of a namespace at a time; what it has of a pod is a reading only when it is of a scrape that was not seen before,
+and has failed otherwise.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from aerie.controller.lanes import (
     OF_NAMESPACE,
     SLOWER,
     SLOWEST,
+    SPEED,
     UNBELIEVABLE,
     Asked,
     Lane,
@@ -61,10 +67,6 @@ from aerie.rollout.figures import Figures, Sums, settled, shown_by
 from aerie.rollout.observed import Observed
 
 _log = logging.getLogger(__name__)
-
-SPEED = 50e6
-"""Bytes of pages each second, of all pods together: twice as many as reading takes half of the time for, but for pages that are
-made to take long."""
 
 Turn = Callable[[Lane, Key], Coroutine[None, None, None]]
 
@@ -261,6 +263,7 @@ class Scraper:
         began, outcome, told = loop.time(), "done", ""
         try:
             page = await fetch(through, target.url)
+            pod.size = len(page)
             async with self._turn_to_parse:
                 outcome, told = self._take(name, pod, target, functools.partial(parse, page), None)
                 await asyncio.sleep(len(page) / SPEED)

@@ -15,6 +15,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.resources import names, pod
 
 REPORT = "/dev/termination-log"
+RESOURCE = "resource.json"
 TEMPLATE = "template.json"
 _FOLDER = "/etc/aerie"
 
@@ -45,7 +46,7 @@ def record(resource: SpeculativeDeployment, revision: str, template: Mapping[str
         "kind": "ConfigMap",
         "metadata": {"name": name(resource.metadata.name, revision), "labels": own},
         "data": {
-            "resource.json": json.dumps(document, sort_keys=True),
+            RESOURCE: json.dumps(document, sort_keys=True),
             TEMPLATE: json.dumps(template, sort_keys=True),
         },
     }

@@ -322,8 +322,23 @@ def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
         world.step()
         world.schedule()
         world.ready()
-    assert world.status["phase"] == "Analyzing"
     assert world.status["stable"]["revision"] == old
+    assert world.condition("Progressing") == ("False", "ScaledToZero")
+    assert not any(world.replicas().values()), "no pod of any arm is asked for"
+    world.edit(replicas=2)
+    world.step()
+    assert world.status["phase"] == "Starting", "what is judged starts with pods of one age"
+    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.wanted}": 1}
+
+
+@pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
+def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str) -> None:
+    world, _ = canarying("Analyzing")
+    world.edit(replicas=0)
+    world.step()
+    world.annotate(**{word: world.wanted})
+    world.step()
+    assert world.status["history"][0]["result"] == result
 
 
 def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:

@@ -25,7 +25,23 @@ def test_surge_takes_spare_capacity_and_leaves_the_stable_pods() -> None:
 def test_reuse_makes_room_first() -> None:
     assert judged(places(4, replicas=1, capacity="Reuse")) == Arms(2, 1, 1)
     assert judged(places(4, replicas=1, capacity="Reuse", control="Stable")) == Arms(3, 1, 0)
-    assert judged(places(2, replicas=1, capacity="Reuse")) == Arms(0, 1, 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reuse_leaves_a_stable_pod_however_small_the_fleet_has_become(replicas: int) -> None:
+    small = places(replicas, replicas=1, capacity="Reuse")
+    assert judged(small) == Arms(1, 1, 1)
+    assert (small.total, small.floor) == (3, 1)
+    assert judged(places(0, capacity="Reuse")) == Arms(0, 0, 0)
+
+
+def test_late_pods_that_are_few_are_gone_around() -> None:
+    forty = places(40, replicas=1)
+    stuck = Pods(asked=22, serving=20, excused=0)
+    assert grown(forty, 40, Pods(20, 0, 20), stuck, Pods()) == Arms(20, 22), "both places beyond the fleet are taken"
+    around = grown(forty, 40, Pods(20, 0, 20), Pods(asked=22, serving=20, excused=2), Pods())
+    assert around == Arms(18, 22), "two stable pods make room, and no more than two pods less serve"
+    assert grown(forty, 40, Pods(18, 0, 18), Pods(asked=22, serving=20, excused=2), Pods()) == Arms(18, 24)
 
 
 def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
