@@ -13,10 +13,10 @@ pods keep no canary of somebody else waiting. One page at a time is parsed, with
 that the event loop is held up by one page and no more, and by all pages for half of the time at most. A page costs the same with
 one pod of a resource as with a thousand: what goes over all of them (figures, rounds of a comparison) is done some eight times in
 an interval, and the interval of a resource with more than `PER_SECOND` pages a second is doubled until it has fewer
-(lanes.paced). A failure is counted by reason, and never reaches a pass: what is not known is missing in the figures. A resource is
-looked at again only when its figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at once,
-for one resource of a namespace at a time; what it has of a pod is a reading only when it is of a scrape that was not seen before,
-and has failed otherwise.
+(lanes.paced). A failure is counted by reason, and never reaches a pass: what is not known is missing in the figures. A resource
+is looked at again only when its figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at
+once, for one resource of a namespace at a time; what it has of a pod is a reading only when it is of a scrape that was not seen
+before, and has failed otherwise.
 """
 
 from __future__ import annotations
