@@ -10,7 +10,6 @@ server that scrapes less often than that repeats them, of which nothing is made.
 
 from __future__ import annotations
 
-import json
 import math
 import ssl
 import time
@@ -28,7 +27,7 @@ from aerie.cli.console import CommandError
 from aerie.cli.recorded import Recorded, first_of, readable
 from aerie.engine.metrics import Metric
 from aerie.engine.samples import Sample
-from aerie.engine.series import AnswerError, Scrape, history, result, selector
+from aerie.engine.series import AnswerError, Scrape, complaint, history, result, selector
 
 LONGEST = timedelta(hours=24)
 """Of metrics of before no use is made."""
@@ -193,16 +192,8 @@ def _reason(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _complaint(body: bytes) -> str:
-    """What the server says is wrong, to whoever chose it, in brackets after a blank; empty where it says nothing."""
-    try:
-        return f" ({str(json.loads(body)['error'])[:200]})"
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return ""
-
-
 def _way_out(status: int, body: bytes) -> str:
-    said = _complaint(body)
+    said = complaint(body)
     match status:
         case 401 | 403:
             return f"{said}: give it a token with --prometheus-token FILE."

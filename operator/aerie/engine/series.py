@@ -114,7 +114,7 @@ def result(answer: bytes, kind: str = "matrix") -> Any:
     try:
         document = json.loads(answer)
         if document["status"] != "success" or document["data"]["resultType"] != kind:
-            raise AnswerError(f"answered with no such result{complaint(answer)}")
+            raise AnswerError(f"answered with no such result{error_type(answer)}")
         return document["data"]["result"]
     except AnswerError:
         raise
@@ -231,7 +231,15 @@ def _without(found: Sequence[_Series]) -> Scrape | str:
 
 
 def complaint(body: bytes) -> str:
-    """Which error of Prometheus it is, in brackets after a blank; empty where it says none of them."""
+    """What Prometheus says is wrong, in brackets after a blank; empty where it says nothing. For whoever asks it by hand."""
+    try:
+        return f" ({str(json.loads(body)['error'])[:200]})"
+    except _STRANGE:
+        return ""
+
+
+def error_type(body: bytes) -> str:
+    """The type of error that Prometheus names, in brackets after a blank; empty where it names none of its own."""
     try:
         kind = json.loads(body)["errorType"]
     except _STRANGE:

@@ -18,6 +18,7 @@ from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
 from aerie.rollout.observed import Observed
 from aerie.rollout.route import refusal, unanswered
+from aerie.rollout.traffic import percent
 from aerie.rollout.tuned import Asked, Intent
 from aerie.rollout.tuning_status import told
 from aerie.rollout.wanted import Wanted
@@ -100,7 +101,14 @@ def _previous(observed: Observed, course: Course) -> PreviousArm | None:
     if course.previous is None:
         return None
     arm = _counted(observed, course.previous, course.previous.replicas)
-    return arm.model_copy(update={"weight": course.weights.get("previous", 0)})
+    return arm.model_copy(update={"weight": _percent(course.weights, "previous")})
+
+
+def _percent(weights: Mapping[str, int], arm: str) -> int:
+    """The arm's share in whole percents, which sum to 100: the stable arm has what the others leave."""
+    if arm != "stable":
+        return percent(weights.get(arm, 0))
+    return max(0, 100 - sum(percent(weight) for name, weight in weights.items() if name != "stable"))
 
 
 def _canary(observed: Observed, course: Course, before: Status) -> CanaryArm | None:
@@ -130,7 +138,7 @@ def _weight(observed: Observed, course: Course, arm: str) -> int:
     """Percent of the traffic: by the route in mode Gateway, by serving pods in mode Service."""
     if observed.resource.spec.rollout.traffic.gateway is not None or course.canary is None or course.stable is None:
         weights: Mapping[str, int] = course.weights
-        return weights.get(arm, 0)
+        return _percent(weights, arm)
     serving = {
         "stable": sum(map(pods.ready, observed.group(course.stable))),
         "canary": sum(map(pods.ready, observed.group(course.canary.revision))),
