@@ -12,12 +12,12 @@ import asyncio
 import contextlib
 import functools
 import gzip
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from aerie_lab.engine.counters import Counters
 from aerie_lab.engine.page import page
 
-Form = Callable[[], AsyncIterator[bytes]]
+Form = Callable[[], AsyncGenerator[bytes, None]]
 SIZE = 1024 * 1024
 """Of a page that is filled up, in bytes."""
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -67,7 +67,7 @@ PAGES: Mapping[str, Callable[[], bytes]] = {
 def whole(body: Callable[[], bytes], headers: bytes = b"") -> Form:
     """An answer with this body."""
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         found = body()
         yield _OK + headers + b"Content-Length: %d\r\n\r\n" % len(found)
         yield found
@@ -78,7 +78,7 @@ def whole(body: Callable[[], bytes], headers: bytes = b"") -> Form:
 def endless(piece: bytes, head: bytes = _OK + b"\r\n", seconds: float = 0.0) -> Form:
     """An answer that never ends, a piece each so many seconds."""
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         yield head
         while True:
             yield piece
@@ -87,18 +87,18 @@ def endless(piece: bytes, head: bytes = _OK + b"\r\n", seconds: float = 0.0) -> 
     return pieces
 
 
-async def _late() -> AsyncIterator[bytes]:
+async def _late() -> AsyncGenerator[bytes, None]:
     await asyncio.sleep(4.9)
     async for piece in whole(honest)():
         yield piece
 
 
-async def _silent() -> AsyncIterator[bytes]:
+async def _silent() -> AsyncGenerator[bytes, None]:
     yield b""
-    await asyncio.Event().wait()
+    await asyncio.sleep(3600)
 
 
-async def _closed() -> AsyncIterator[bytes]:
+async def _closed() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
@@ -127,8 +127,9 @@ async def serve(host: str, port: int, form: str) -> asyncio.Server:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
             await reader.readuntil(b"\r\n\r\n")
-            async for piece in EVIL[form]():
-                writer.write(piece)
-                await writer.drain()
+            async with contextlib.aclosing(EVIL[form]()) as pieces:
+                async for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
 
     return await asyncio.start_server(answer, host, port)
