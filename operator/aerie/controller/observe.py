@@ -8,7 +8,7 @@ decision differs from what is written already, and is therefore made again on wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,18 +29,19 @@ def recall(mirror: Mirror, document: Object) -> Observed:
     return _observed(document, mirror.belonging(_key(document)))
 
 
-async def observe(cluster: Cluster, mirror: Mirror, document: Object) -> Observed:
-    """Everything that belongs to the resource `document`, live. Raises ApiError, ResourceError."""
+async def observe(cluster: Cluster, mirror: Mirror, document: Object, unlisted: Collection[str] = ()) -> Observed:
+    """Everything that belongs to the resource `document`, live, but for the kinds that cannot be listed. Raises ApiError,
+    ResourceError."""
     key = _key(document)
     mine = f"{names.NAME}={key.name}"
     listed = await asyncio.gather(
-        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN),
+        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in unlisted),
         _live(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
     )
     found = _observed(document, [item for items in listed for item in items])
     return replace(
         found,
-        namesakes=await _namesakes(cluster, *key, found.children),
+        namesakes=() if SERVICES.kind in unlisted else await _namesakes(cluster, *key, found.children),
         last_lines=await _last_lines(cluster, key.namespace, found.pods),
     )
 

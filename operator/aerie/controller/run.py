@@ -20,6 +20,7 @@ from aerie.controller import edge
 from aerie.controller.client import Cluster
 from aerie.controller.clock import Clock
 from aerie.controller.lease import Elector
+from aerie.controller.listing import Lister
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Hook, Notifier
 from aerie.controller.probe import Prober
@@ -115,27 +116,27 @@ async def _lead(
     reconciler = Reconciler(
         cluster, mirror, queue, telemetry, scraper, prober, options.preflight_image, options.dry_run, options.catalog, clock
     )
-    reconciler.notifier, reconciler.tuner = notifier, tuner
+    lists = Lister(cluster, mirror, queue, options.namespaces, telemetry)
+    reconciler.notifier, reconciler.tuner, reconciler.lists = notifier, tuner, lists
     telemetry.leading(True)
+    telemetry.lists = lists
     watch_stop, watching = asyncio.Event(), asyncio.Event()
-    filled, relisted = asyncio.Event(), asyncio.Event()
 
     async def watch() -> None:
         # The first look at everything comes first. Kopf lists at its start, which makes up for what happened since.
-        await filled.wait()
+        await lists.filled.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_PASSES):
                 await queue.emptied()
         watching.set()
-        await edge.watch(mirror, options.namespaces, watch_stop, relisted)
+        await edge.watch(mirror, options.namespaces, watch_stop, lists.relisted)
 
     async def work() -> None:
-        await filled.wait()
+        await lists.filled.wait()
         await reconciler.work()
 
     watcher = asyncio.create_task(watch(), name="watch")
-    resync = edge.resync(cluster, mirror, queue, options.namespaces, filled, relisted)
-    lister = asyncio.create_task(resync, name="resync")
+    lister = asyncio.create_task(lists.run(), name="lister")
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     asker = asyncio.create_task(prober.run(), name="prober")

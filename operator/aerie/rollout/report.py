@@ -16,6 +16,7 @@ from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
+from aerie.rollout.hold import unlisted
 from aerie.rollout.observed import Observed
 from aerie.rollout.route import refusal, unanswered
 from aerie.rollout.tuned import Asked, Intent
@@ -157,6 +158,8 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
 
 
 def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None, now: datetime) -> Finding:
+    if observed.unlisted:
+        return unlisted(observed.unlisted, forbidden=observed.forbidden)
     if taken:
         first = taken[0]
         references = first["metadata"].get("ownerReferences") or []

@@ -6,9 +6,12 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from kubernetes.aio.client import ApiClient
+from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
 
 from aerie.controller.client import SERVICES, ApiError, Cluster
+
+from .served import served
 
 
 class Answering(Cluster):
@@ -36,3 +39,21 @@ def test_what_is_still_there_is_not(code: int, uid: str | None) -> None:
     with pytest.raises(ApiError) as caught:
         asyncio.run(Answering(code, uid).delete(SERVICES, "a", "chat", "ours"))
     assert caught.value.status == code
+
+
+@pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({}, None), ({"Retry-After": "tomorrow"}, None)])
+def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:
+    async def busy(_: web.Request) -> web.Response:
+        return web.json_response({"reason": "TooManyRequests", "message": "later"}, status=429, headers=headers)
+
+    async def work() -> None:
+        async with served("GET", "/api/v1/services", busy) as address:
+            cluster = Cluster(ApiClient(Configuration(host=address)))
+            try:
+                with pytest.raises(ApiError) as caught:
+                    await cluster.list_all(SERVICES, None)
+            finally:
+                await cluster.close()
+        assert (caught.value.status, caught.value.retry_after) == (429, seconds)
+
+    asyncio.run(work())
