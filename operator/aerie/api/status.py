@@ -94,7 +94,7 @@ class Arm(Model):
     ready_replicas: Count = 0
     """Pods that serve."""
     weight: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Percent of the traffic."""
+    """Percent of the traffic; 1 where it is less and not nothing."""
     acceptance_length: float | None = None
     """Mean tokens per step over the latest traffic, the target's own included: 1 means that no proposed token was accepted.
     Absent without a drafter and before the first traffic; written again when it has moved by 3 %."""

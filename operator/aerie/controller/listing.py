@@ -62,7 +62,9 @@ class Gaps:
     waiting: bool = False
     """Nothing is done before more is known, and nothing said: it may be a matter of seconds."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Kinds that cannot be listed, each with a sentence on it."""
+    """Kinds that cannot be listed and that it may have some of, each with a sentence on it."""
+    skipped: frozenset[str] = frozenset()
+    """Kinds that cannot be listed, whether it may have some or not."""
     forbidden: bool = False
     """Whether all of them are refused, rather than failing."""
 
@@ -123,10 +125,12 @@ class Lister:
     def gaps(self, document: Object) -> Gaps:
         """What is not known of the surroundings of this resource."""
         lists = self._lists.get(None) or self._lists[document["metadata"]["namespace"]]
-        missing = [one for kind, one in lists.items() if _is_missing(one) and _needs(document, kind)]
+        unlisted = [one for one in lists.values() if _is_missing(one)]
+        missing = [one for one in unlisted if _needs(document, one.kind)]
         waiting = any(one.failures < TOLD or one.kind is RESOURCES for one in missing)
         forbidden = all(one.error is not None and one.error.status == 403 for one in missing)
-        return Gaps(waiting, {one.kind.kind: one.trouble for one in missing}, forbidden)
+        skipped = frozenset(one.kind.kind for one in unlisted)
+        return Gaps(waiting, {one.kind.kind: one.trouble for one in missing}, skipped, forbidden)
 
     # ------------------------------------------------------------------------------------------------------------- listing
     async def run(self) -> None:

@@ -1,8 +1,10 @@
 """Gathers what there is about one resource, for the core to decide on: out of the mirror for nothing, or live.
 
 Live, everything is read from the API server itself, and the mirror hears of it. From the mirror, what is not mirrored is missing:
-Services of somebody else that bear the resource's name, and the last lines of crashed containers. Where those matter, the
+objects of somebody else that bear the name of a child, and the last lines of crashed containers. Where those matter, the
 decision differs from what is written already, and is therefore made again on what was read live.
+
+Guarantee: before an object is made, whatever its kind, its name is asked for (`strangers`).
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.controller.client import CHILDREN, PODS, SERVICES, ApiError, Cluster, Kind, Object
+from aerie.controller.client import BY_KIND, CHILDREN, PODS, ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
 from aerie.controller.queue import Key
 from aerie.resources import names
 from aerie.rollout import pods
-from aerie.rollout.observed import Observed, labels
+from aerie.rollout.observed import Observed, labels, owned
 
 _LINES = 8
 _CHARACTERS = 1200
@@ -29,21 +31,24 @@ def recall(mirror: Mirror, document: Object) -> Observed:
     return _observed(document, mirror.belonging(_key(document)))
 
 
-async def observe(cluster: Cluster, mirror: Mirror, document: Object, unlisted: Collection[str] = ()) -> Observed:
-    """Everything that belongs to the resource `document`, live, but for the kinds that cannot be listed. Raises ApiError,
-    ResourceError."""
+async def observe(cluster: Cluster, mirror: Mirror, document: Object, skipped: Collection[str] = ()) -> Observed:
+    """Everything that belongs to the resource `document`, live, but for the kinds to skip. Raises ApiError, ResourceError."""
     key = _key(document)
     mine = f"{names.NAME}={key.name}"
     listed = await asyncio.gather(
-        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in unlisted),
+        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in skipped),
         _live(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
     )
     found = _observed(document, [item for items in listed for item in items])
-    return replace(
-        found,
-        namesakes=() if SERVICES.kind in unlisted else await _namesakes(cluster, *key, found.children),
-        last_lines=await _last_lines(cluster, key.namespace, found.pods),
-    )
+    return replace(found, last_lines=await _last_lines(cluster, key.namespace, found.pods))
+
+
+async def strangers(cluster: Cluster, observed: Observed, items: Sequence[Object]) -> tuple[Object, ...]:
+    """Of the objects that are about to be made, those whose names somebody else's objects bear. Raises ApiError."""
+    metadata = observed.resource.metadata
+    new = [item for item in items if observed.child(item["kind"], item["metadata"]["name"]) is None]
+    gets = (cluster.get(BY_KIND[item["kind"]], item["metadata"]["namespace"], item["metadata"]["name"]) for item in new)
+    return tuple(item for item in await asyncio.gather(*gets) if item is not None and not owned(item, metadata.uid))
 
 
 async def _live(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selectors: str) -> list[Object]:
@@ -73,14 +78,6 @@ def _observed(document: Object, belongings: list[Object]) -> Observed:
 
 def _key(document: Object) -> Key:
     return Key(document["metadata"]["namespace"], document["metadata"]["name"])
-
-
-async def _namesakes(cluster: Cluster, namespace: str, name: str, children: Sequence[Mapping[str, Any]]) -> tuple[Object, ...]:
-    """The Service of that name, where it is not ours: the one name of a child that somebody may have had before."""
-    if any(child["kind"] == SERVICES.kind and child["metadata"]["name"] == name for child in children):
-        return ()
-    found = await cluster.get(SERVICES, namespace, name)
-    return () if found is None else (found,)
 
 
 async def _last_lines(cluster: Cluster, namespace: str, engines: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:

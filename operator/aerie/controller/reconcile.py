@@ -25,7 +25,7 @@ from aerie.controller.clock import Clock
 from aerie.controller.listing import NO_GAPS, Gaps, Lister
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Notifier
-from aerie.controller.observe import observe, recall
+from aerie.controller.observe import observe, recall, strangers
 from aerie.controller.probe import Prober
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
@@ -40,6 +40,8 @@ from aerie.rollout.plan import Plan
 
 _log = logging.getLogger(__name__)
 WORKERS = 8
+LASTING = 3
+"""Passes in a row that failed, after which what the API server answers is told in the status."""
 
 
 @dataclass
@@ -126,14 +128,19 @@ class Reconciler:
         self.mirror.put(document)
         if document["metadata"].get("deletionTimestamp"):
             return None
-        observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.kinds.keys()), gaps)
+        observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
         now = self.clock.now()
         plan = decide(observed, self.preflight_image, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
+        taken = await strangers(self.cluster, observed, plan.apply)
+        if taken:
+            observed = replace(observed, namesakes=taken)
+            plan = decide(observed, self.preflight_image, now, self.catalog)
         self._follow(key, observed, plan)
-        plan = await act(self.cluster, self.mirror, document, observed, plan, now)
+        lasting = self.queue.failures(key) >= LASTING
+        plan = await act(self.cluster, self.mirror, document, observed, plan, now, lasting=lasting)
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
 

@@ -15,6 +15,9 @@ from aerie.api import SpeculativeDeployment
 from aerie.resources import names, pod
 
 REPORT = "/dev/termination-log"
+_NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
+_NO_PROXY = {"linkerd.io/inject": "disabled"}
+"""What keeps meshes from adding a container that never ends to the Job's pod. Istio reads the label, or once the annotation."""
 RESOURCE = "resource.json"
 TEMPLATE = "template.json"
 _FOLDER = "/etc/aerie"
@@ -72,7 +75,7 @@ def job(resource: SpeculativeDeployment, revision: str, image: str) -> dict[str,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
         "terminationMessagePath": REPORT,
         "volumeMounts": mounts,
     }
@@ -91,13 +94,13 @@ def job(resource: SpeculativeDeployment, revision: str, image: str) -> dict[str,
                 "rules": [{"action": "FailJob", "onExitCodes": {"containerName": "preflight", "operator": "In", "values": [1]}}]
             },
             "template": {
-                "metadata": {"labels": labels(own, revision)},
+                "metadata": {"labels": {**labels(own, revision), **_NO_SIDECAR}, "annotations": {**_NO_SIDECAR, **_NO_PROXY}},
                 "spec": {
                     **where,
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
-                    "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+                    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
                     "containers": [container],
                     "volumes": volumes,
                 },

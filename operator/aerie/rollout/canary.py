@@ -34,6 +34,7 @@ from aerie.rollout.observed import Observed
 from aerie.rollout.questions import unasked
 from aerie.rollout.route import refusal, refused_since
 from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, told
+from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
 REMEMBERED = timedelta(hours=24)
@@ -54,7 +55,7 @@ class Way:
     arms: Arms
     """Pods to ask for."""
     weights: Mapping[str, int]
-    """Percent of the traffic by arm."""
+    """Share of the traffic by arm, in parts of traffic.ALL."""
     progressing: Finding
     analysis: AnalysisStatus | None
     outcome: Outcome | None = None
@@ -77,7 +78,8 @@ def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way
     by_pods = spec.rollout.traffic.gateway is None
     arms = fleet.asked(arm.phase, spec.rollout.canary.ramp, None, by_pods=by_pods)
     finding = Finding(PROGRESSING, "True", arm.phase, told(observed.resource, arm, fleet, arms, None))
-    return Way(arm, arms, {"stable": 100, "canary": 0, "control": 0}, finding, None, again=spec.rollout.progress_deadline)
+    weights = traffic.one_arm(fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
+    return Way(arm, arms, weights, finding, None, again=spec.rollout.progress_deadline)
 
 
 def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now: datetime) -> Way:
@@ -169,7 +171,7 @@ def withdraw(
         arms = capacity.withdrawn(fleet.places, fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
     elif outcome is None:
         arms = replace(arms, canary=0)
-    owed = 100 - 100 * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
+    owed = ALL - ALL * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
     weights = traffic.shared(owed, replicas, arms, fleet.stable.pods, fleet.canary.pods)
     if outcome is None and arms.canary == 0:
         done = Finding(PROGRESSING, "False", "RolledBack", f"revision {known.revision} is gone")
@@ -270,7 +272,7 @@ def _scaled_to_zero(observed: Observed, stable: Arm, known: CanaryArm, fleet: Fl
     message = f"spec.replicas is 0: the canary of revision {known.revision} starts anew with the first pods"
     finding = Finding(PROGRESSING, "False", "ScaledToZero", message)
     update = {"phase": "Starting", "ready_at": None, "step": None, "step_started_at": None, "waiting": None}
-    return Way(known.model_copy(update=update), Arms(0), {"stable": 100}, finding, _closed(status.analysis))
+    return Way(known.model_copy(update=update), Arms(0), {"stable": ALL}, finding, _closed(status.analysis))
 
 
 def _pause(known: CanaryArm, status: Status, patience: timedelta) -> timedelta:
@@ -385,12 +387,12 @@ def _weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: Fleet, a
     ramp = resource.spec.rollout.canary.ramp
     match canary.phase:
         case "Starting":
-            return {"stable": 100, "canary": 0, "control": 0}
+            return traffic.one_arm(stable, mine, control)
         case "Ramping":
             share = capacity.ramp_share(ramp, canary.step)
-            return traffic.shared(share, resource.spec.replicas, arms, stable, mine)
+            return traffic.shared(ALL * share // 100, resource.spec.replicas, arms, stable, mine)
         case "Promoting":
-            return traffic.shared(100, resource.spec.replicas, arms, stable, mine)
+            return traffic.shared(ALL, resource.spec.replicas, arms, stable, mine)
         case _:
             return traffic.in_proportion(arms, stable, mine, control)
 

@@ -33,6 +33,7 @@ from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
+from aerie.rollout.traffic import ALL
 from aerie.rollout.verdict import AGAIN_AFTER, Verdict
 from aerie.rollout.wanted import Wanted
 
@@ -54,7 +55,7 @@ class Course:
     """Pods to ask for."""
     canary: CanaryArm | None = None
     """The revision whose pods are beside the stable ones, or start before there are any."""
-    weights: Mapping[str, int] = field(default_factory=lambda: {"stable": 100})
+    weights: Mapping[str, int] = field(default_factory=lambda: {"stable": ALL})
     analysis: AnalysisStatus | None = None
     outcome: Outcome | None = None
     preflight: bool = False
@@ -214,14 +215,17 @@ def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:
     """Pods and weights of the arms as they were asked for last."""
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and previous is not None:
-        return {"arms": Arms(replicas), "weights": {"stable": stable.weight or 0, "previous": previous.weight or 0}}
+        return {"arms": Arms(replicas), "weights": _weights(stable=stable, previous=previous)}
     if stable is None or canary is None:
         return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
     control = canary.control.replicas if canary.control else 0
-    weights = {"stable": stable.weight or 0, "canary": canary.weight or 0}
-    if canary.control is not None:
-        weights["control"] = canary.control.weight or 0
+    weights = _weights(stable=stable, canary=canary, control=canary.control)
     return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": weights}
+
+
+def _weights(**arms: Arm | None) -> dict[str, int]:
+    """The arms' weights as the status shows them."""
+    return {name: ALL * (arm.weight or 0) // 100 for name, arm in arms.items() if arm is not None}
 
 
 def _rejected(observed: Observed, wanted: Wanted) -> str | None:

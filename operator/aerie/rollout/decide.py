@@ -69,6 +69,8 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
         live = observed.child(item["kind"], item["metadata"]["name"]) or _namesake(observed, item)
         if live is not None and not owned(live, resource.metadata.uid):
             taken.append(live)
+        elif item["kind"] == "HTTPRoute" and _leads_to(item, taken):
+            continue  # its requests would go to somebody else's pods
         elif drifted(live, item):
             missing.append(item)
     delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
@@ -100,6 +102,12 @@ def refused(plan: Plan, before: Status | None, refusals: list[str], now: datetim
     status = plan.status.model_copy(update={"conditions": made})
     news = tuple(event for event in events(before, status) if event.reason == "Refused")
     return replace(plan, status=status, events=plan.events + news, again=timedelta(minutes=1))
+
+
+def _leads_to(route: dict[str, Any], taken: list[Any]) -> bool:
+    """Whether the route sends requests to a Service that is somebody else's."""
+    services = {item["metadata"]["name"] for item in taken if item["kind"] == "Service"}
+    return any(backend["name"] in services for rule in route["spec"]["rules"] for backend in rule["backendRefs"])
 
 
 def _outcome(way: Course) -> Iterator[Event]:

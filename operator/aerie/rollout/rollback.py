@@ -23,6 +23,7 @@ from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.observed import Observed
+from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
 
@@ -59,7 +60,7 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
         outcome = outcome_of(leaving, "Failed", why, status, None, now)
         finding = Finding(PROGRESSING, "True", "RollingBack", why)
         return Turn(
-            stable, Way(None, Arms(observed.resource.spec.replicas), {"stable": 100}, finding, None, outcome, timedelta(0))
+            stable, Way(None, Arms(observed.resource.spec.replicas), {"stable": ALL}, finding, None, outcome, timedelta(0))
         )
     why = f"{limit}. So revision {known.revision}, of which {serving} pods serve, is the stable one."
     outcome = outcome_of(leaving, "Failed", why, status, None, now)

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from aerie.resources import names, preflight
+from aerie.rollout import pods
 from aerie.rollout.conditions import PREFLIGHT_PASSED, Finding, Truth
 from aerie.rollout.observed import Object, Observed, labels
 
@@ -61,7 +62,7 @@ def verdict_of(observed: Observed, revision: str) -> Verdict:
         return Verdict("Passed", " ".join([str(told.get("summary") or "passed"), *warned]))
     failed = conditions.get("Failed")
     if failed is None:
-        return Verdict("Running", "")
+        return Verdict("Running", _hindrance(observed, revision))
     if told.get("ok") is False:
         advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
         return Verdict("Refused", " ".join([*(told.get("refused") or [str(told.get("summary"))]), advice]))
@@ -70,11 +71,21 @@ def verdict_of(observed: Observed, revision: str) -> Verdict:
     return Verdict("Error", f"preflight could not be done, and is tried again: {message}", ended)
 
 
+def _hindrance(observed: Observed, revision: str) -> str:
+    """What keeps the Job's pod from running, in the cluster's words; empty while nothing does that is known."""
+    mine = preflight.labels(observed.resource.metadata.name, revision).items()
+    alive = [pod for pod in observed.preflight_pods if mine <= labels(pod).items() and not pods.dead(pod)]
+    trouble = pods.worst(alive, {})
+    if trouble is None or trouble.waits:
+        return ""
+    return f"preflight of revision {revision} cannot run: {trouble.message}"
+
+
 def _told(observed: Observed, revision: str) -> dict[str, Any]:
     """The termination message of the latest pod that left one."""
     mine = preflight.labels(observed.resource.metadata.name, revision)
-    pods = [pod for pod in observed.preflight_pods if mine[names.REVISION] == labels(pod).get(names.REVISION)]
-    for pod in sorted(pods, key=_created, reverse=True):
+    own = [pod for pod in observed.preflight_pods if mine[names.REVISION] == labels(pod).get(names.REVISION)]
+    for pod in sorted(own, key=_created, reverse=True):
         for container in (pod.get("status") or {}).get("containerStatuses") or []:
             message = ((container.get("state") or {}).get("terminated") or {}).get("message")
             try:

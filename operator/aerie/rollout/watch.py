@@ -43,7 +43,7 @@ class Watch:
     """None: it is over."""
     analysis: AnalysisStatus | None
     weights: Mapping[str, int]
-    """Percent of the traffic by arm."""
+    """Share of the traffic by arm, in parts of traffic.ALL."""
     progressing: Finding
     back: Way | None = None
     """The way back, where the promotion is taken back."""
@@ -156,7 +156,7 @@ def _at(
 ) -> Watch:
     resource = observed.resource
     finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis))
-    weights = {"stable": 100}
+    weights = {"stable": traffic.ALL}
     if previous.phase == "Rechecking":
         arms = Arms(resource.spec.replicas, previous.replicas)
         found = traffic.in_proportion(arms, fleet.canary.pods, fleet.stable.pods, Pods())
@@ -166,7 +166,7 @@ def _at(
 
 def _over(stable: Arm, analysis: AnalysisStatus | None) -> Watch:
     done = Finding(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
-    return Watch(None, closed(analysis), {"stable": 100}, done, again=timedelta(0))
+    return Watch(None, closed(analysis), {"stable": traffic.ALL}, done, again=timedelta(0))
 
 
 def _counted(

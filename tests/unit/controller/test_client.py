@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from aerie.controller.client import SERVICES, ApiError, Cluster
+from aerie.controller.client import LEASES, SERVICES, ApiError, Cluster
 
 from .served import served
 
@@ -57,3 +57,25 @@ def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: floa
         assert (caught.value.status, caught.value.retry_after) == (429, seconds)
 
     asyncio.run(work())
+
+
+def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out() -> None:
+    async def work() -> None:
+        cluster = Cluster(cast("ApiClient", Unreachable()))
+        cluster.may_write = lambda: False
+        for verb, path in (("PATCH", "/api/v1/namespaces/a/services/b"), ("DELETE", "/api/v1/x"), ("POST", "/api/v1/events")):
+            with pytest.raises(ApiError, match="the Lease has run out") as caught:
+                await cluster.call(verb, path)
+            assert caught.value.status is None
+        for verb, path in (("GET", "/api/v1/services"), ("PUT", LEASES.path("aerie", "operator"))):
+            with pytest.raises(ApiError, match="did not answer"):
+                await cluster.call(verb, path)
+
+    asyncio.run(work())
+
+
+class Unreachable:
+    """Whatever is asked of it, no answer comes."""
+
+    async def param_serialize(self, **_: Any) -> None:
+        raise OSError("nobody is there")

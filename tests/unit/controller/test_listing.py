@@ -158,6 +158,7 @@ def test_a_kind_that_cannot_be_listed_concerns_those_alone_that_may_have_some(ru
             await at.lists.filled.wait()
             assert len(at.mirror) == 2
             assert not at.lists.gaps(resource("a")).kinds, "without a gateway there are no routes"
+            assert at.lists.gaps(resource("a")).skipped == {"HTTPRoute"}
             assert at.lists.gaps(resource("a", gateway=True)).waiting, "it may be a hiccup"
             await asyncio.sleep(1)
             await at.taken()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aerie.rollout.traffic import ALL
 from tests.unit.rollout.world import World, canarying, serving
 
 MINUTE = timedelta(minutes=1)
@@ -60,7 +61,7 @@ def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
 def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own() -> None:
     world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"soak": "1h"}}, replicas=4)
     new = world.wanted
-    assert weights(world) == {"stable": 66, "canary": 17, "control": 17}
+    assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
     assert world.step().again == MINUTE
     world.now += MINUTE
@@ -96,7 +97,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["stable"]["revision"] == new
     world.settle()
     assert world.replicas() == {f"chat-{new}": 4}
-    assert weights(world) == {"stable": 100}
+    assert weights(world) == {"stable": ALL}
     assert not [key for key in world.objects if key[0] == "Service" and key[1] in ("chat-canary", "chat-control")]
     assert world.objects["Service", "chat-stable"]["spec"]["selector"]["aerie.dev/revision"] == new
 
@@ -109,7 +110,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "RollingBack"
-    assert weights(world) == {"stable": 100, "canary": 0}
+    assert weights(world) == {"stable": ALL, "canary": 0}
     assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
     until(world, "RolledBack", among=("RollingBack", "RolledBack"))
     world.settle()
