@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from aerie.api import ResourceError
-from aerie.controller.act import act, to_do
+from aerie.controller.act import act, status_of, to_do
 from aerie.controller.client import RESOURCES, ApiError, Cluster, Object
 from aerie.controller.clock import Clock
 from aerie.controller.listing import NO_GAPS, Gaps, Lister
@@ -31,6 +31,7 @@ from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.controller.tuner import Tuner
+from aerie.controller.versions import Versions
 from aerie.engine.catalog import Catalog
 from aerie.rollout.conditions import Finding
 from aerie.rollout.decide import NO_CATALOG, decide
@@ -62,6 +63,9 @@ class Reconciler:
     tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
     lists: Lister | None = None
     """What knows of kinds that cannot be listed; None: all can."""
+
+    def __post_init__(self) -> None:
+        self.versions = Versions(self.telemetry)
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -102,6 +106,7 @@ class Reconciler:
             self.prober.forget(key)
             self.tuner.forget(key)
             self.telemetry.held(str(key), "")
+            self.versions.forget(key)
             return None
         gaps = self.lists.gaps(document) if self.lists is not None else NO_GAPS
         if gaps.waiting:
@@ -116,7 +121,7 @@ class Reconciler:
             return None
         self.telemetry.held(str(key), "")
         plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
-        if not to_do(plan, document) and not self.dry_run:
+        if (not to_do(plan, document) or self._in_vain(key, plan, document)) and not self.dry_run:
             self._follow(key, observed, plan)
             self.notifier.look(key, observed.resource, plan.status, self.clock.now())
             return plan.again
@@ -141,8 +146,15 @@ class Reconciler:
         self._follow(key, observed, plan)
         lasting = self.queue.failures(key) >= LASTING
         plan = await act(self.cluster, self.mirror, document, observed, plan, now, lasting=lasting)
+        stored = (self.mirror.resource(key) or {}).get("status") or {}
+        self.versions.answered(key, status_of(plan, document), stored)
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
+
+    def _in_vain(self, key: Key, plan: Plan, document: Object) -> bool:
+        """Whether all there is to write is a status that has been written already, and of which the API server drops a part."""
+        known = self.versions.written(key, status_of(plan, document), document.get("status") or {})
+        return known and not (plan.apply or plan.delete)
 
     async def _hold(self, key: Key, document: Object, finding: Finding) -> None:
         """Leave everything as it is, and say why."""
@@ -181,6 +193,7 @@ class Reconciler:
             kept=self.tuner.kept(key, uid),
             unlisted=gaps.kinds,
             forbidden=gaps.forbidden,
+            outdated=self.versions.trouble,
         )
 
 

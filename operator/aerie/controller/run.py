@@ -138,6 +138,7 @@ async def _lead(
 
     watcher = asyncio.create_task(watch(), name="watch")
     lister = asyncio.create_task(lists.run(), name="lister")
+    definition = asyncio.create_task(reconciler.versions.watch(cluster), name="definition")
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     asker = asyncio.create_task(prober.run(), name="prober")
@@ -145,8 +146,10 @@ async def _lead(
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
-        await asyncio.wait({watcher, lister, reader, asker, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (watcher, lister, reader, asker, decider, *workers):
+        await asyncio.wait(
+            {watcher, lister, definition, reader, asker, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in (watcher, lister, definition, reader, asker, decider, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -158,6 +161,7 @@ async def _lead(
         if not watching.is_set():
             watcher.cancel()
         lister.cancel()
+        definition.cancel()
         reader.cancel()
         asker.cancel()
         decider.cancel()
@@ -170,7 +174,7 @@ async def _lead(
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
-        await asyncio.gather(watcher, lister, reader, asker, decider, *workers, *ends, return_exceptions=True)
+        await asyncio.gather(watcher, lister, definition, reader, asker, decider, *workers, *ends, return_exceptions=True)
 
 
 async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:

@@ -94,6 +94,11 @@ class Telemetry:
         self._resources_held = Gauge(
             "aerie_resources_held", "Resources that are left as they are, by reason.", ["reason"], registry=self.registry
         )
+        self._dropped = Gauge(
+            "aerie_status_fields_dropped",
+            "Fields and values of the status that the installed CustomResourceDefinition does not have.",
+            registry=self.registry,
+        )
         self._reasons: dict[str, str] = {}
         """Why, by resource."""
         self._failing: set[tuple[str, str]] = set()
@@ -128,6 +133,10 @@ class Telemetry:
             self._reasons[resource] = reason
         for one in {before, reason} - {""}:
             self._resources_held.labels(one).set(sum(each == one for each in self._reasons.values()))
+
+    def fields_dropped(self, count: int) -> None:
+        """So many fields of the status are not stored."""
+        self._dropped.set(count)
 
     def list_failed(self, kind: str, namespace: str | None, *, failed: bool) -> None:
         """A list ended; one that never failed is not shown."""

@@ -57,6 +57,8 @@ class Observed:
     """Kinds that cannot be listed, none of them crucial, each with a sentence on it: nothing is known of such children."""
     forbidden: bool = False
     """Whether listing them is refused, rather than failing."""
+    outdated: str = ""
+    """What is amiss with the CustomResourceDefinition; empty where nothing is."""
     kept: Kept | None = None
     """What the tuner knows and would have written down; None where it has decided nothing."""
 

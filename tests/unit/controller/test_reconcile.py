@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from aerie.api.crd import custom_resource_definition
 from aerie.controller.client import ApiError, Cluster, Kind, Object, Patience
 from aerie.controller.listing import Gaps, Lister
 from aerie.controller.mirror import Mirror
@@ -497,5 +500,95 @@ def test_an_object_of_somebody_else_is_left_alone_and_named(run: Run, kind: str)
         assert (degraded["status"], degraded["reason"]) == ("True", "NameTaken")
         assert f"{kind} {name} belongs to somebody else" in degraded["message"]
         assert not [call for call in server.writes if call in (f"APPLY {kind} {name}", f"DELETE {kind} {name}")]
+
+    run(work())
+
+
+def test_fields_of_a_newer_release_stay_when_the_status_is_written_and_cause_no_write(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        item = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"])
+        for part in (item["status"], item["status"]["stable"], item["status"]["history"][0]):
+            part["novel"] = {"of": "another release"}
+        server._store(item)
+        operator.hear()
+        server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert server.calls == []
+        server.edit(replicas=3)
+        await operator.settle()
+        found = server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert found["stable"]["replicas"] == 3
+        for part in (found, found["stable"], found["history"][0]):
+            assert part["novel"] == {"of": "another release"}
+
+    run(work())
+
+
+class Older(Server):
+    """An API server whose definition lacks fields of the status."""
+
+    lacks: tuple[str, ...] = ("history", "selector")
+
+    async def replace_status(self, resource: Object, status: Object) -> Object:
+        return await super().replace_status(resource, {key: value for key, value in status.items() if key not in self.lacks})
+
+    async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
+        assert (verb, path.rpartition("/")[2]) == ("GET", "speculativedeployments.aerie.dev")
+        definition = custom_resource_definition()
+        properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+        for field in self.lacks:
+            del properties[field]
+        return definition
+
+
+def test_an_older_definition_is_told_once_and_causes_no_endless_writes(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        server = Older()
+        server.edit()
+        operator = Operator(server)
+        await operator.settle()
+        status, reason, message = condition(server, "Degraded")
+        assert (status, reason) == ("True", "VersionSkew")
+        assert "status.history, status.selector: apply the definition of this release" in message
+        metric = operator.reconciler.telemetry.registry.get_sample_value
+        assert metric("aerie_status_fields_dropped") == 2
+        operator.hear()
+        server.calls.clear()
+        for _ in range(3):
+            await operator.reconciler.reconcile(CHAT)
+        assert server.calls == []
+        server.edit(replicas=3)
+        await operator.settle()
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "work goes on"
+        server.lacks = ()
+        watching = asyncio.create_task(operator.reconciler.versions.watch(server))
+        await asyncio.sleep(1)
+        await operator.settle()
+        assert condition(server, "Degraded")[0] == "False"
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["selector"]
+        assert metric("aerie_status_fields_dropped") == 0
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
+    told = [record.levelname for record in caplog.records if "CustomResourceDefinition" in record.message]
+    assert told == ["ERROR", "ERROR", "WARNING"], "the second field is written after the first one"
+
+
+def test_an_older_definition_is_told_before_anything_is_written(run: Run) -> None:
+    async def work() -> None:
+        server = Older()
+        server.edit()
+        operator = Operator(server)
+        watching = asyncio.create_task(operator.reconciler.versions.watch(server))
+        await asyncio.sleep(1)
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        assert condition(server, "Degraded")[:2] == ("True", "VersionSkew")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
     run(work())
