@@ -235,7 +235,9 @@ class Lister:
         listing = self._mirror.listing(one.kind, one.namespace)
         version: str | None = None
         pages_of = self._cluster.pages(one.kind, one.namespace, MIRRORED[one.kind], patience)
-        async for page, version in pages_of:  # noqa: B007 - all pages are of one version
+        async for page, version in pages_of:  # all pages are of one version
+            if not pages and version is not None and listing.begin(version):
+                _log.warning("%ss of %s are older than they were: all is believed anew", one.kind.kind, one.place)
             pages, tries = pages + 1, 0
             self._telemetry.lives()
             for item in page:
