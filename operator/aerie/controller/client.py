@@ -10,10 +10,12 @@ own clock (`may_write`). Not guaranteed: retries; whoever calls knows what may b
 
 from __future__ import annotations
 
+import email.utils
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -86,6 +88,8 @@ class Cluster:
         self._client, self._count = client, count
         self.may_write: Callable[[], bool] = lambda: True
         """Whether this operator leads, by its own clock: after a stall another one may, without this one having noticed."""
+        self._dated = ("", 0.0)
+        """The date in the last answer that came, and the monotonic time at that."""
 
     @classmethod
     async def connect(cls, count: Count = lambda *_: None) -> Cluster:
@@ -223,6 +227,14 @@ class Cluster:
         """One request; the JSON that comes back. Raises ApiError."""
         return json.loads(await self._raw(verb, path, query or [], body, content_type, limit))
 
+    def date(self) -> tuple[datetime, float] | None:
+        """The API server's time in its last answer, and the monotonic one at which it came; None where it named none."""
+        try:
+            found = email.utils.parsedate_to_datetime(self._dated[0])
+        except ValueError:
+            return None
+        return None if found.tzinfo is None else (found, self._dated[1])
+
     async def _raw(
         self, verb: str, path: str, query: list[tuple[str, str]], body: object, content_type: str, limit: float
     ) -> bytes:
@@ -242,6 +254,7 @@ class Cluster:
             answer = await self._client.call_api(method, url, headers, data, fields, _request_timeout=limit)
             raw: bytes = await answer.response.read()
             code = str(answer.status)
+            self._dated = answer.response.headers.get("Date", ""), time.monotonic()
             if answer.status >= 400:
                 raise _refused(answer.status, raw, answer.response.headers)
             return raw

@@ -109,6 +109,8 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     clock = Clock()
+    if (date := cluster.date()) is not None:  # as of the Lease, which was written a moment ago
+        clock.agree(*date)
     tuner = Tuner(queue.add, telemetry.decided, lambda key: scraper.silence(key), clock)
     scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access, listener=tuner)
     prober = Prober(queue.add)

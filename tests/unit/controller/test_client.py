@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -79,3 +80,30 @@ class Unreachable:
 
     async def param_serialize(self, **_: Any) -> None:
         raise OSError("nobody is there")
+
+
+@pytest.mark.parametrize(
+    ("header", "date"),
+    [
+        ("Sat, 21 Nov 2026 12:00:00 GMT", datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ("Sat, 21 Nov 2026 12:00:00", None),
+        ("tomorrow", None),
+        ("", None),
+    ],
+)
+def test_an_answer_tells_the_time_of_the_api_server(header: str, date: datetime | None) -> None:
+    async def dated(_: web.Request) -> web.Response:
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}}, headers={"Date": header})
+
+    async def work() -> None:
+        async with served("GET", "/api/v1/services", dated) as address:
+            cluster = Cluster(ApiClient(Configuration(host=address)))
+            assert cluster.date() is None
+            try:
+                await cluster.list_all(SERVICES, None)
+            finally:
+                await cluster.close()
+        found = cluster.date()
+        assert (found and found[0]) == date
+
+    asyncio.run(work())
