@@ -120,7 +120,7 @@ class Lister:
 
     def blind(self) -> bool:
         """Whether nothing can be done at all, because no resources can be listed."""
-        return not self.filled.is_set() and all(lists[RESOURCES].failures >= TOLD for lists in self._lists.values())
+        return all(lists[RESOURCES].failures >= TOLD for lists in self._lists.values())
 
     def gaps(self, document: Object) -> Gaps:
         """What is not known of the surroundings of this resource."""
