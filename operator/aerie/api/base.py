@@ -183,14 +183,15 @@ def _read_time(value: object) -> object:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
-def _write_time(value: datetime) -> str:
+def write_time(value: datetime) -> str:
+    """RFC 3339, in UTC to the millisecond."""
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 Time = Annotated[
     AwareDatetime,
     BeforeValidator(_read_time),
-    PlainSerializer(_write_time, return_type=str),
+    PlainSerializer(write_time, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """A moment, RFC 3339 with a time zone; written in UTC to the millisecond."""

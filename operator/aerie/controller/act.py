@@ -14,6 +14,7 @@ import hashlib
 import logging
 from datetime import datetime
 
+from aerie.api.skew import carried
 from aerie.controller.client import BY_KIND, SERVICES, ApiError, Cluster, Object
 from aerie.controller.mirror import Mirror
 from aerie.resources import names
@@ -35,7 +36,13 @@ _NOTE = 1024
 
 def to_do(plan: Plan, document: Object) -> bool:
     """Whether carrying the plan out would write anything."""
-    return bool(plan.apply or plan.delete or plan.events or plan.status.to_dict() != document.get("status"))
+    return bool(plan.apply or plan.delete or plan.events or status_of(plan, document) != document.get("status"))
+
+
+def status_of(plan: Plan, document: Object) -> Object:
+    """The status to write: the plan's, with the fields of another release that are there."""
+    made, before = plan.status.to_dict(), document.get("status")
+    return made if before is None or made == before else carried(made, before)
 
 
 async def act(
@@ -67,7 +74,7 @@ async def act(
             _log.info("%s: deleted %s %s", key, reference.kind, reference.name)
         except ApiError as error:
             failures.append((f"{reference.kind} {reference.name}", error))
-    status = plan.status.to_dict()
+    status = status_of(plan, document)
     if status != document.get("status"):
         mirror.put(await cluster.replace_status(document, status))
     for event in plan.events:

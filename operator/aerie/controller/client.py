@@ -10,10 +10,12 @@ own clock (`may_write`). Not guaranteed: retries; whoever calls knows what may b
 
 from __future__ import annotations
 
+import email.utils
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -33,9 +35,10 @@ PAGE = 200
 class ApiError(Exception):
     """The API server refused, or did not answer."""
 
-    def __init__(self, status: int | None, reason: str, message: str) -> None:
+    def __init__(self, status: int | None, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.retry_after = status, reason, retry_after
+        """`retry_after`: seconds that the server asks to be left alone, where it says so."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,12 @@ BY_KIND = {kind.kind: kind for kind in (*CHILDREN, RESOURCES, PODS, EVENTS, LEAS
 
 Count = Callable[[str, str, float], None]
 """Told of each call: verb, code or what went wrong, seconds."""
+Patience = Callable[[ApiError], Awaitable[None]]
+"""Asked when a page of a list has failed: returns when it is to be tried again, and raises the error otherwise."""
+
+
+async def _no_patience(error: ApiError) -> None:
+    raise error
 
 
 class Cluster:
@@ -79,6 +88,8 @@ class Cluster:
         self._client, self._count = client, count
         self.may_write: Callable[[], bool] = lambda: True
         """Whether this operator leads, by its own clock: after a stall another one may, without this one having noticed."""
+        self._dated = ("", 0.0)
+        """The date in the last answer that came, and the monotonic time at that."""
 
     @classmethod
     async def connect(cls, count: Count = lambda *_: None) -> Cluster:
@@ -108,7 +119,7 @@ class Cluster:
         return [item async for page, _ in self.pages(kind, namespace, selector) for item in page]
 
     async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = ""
+        self, kind: Kind, namespace: str | None, selector: str = "", patience: Patience = _no_patience
     ) -> AsyncIterator[tuple[list[Object], str | None]]:
         """The same in pages, so that a long list does not hold up everything else while it is read.
 
@@ -122,10 +133,11 @@ class Cluster:
             try:
                 found = await self.call("GET", kind.path(namespace), query)
             except ApiError as error:
-                if error.status != 404:
-                    raise
-                yield [], None
-                return
+                if error.status == 404:
+                    yield [], None
+                    return
+                await patience(error)
+                continue
             # Entries of a list lack what the list says once.
             yield (
                 [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]],
@@ -215,6 +227,14 @@ class Cluster:
         """One request; the JSON that comes back. Raises ApiError."""
         return json.loads(await self._raw(verb, path, query or [], body, content_type, limit))
 
+    def date(self) -> tuple[datetime, float] | None:
+        """The API server's time in its last answer, and the monotonic one at which it came; None where it named none."""
+        try:
+            found = email.utils.parsedate_to_datetime(self._dated[0])
+        except ValueError:
+            return None
+        return None if found.tzinfo is None else (found, self._dated[1])
+
     async def _raw(
         self, verb: str, path: str, query: list[tuple[str, str]], body: object, content_type: str, limit: float
     ) -> bytes:
@@ -234,12 +254,13 @@ class Cluster:
             answer = await self._client.call_api(method, url, headers, data, fields, _request_timeout=limit)
             raw: bytes = await answer.response.read()
             code = str(answer.status)
+            self._dated = answer.response.headers.get("Date", ""), time.monotonic()
             if answer.status >= 400:
-                raise _refused(answer.status, raw)
+                raise _refused(answer.status, raw, answer.response.headers)
             return raw
         except ApiException as error:
             code = str(error.status)
-            raise _refused(int(error.status or 0), error.body) from error
+            raise _refused(int(error.status or 0), error.body, error.headers) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             code = type(error).__name__
             raise ApiError(None, code, f"the API server did not answer {verb} {path}: {str(error) or code}") from error
@@ -247,11 +268,13 @@ class Cluster:
             self._count(verb, code, time.monotonic() - began)
 
 
-def _refused(status: int, body: str | bytes | None) -> ApiError:
+def _refused(status: int, body: str | bytes | None, headers: Mapping[str, str] | None) -> ApiError:
     text = body.decode(errors="replace") if isinstance(body, bytes) else (body or "")
     try:
         document = json.loads(text)
     except ValueError:
         document = {}
     found: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
-    return ApiError(status, str(found.get("reason") or status), str(found.get("message") or text[:500] or status))
+    after = (headers or {}).get("Retry-After") or ""
+    seconds = float(after) if after.isdecimal() else None  # Kubernetes writes no dates
+    return ApiError(status, str(found.get("reason") or status), str(found.get("message") or text[:500] or status), seconds)

@@ -2,49 +2,41 @@
 
     Kopf's watches ─► events ─┐
                               ├─► mirror ─► queue of keys
-    lists, page by page ──────┘
+    lists (listing.py) ───────┘
 
 No Kopf index, timer, daemon, finalizer, peering or webhook: each of them writes on the user's objects, keeps state of its own,
-or both. What Kopf gives is the watching: reconnects, bookmarks, namespaces that come and go.
+or both. What Kopf gives is the watching: reconnects, bookmarks. The lists are our own (listing.py).
 
-Kopf tells nothing of an object that was deleted while it had no watch (after a 410 it lists anew, and what is not in the list it
-never mentions). So lists of our own fill the mirror: once before the first pass, soon after each time that Kopf has listed, and
-now and then anyhow, when each resource is looked at too, whatever is known of it.
-
-Where the cluster does not know a kind (HTTPRoute without the Gateway API), there are none of it. A kind that comes while the
-operator runs is listed from then on, and watched after its next start.
+By itself Kopf ends the operator when a watch is refused (403) or fails (5xx, no answer) for a minute. Here it tries for ever,
+each half a minute, so that a namespace whose Role is gone stops no other one and is watched again when it is back. Kopf says
+nothing of these attempts: listing.py meets the same refusals, and tells of each once. Not guaranteed: what Kopf takes for no
+passing error (a kind that the cluster knows no longer, 404) ends the process, and the next one does without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import kopf
 from kopf._cogs.structs.ephemera import AnyMemo
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
-from aerie.controller.client import CHILDREN, PAGE, PODS, RESOURCES, ApiError, Cluster, Kind, Object
+from aerie.controller.client import PAGE, Kind, Object
+from aerie.controller.listing import MIRRORED
 from aerie.controller.mirror import Mirror
-from aerie.controller.queue import WorkQueue
-from aerie.resources import names
 
-_log = logging.getLogger(__name__)
-RESYNC = 300.0
-"""Seconds between two lists of everything, when nothing calls for one earlier."""
-SETTLE = 10.0
-"""Seconds from a list of Kopf's to one of ours: its other watches will have listed too."""
-RETRY = 5.0
-"""Seconds after a list that failed."""
 
-MIRRORED: Mapping[Kind, str] = {RESOURCES: "", **dict.fromkeys(CHILDREN, names.NAME), PODS: names.REVISION}
-"""What is watched, with the label that tells our own: pods of engines bear the resource's name in another label than those of
-preflight Jobs, and both bear a revision."""
+class _ForEver(Iterable[float]):
+    """Pauses between the attempts of one call of Kopf's, without an end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 4.0, 8.0, 16.0), itertools.repeat(30.0))
 
 
 def registry(mirror: Mirror, relisted: asyncio.Event) -> kopf.OperatorRegistry:
@@ -115,6 +107,7 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
+    made.networking.error_backoffs = _ForEver()
     made.watching.chunk_size = PAGE
     for kind, selector in MIRRORED.items():
         if selector:
@@ -127,6 +120,7 @@ def settings() -> kopf.OperatorSettings:
 
 async def watch(mirror: Mirror, namespaces: Iterable[str], stop: asyncio.Event, relisted: asyncio.Event) -> None:
     """Feed the mirror until `stop` is set. `namespaces` empty: all."""
+    logging.getLogger("kopf._cogs.clients.watching").setLevel(logging.CRITICAL)  # a line for each attempt
     listed = tuple(namespaces)
     await kopf.operator(
         registry=registry(mirror, relisted),
@@ -137,46 +131,3 @@ async def watch(mirror: Mirror, namespaces: Iterable[str], stop: asyncio.Event, 
         clusterwide=not listed,
         stop_flag=stop,
     )
-
-
-async def fill(cluster: Cluster, mirror: Mirror, namespaces: Iterable[str]) -> None:
-    """List everything into the mirror; what is not listed any more leaves it. Raises ApiError."""
-    for namespace in tuple(namespaces) or (None,):
-        for kind, selector in MIRRORED.items():
-            listing = mirror.listing(kind, namespace)
-            version: str | None = None
-            async for page, version in cluster.pages(kind, namespace, selector):  # noqa: B007 - all pages are of one version
-                for item in page:
-                    listing.add((item,))
-                    await asyncio.sleep(0)
-            listing.end(version)
-
-
-async def resync(
-    cluster: Cluster,
-    mirror: Mirror,
-    queue: WorkQueue,
-    namespaces: Iterable[str],
-    filled: asyncio.Event,
-    relisted: asyncio.Event,
-) -> None:
-    """Fill the mirror, set `filled`, and fill it again now and then, until cancelled."""
-    loop = asyncio.get_running_loop()
-    due = loop.time()
-    while True:
-        relisted.clear()
-        try:
-            await fill(cluster, mirror, namespaces)
-        except ApiError as error:
-            _log.warning("not everything could be listed, which is tried again in %g s: %s", RETRY, error)
-            await asyncio.sleep(RETRY)
-            continue
-        filled.set()
-        if loop.time() >= due:
-            due = loop.time() + RESYNC
-            for key in mirror.resources():
-                queue.add(key)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(due):
-                await relisted.wait()
-                await asyncio.sleep(SETTLE)

@@ -10,7 +10,8 @@ them find nothing to do. Such a pass reads here alone.
 Guarantees: of each object the newest version that was heard of is kept, in whatever order events, answers and lists come, and
 one that was deleted is not brought back by anything older. Kubernetes promises that resource versions of a kind are numbers that
 grow, over all objects of that kind, so this holds for a namesake with another uid too. `changed` is told of every difference and
-of nothing else: what an own write's answer has shown already is no news when the watch brings it.
+of nothing else: what an own write's answer has shown already is no news when the watch brings it. A whole list that is older
+than the one before it tells that etcd was restored from a backup: it is believed, whatever was known.
 
 Not guaranteed: that it is current. An object that was deleted while no watch ran stays here, a ghost, until the next list; Kopf
 tells nothing of it. Hence the one rule of those who read it (reconcile.py): a pass that finds nothing to do may end on what is
@@ -134,6 +135,18 @@ class Mirror:
             del self._of[owner]
         self._changed(owner)
 
+    def _begin(self, listing: Listing, version: int) -> bool:
+        place = (listing.kind, listing.namespace)
+        if listing.of is not None or version >= self._listed.get(place, 0):
+            return False
+        del self._listed[place]
+        for one, held in self._held.items():
+            if one.kind == listing.kind and listing.covers(one.namespace):
+                self._held[one] = held._replace(version=0)
+        for one in [one for one in self._gone if one.kind == listing.kind and listing.covers(one.namespace)]:
+            del self._gone[one]
+        return True
+
     def _end(self, listing: Listing, version: int | None) -> None:
         if listing.of is not None:
             within = [place for place in self._of.get(listing.of, ()) if place.kind == listing.kind]
@@ -155,6 +168,11 @@ class Listing:
     def __init__(self, mirror: Mirror, kind: str, namespace: str | None, of: Key | None) -> None:
         self._mirror, self.kind, self.namespace, self.of = mirror, kind, namespace, of
         self.seen: set[_Place] = set()
+
+    def begin(self, version: str) -> bool:
+        """The version of the list, before its first page; whether it is older than the last one: then etcd was restored from a
+        backup, and what was believed so far is believed no longer than until the list says otherwise."""
+        return self._mirror._begin(self, int(version))
 
     def add(self, items: Iterable[Object]) -> None:
         """A page, or part of one."""

@@ -10,7 +10,7 @@ Guarantee: before an object is made, whatever its kind, its name is asked for (`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +31,12 @@ def recall(mirror: Mirror, document: Object) -> Observed:
     return _observed(document, mirror.belonging(_key(document)))
 
 
-async def observe(cluster: Cluster, mirror: Mirror, document: Object) -> Observed:
-    """Everything that belongs to the resource `document`, live. Raises ApiError, ResourceError."""
+async def observe(cluster: Cluster, mirror: Mirror, document: Object, skipped: Collection[str] = ()) -> Observed:
+    """Everything that belongs to the resource `document`, live, but for the kinds to skip. Raises ApiError, ResourceError."""
     key = _key(document)
     mine = f"{names.NAME}={key.name}"
     listed = await asyncio.gather(
-        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN),
+        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in skipped),
         _live(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
     )
     found = _observed(document, [item for items in listed for item in items])

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from aerie.api import ResourceError
-from aerie.controller.act import act, to_do
-from aerie.controller.client import RESOURCES, ApiError, Cluster
+from aerie.controller.act import act, status_of, to_do
+from aerie.controller.client import RESOURCES, ApiError, Cluster, Object
 from aerie.controller.clock import Clock
+from aerie.controller.listing import NO_GAPS, Gaps, Lister
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Notifier
 from aerie.controller.observe import observe, recall, strangers
@@ -30,8 +31,11 @@ from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.controller.tuner import Tuner
+from aerie.controller.versions import Versions
 from aerie.engine.catalog import Catalog
+from aerie.rollout.conditions import Finding
 from aerie.rollout.decide import NO_CATALOG, decide
+from aerie.rollout.hold import CRUCIAL, held, unlisted, unreadable
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 
@@ -57,6 +61,11 @@ class Reconciler:
     clock: Clock = field(default_factory=Clock)
     notifier: Notifier = field(default_factory=Notifier)
     tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
+    lists: Lister | None = None
+    """What knows of kinds that cannot be listed; None: all can."""
+
+    def __post_init__(self) -> None:
+        self.versions = Versions(self.telemetry)
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -79,7 +88,7 @@ class Reconciler:
                 _log.log(level, "%s: %s; again in %.1f s", key, error, seconds)
             except ResourceError as error:
                 self.queue.failed(key)
-                _log.error("%s cannot be read: %s", key, error)
+                _log.error("%s has come to be what cannot be read: %s", key, error)
             except Exception:  # noqa: BLE001 - one resource's fault must not end the others' worker
                 self.queue.failed(key)
                 _log.exception("%s: the pass ended with an error of Aerie's own", key)
@@ -96,10 +105,23 @@ class Reconciler:
             self.notifier.forget(key)
             self.prober.forget(key)
             self.tuner.forget(key)
+            self.telemetry.held(str(key), "")
+            self.versions.forget(key)
             return None
-        observed = self._with_readings(key, recall(self.mirror, document))
+        gaps = self.lists.gaps(document) if self.lists is not None else NO_GAPS
+        if gaps.waiting:
+            return None  # it is queued when that has changed
+        try:
+            observed = self._with_readings(key, recall(self.mirror, document), gaps)
+        except ResourceError as error:
+            await self._hold(key, document, unreadable(error))
+            return None
+        if CRUCIAL & gaps.kinds.keys():
+            await self._hold(key, document, unlisted(gaps.kinds, forbidden=gaps.forbidden))
+            return None
+        self.telemetry.held(str(key), "")
         plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
-        if not to_do(plan, document) and not self.dry_run:
+        if (not to_do(plan, document) or self._in_vain(key, plan, document)) and not self.dry_run:
             self._follow(key, observed, plan)
             self.notifier.look(key, observed.resource, plan.status, self.clock.now())
             return plan.again
@@ -111,7 +133,7 @@ class Reconciler:
         self.mirror.put(document)
         if document["metadata"].get("deletionTimestamp"):
             return None
-        observed = self._with_readings(key, await observe(self.cluster, self.mirror, document))
+        observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
         now = self.clock.now()
         plan = decide(observed, self.preflight_image, now, self.catalog)
         if self.dry_run:
@@ -124,15 +146,40 @@ class Reconciler:
         self._follow(key, observed, plan)
         lasting = self.queue.failures(key) >= LASTING
         plan = await act(self.cluster, self.mirror, document, observed, plan, now, lasting=lasting)
+        stored = (self.mirror.resource(key) or {}).get("status") or {}
+        self.versions.answered(key, status_of(plan, document), stored)
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
+
+    def _in_vain(self, key: Key, plan: Plan, document: Object) -> bool:
+        """Whether all there is to write is a status that has been written already, and of which the API server drops a part."""
+        known = self.versions.written(key, status_of(plan, document), document.get("status") or {})
+        return known and not (plan.apply or plan.delete)
+
+    async def _hold(self, key: Key, document: Object, finding: Finding) -> None:
+        """Leave everything as it is, and say why."""
+        self.telemetry.held(str(key), finding.reason)
+
+        def status(item: Object) -> Object:
+            return held(item.get("status"), finding, item["metadata"].get("generation"), self.clock.now())
+
+        if self.dry_run or status(document) == document.get("status"):
+            return
+        live = await self.cluster.get(RESOURCES, key.namespace, key.name)
+        if live is None:
+            self.mirror.missed(key, document["metadata"]["resourceVersion"])
+            return
+        self.mirror.put(live)
+        if live["metadata"]["resourceVersion"] == document["metadata"]["resourceVersion"]:  # else it is queued once more by that
+            _log.error("%s: %s", key, finding.message)
+            self.mirror.put(await self.cluster.replace_status(live, status(live)))
 
     def _follow(self, key: Key, observed: Observed, plan: Plan) -> None:
         self.scraper.follow(key, observed, plan.status)
         self.prober.follow(key, observed, plan.status)
         self.tuner.follow(key, observed, plan.status)
 
-    def _with_readings(self, key: Key, observed: Observed) -> Observed:
+    def _with_readings(self, key: Key, observed: Observed, gaps: Gaps) -> Observed:
         scraper, uid = self.scraper, observed.resource.metadata.uid
         return replace(
             observed,
@@ -144,6 +191,9 @@ class Reconciler:
             memory=scraper.memory(key, uid),
             advice=self.tuner.advice(key, uid),
             kept=self.tuner.kept(key, uid),
+            unlisted=gaps.kinds,
+            forbidden=gaps.forbidden,
+            outdated=self.versions.trouble,
         )
 
 

@@ -20,6 +20,7 @@ from aerie.controller import edge
 from aerie.controller.client import Cluster
 from aerie.controller.clock import Clock
 from aerie.controller.lease import Elector
+from aerie.controller.listing import Lister
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Hook, Notifier
 from aerie.controller.probe import Prober
@@ -108,6 +109,8 @@ async def _lead(
     options: Options, cluster: Cluster, queue: WorkQueue, telemetry: Telemetry, stop: asyncio.Event, lost: asyncio.Event
 ) -> int:
     clock = Clock()
+    if (date := cluster.date()) is not None:  # as of the Lease, which was written a moment ago
+        clock.agree(*date)
     tuner = Tuner(queue.add, telemetry.decided, lambda key: scraper.silence(key), clock)
     scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access, listener=tuner)
     prober = Prober(queue.add)
@@ -116,27 +119,28 @@ async def _lead(
     reconciler = Reconciler(
         cluster, mirror, queue, telemetry, scraper, prober, options.preflight_image, options.dry_run, options.catalog, clock
     )
-    reconciler.notifier, reconciler.tuner = notifier, tuner
+    lists = Lister(cluster, mirror, queue, options.namespaces, telemetry)
+    reconciler.notifier, reconciler.tuner, reconciler.lists = notifier, tuner, lists
     telemetry.leading(True)
+    telemetry.lists = lists
     watch_stop, watching = asyncio.Event(), asyncio.Event()
-    filled, relisted = asyncio.Event(), asyncio.Event()
 
     async def watch() -> None:
         # The first look at everything comes first. Kopf lists at its start, which makes up for what happened since.
-        await filled.wait()
+        await lists.filled.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_PASSES):
                 await queue.emptied()
         watching.set()
-        await edge.watch(mirror, options.namespaces, watch_stop, relisted)
+        await edge.watch(mirror, options.namespaces, watch_stop, lists.relisted)
 
     async def work() -> None:
-        await filled.wait()
+        await lists.filled.wait()
         await reconciler.work()
 
     watcher = asyncio.create_task(watch(), name="watch")
-    resync = edge.resync(cluster, mirror, queue, options.namespaces, filled, relisted)
-    lister = asyncio.create_task(resync, name="resync")
+    lister = asyncio.create_task(lists.run(), name="lister")
+    definition = asyncio.create_task(reconciler.versions.watch(cluster), name="definition")
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     asker = asyncio.create_task(prober.run(), name="prober")
@@ -144,8 +148,10 @@ async def _lead(
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
-        await asyncio.wait({watcher, lister, reader, asker, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (watcher, lister, reader, asker, decider, *workers):
+        await asyncio.wait(
+            {watcher, lister, definition, reader, asker, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in (watcher, lister, definition, reader, asker, decider, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -157,6 +163,7 @@ async def _lead(
         if not watching.is_set():
             watcher.cancel()
         lister.cancel()
+        definition.cancel()
         reader.cancel()
         asker.cancel()
         decider.cancel()
@@ -169,7 +176,7 @@ async def _lead(
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
-        await asyncio.gather(watcher, lister, reader, asker, decider, *workers, *ends, return_exceptions=True)
+        await asyncio.gather(watcher, lister, definition, reader, asker, decider, *workers, *ends, return_exceptions=True)
 
 
 async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:

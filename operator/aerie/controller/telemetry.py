@@ -1,13 +1,16 @@
 """The operator's own metrics, and whether it is alive and ready.
 
-Alive: the event loop turns, and the workers' queue does not stand still while keys wait in it. Ready: it leads and watches, or
-stands by to lead.
+Alive: the event loop turns, and what is under way goes on: while the mirror is filled for the first time, its lists; from then
+on the passes, as long as keys wait. Ready: it acts, or stands by. A leader that cannot list some of what it should stays ready,
+because it serves the rest and no other one could do more; what is missing is in the answer's text. Only one that can list nothing
+at all is not, so that an upgrade that takes its rights away does not go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,7 +19,22 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 _WAITS = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 _LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 STUCK_AFTER = 60.0
-"""Seconds in which no pass ends although keys wait: longer than any chain of calls with their limits takes."""
+"""Seconds without a sign of life: longer than any chain of calls with their limits takes."""
+
+
+class Lists(Protocol):
+    """What tells whether everything could be listed."""
+
+    filled: asyncio.Event
+    """Set when the mirror has been filled."""
+    under_way: int
+    """Lists that have begun and not ended."""
+
+    def troubles(self) -> list[str]:
+        """What cannot be listed, each as a sentence without an end."""
+
+    def blind(self) -> bool:
+        """Whether nothing at all can be listed."""
 
 
 class Telemetry:
@@ -67,8 +85,28 @@ class Telemetry:
             buckets=_WAITS,
             registry=self.registry,
         )
-        self._last_pass = 0.0
+        self._lists_failed = Gauge(
+            "aerie_list_failed",
+            "1 while the kind cannot be listed in the namespace (none: in all), 0 when it can again.",
+            ["kind", "namespace"],
+            registry=self.registry,
+        )
+        self._resources_held = Gauge(
+            "aerie_resources_held", "Resources that are left as they are, by reason.", ["reason"], registry=self.registry
+        )
+        self._dropped = Gauge(
+            "aerie_status_fields_dropped",
+            "Fields and values of the status that the installed CustomResourceDefinition does not have.",
+            registry=self.registry,
+        )
+        self._reasons: dict[str, str] = {}
+        """Why, by resource."""
+        self._failing: set[tuple[str, str]] = set()
+        self._sign = 0.0
+        """When there was a sign of life."""
         self.ready = False
+        self.lists: Lists | None = None
+        """What fills the mirror, while this operator acts."""
 
     def called(self, verb: str, code: str, seconds: float) -> None:
         """A call of the API server ended."""
@@ -81,8 +119,31 @@ class Telemetry:
 
     def passed(self, outcome: str, seconds: float) -> None:
         """A pass ended."""
-        self._last_pass = asyncio.get_running_loop().time()
+        self.lives()
         self._passes.labels(outcome).observe(seconds)
+
+    def lives(self) -> None:
+        """Something has gone on."""
+        self._sign = asyncio.get_running_loop().time()
+
+    def held(self, resource: str, reason: str) -> None:
+        """A resource is left as it is, for this reason; empty: it is not."""
+        before = self._reasons.pop(resource, "")
+        if reason:
+            self._reasons[resource] = reason
+        for one in {before, reason} - {""}:
+            self._resources_held.labels(one).set(sum(each == one for each in self._reasons.values()))
+
+    def fields_dropped(self, count: int) -> None:
+        """So many fields of the status are not stored."""
+        self._dropped.set(count)
+
+    def list_failed(self, kind: str, namespace: str | None, *, failed: bool) -> None:
+        """A list ended; one that never failed is not shown."""
+        labels = (kind, namespace or "")
+        if failed or labels in self._failing:
+            self._failing.add(labels)
+            self._lists_failed.labels(*labels).set(float(failed))
 
     def scraped(self, outcome: str, seconds: float) -> None:
         """The reading of an engine's metrics ended; `outcome` is done, or why it failed."""
@@ -103,7 +164,7 @@ class Telemetry:
     def leading(self, leads: bool) -> None:
         """Leadership was gained or lost."""
         self._leading.set(1.0 if leads else 0.0)
-        self._last_pass = asyncio.get_running_loop().time()
+        self.lives()
 
     async def watch(self, depth: Callable[[], int]) -> None:
         """Measure the loop and the queue, until cancelled."""
@@ -114,12 +175,22 @@ class Telemetry:
             self._lag.observe(max(0.0, loop.time() - due))
             waiting = depth()
             self._depth.set(waiting)
-            if not waiting:
-                self._last_pass = loop.time()
+            filling = self.lists if self.lists is not None and not self.lists.filled.is_set() else None
+            if not (waiting if filling is None else filling.under_way):
+                self.lives()
 
     def alive(self) -> bool:
-        """Whether passes are made while keys wait."""
-        return asyncio.get_running_loop().time() - self._last_pass < STUCK_AFTER
+        """Whether what is under way goes on."""
+        return asyncio.get_running_loop().time() - self._sign < STUCK_AFTER
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether it is ready, and what is to be said about it."""
+        if not self.ready:
+            return False, "starting"
+        if self.lists is None:
+            return True, "ready"
+        blind = self.lists.blind()
+        return not blind, "\n".join(["nothing can be listed" if blind else "ready", *self.lists.troubles()])
 
     async def serve(self, health_port: int, metrics_port: int) -> list[web.AppRunner]:
         """Open both ports on all addresses; the runners to clean up."""
@@ -128,10 +199,11 @@ class Telemetry:
             return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
         async def healthz(_: web.Request) -> web.Response:
-            return _answer(self.alive(), "alive", f"keys wait and no pass has ended for {STUCK_AFTER:g} s")
+            return _answer(self.alive(), "alive", f"nothing has gone on for {STUCK_AFTER:g} s, and something should")
 
         async def readyz(_: web.Request) -> web.Response:
-            return _answer(self.ready, "ready", "starting")
+            ready, text = self.readiness()
+            return _answer(ready, text, text)
 
         runners = []
         for port, routes in (

@@ -3,8 +3,9 @@
     choice ─► tuned ─► wanted ─► verdict ─► course ─► children ─► Plan
                                                 └──► report ──►
 
-Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on. A decision that writes
-nothing never asks for another one at once, so that nothing spins.
+Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on. While a kind cannot be
+listed, the rollout rests as if paused, nothing of that kind is applied and nothing at all deleted; the rest is repaired and
+scaled. A decision that writes nothing never asks for another one at once, so that nothing spins.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
 from aerie.rollout import settling, tuned
 from aerie.rollout.children import objects, superfluous
 from aerie.rollout.choice import choose
-from aerie.rollout.conditions import DEGRADED, Finding, conditions, events
+from aerie.rollout.conditions import DEGRADED, PROGRESSING, Finding, conditions, events
 from aerie.rollout.course import Course, course
+from aerie.rollout.hold import unlisted
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.leftovers import without_leftovers
 from aerie.rollout.observed import Observed, owned
@@ -44,14 +47,20 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
     observed, leftovers = without_leftovers(replace(observed, resource=resource))
     observed, overdue = observed.alive(now)
     observed = recovered(observed)
+    paused = observed.resource.spec.rollout.paused
+    if observed.unlisted:
+        observed = replace(observed, resource=_resting(observed.resource))
     resource = observed.resource
     asked = tuned.asked(observed, now)
     wanted = read_wanted(resource, choice.problem, asked.setting, asked.trial)
     verdict = verdict_of(observed, wanted.revision)
     way = tuned.with_end(course(observed, wanted, verdict, now), observed, asked, now)
     intent = tuned.intended(observed, asked, way, now)
-    paused = resource.spec.rollout.paused
+    if observed.unlisted and not paused:
+        why = unlisted(observed.unlisted, forbidden=observed.forbidden)
+        way = replace(way, progressing=Finding(PROGRESSING, "False", why.reason, why.message))
     made = [] if paused else list(objects(observed, wanted, way, verdict, preflight_image))
+    made = [item for item in made if item["kind"] not in observed.unlisted]
     held_up = settling.left(observed, made, now)
     taken, missing = [], []
     for item in made:
@@ -64,7 +73,7 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
             continue  # its requests would go to somebody else's pods
         elif drifted(live, item):
             missing.append(item)
-    delete = () if paused else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
+    delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
     if held_up:
         delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))
@@ -78,6 +87,11 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
     if again is not None and not (missing or delete or told) and status == choice.resource.status:
         again = again if again > timedelta(0) else LEAST_PAUSE
     return Plan(tuple(missing), delete, status, tuple(told), again)
+
+
+def _resting(resource: SpeculativeDeployment) -> SpeculativeDeployment:
+    rollout = resource.spec.rollout.model_copy(update={"paused": True})
+    return resource.model_copy(update={"spec": resource.spec.model_copy(update={"rollout": rollout})})
 
 
 def refused(plan: Plan, before: Status | None, refusals: list[str], now: datetime) -> Plan:

@@ -53,6 +53,12 @@ class Observed:
     """What the operator holds of the stable pods; None where it has counted none, and may have to read what is written."""
     advice: Advice | None = None
     """What the tuner advises; None where it has said nothing since the operator began."""
+    unlisted: Mapping[str, str] = field(default_factory=dict)
+    """Kinds that cannot be listed, none of them crucial, each with a sentence on it: nothing is known of such children."""
+    forbidden: bool = False
+    """Whether listing them is refused, rather than failing."""
+    outdated: str = ""
+    """What is amiss with the CustomResourceDefinition; empty where nothing is."""
     kept: Kept | None = None
     """What the tuner knows and would have written down; None where it has decided nothing."""
 

@@ -16,6 +16,7 @@ from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
+from aerie.rollout.hold import VERSION_SKEW, unlisted
 from aerie.rollout.observed import Observed
 from aerie.rollout.route import refusal, unanswered
 from aerie.rollout.traffic import percent
@@ -165,6 +166,8 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
 
 
 def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None, now: datetime) -> Finding:
+    if observed.unlisted:
+        return unlisted(observed.unlisted, forbidden=observed.forbidden)
     if taken:
         named = " and ".join(f"{item['kind']} {item['metadata']['name']} belongs to {_owner(item)}" for item in taken)
         it, name = ("it", "the name") if len(taken) == 1 else ("them", "the names")
@@ -179,6 +182,8 @@ def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm 
         return Finding(DEGRADED, "True", "RouteNotAnswered", unheard)
     if source := _source_trouble(observed):
         return Finding(DEGRADED, "True", UNAVAILABLE, source)
+    if observed.outdated:
+        return Finding(DEGRADED, "True", VERSION_SKEW, observed.outdated)
     if drifted := _drift(stable):
         return Finding(DEGRADED, "True", "DriftSuspected", drifted)
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aerie_lab.cluster import Lab
+from aerie_lab.cluster import Lab, process
 from aerie_lab.testing import Namespace, until
 from aerie_lab.testing.plugin import new_namespace
 
@@ -24,6 +27,9 @@ spec:
   model: {source: {huggingFace: {repo: a/b, revision: 0e9e39f249a16976918f6564b8830bc894c89659}}}
   engine: {image: "vllm/vllm-openai:v0.33.0"}
 """
+
+DRAFTER = """spec:
+  drafter: {source: {huggingFace: {repo: a/c, revision: 0e9e39f249a16976918f6564b8830bc894c89659}}}"""
 
 ENTRY = """
 targets = ["a/b"]
@@ -61,6 +67,57 @@ def test_the_operator_works_with_its_rights_and_its_catalog(
             assert "status" not in home.get("specdep", "chat")
         for each in pods:
             assert "forbidden" not in home.kubectl("logs", each["metadata"]["name"])
+
+
+def test_a_namespace_without_its_rights_stops_no_other_one(lab: Lab, namespace: Namespace, chart: Path, release: Release) -> None:
+    """The operator starts anew while it may do nothing in one of its namespaces, goes on in the other one for longer than Kopf
+    puts up with a refusal by itself, and works in both when the rights are back."""
+    with contextlib.ExitStack() as stack:
+        home, lost = (stack.enter_context(new_namespace(lab, label)) for label in ("aerie-system", "lost"))
+        given = ["--set", f"namespaces={{{namespace.name},{lost.name}}}", "--set", "replicas=1"]
+        stack.enter_context(release(home.name, chart, *given))
+        binding = lost.get("rolebinding", "aerie")
+        lost.kubectl("delete", "rolebinding", "aerie")
+        home.kubectl("rollout", "restart", "deployment/aerie")
+        home.rolled_out("aerie")
+        (pod,) = (
+            one for one in home.list_all("pods", "app.kubernetes.io/name=aerie") if "deletionTimestamp" not in one["metadata"]
+        )
+        for place in (namespace, lost):
+            place.apply(RESOURCE.replace("spec:", DRAFTER))
+        until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "work in the other namespace")
+
+        def page(port: int, path: str) -> str:
+            url = f"http://{pod['status']['podIP']}:{port}{path}"
+            code = f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"
+            inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.living(lab.folder))]
+            return subprocess.run([*inside, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+        ready = page(8081, "/readyz")
+        assert ready.startswith("ready\n")
+        assert f"SpeculativeDeployments of namespace {lost.name} cannot be listed" in ready
+        failed = f'aerie_list_failed{{kind="SpeculativeDeployment",namespace="{lost.name}"}}'
+        assert f"{failed} 1.0" in page(8080, "/metrics")
+
+        def refused() -> int:
+            found = re.search(r'^aerie_api_calls_total{code="403",verb="GET"} (\S+)', page(8080, "/metrics"), re.MULTILINE)
+            return int(float(found[1])) if found else 0
+
+        until(lambda: refused() >= 7, "two minutes of refusals", within=240, every=2)
+        namespace.kubectl("delete", "job", "-l", "aerie.dev/name=chat", "--wait=true")
+        until(lambda: namespace.list_all("jobs", "aerie.dev/name=chat"), "it is still at work")
+        assert not lost.list_all("jobs", "aerie.dev/name=chat")
+
+        lost.apply({key: value for key, value in binding.items() if key != "metadata"} | {"metadata": {"name": "aerie"}})
+        until(lambda: lost.list_all("jobs", "aerie.dev/name=chat"), "work in the namespace that is back", within=180)
+        assert f"{failed} 0.0" in page(8080, "/metrics")
+        assert page(8081, "/readyz") == "ready\n"
+        (same,) = home.list_all("pods", "app.kubernetes.io/name=aerie")
+        assert same["metadata"]["uid"] == pod["metadata"]["uid"]
+        assert [one["restartCount"] for one in same["status"]["containerStatuses"]] == [0]
+        said = home.kubectl("logs", same["metadata"]["name"])
+        assert said.count("cannot be listed") == said.count("can be listed again") == 1
+        assert "will retry" not in said
 
 
 def images(pod: dict[str, Any]) -> list[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from kubernetes.aio.client import ApiClient
+from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
 
 from aerie.controller.client import LEASES, SERVICES, ApiError, Cluster
+
+from .served import served
 
 
 class Answering(Cluster):
@@ -38,6 +42,24 @@ def test_what_is_still_there_is_not(code: int, uid: str | None) -> None:
     assert caught.value.status == code
 
 
+@pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({}, None), ({"Retry-After": "tomorrow"}, None)])
+def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:
+    async def busy(_: web.Request) -> web.Response:
+        return web.json_response({"reason": "TooManyRequests", "message": "later"}, status=429, headers=headers)
+
+    async def work() -> None:
+        async with served("GET", "/api/v1/services", busy) as address:
+            cluster = Cluster(ApiClient(Configuration(host=address)))
+            try:
+                with pytest.raises(ApiError) as caught:
+                    await cluster.list_all(SERVICES, None)
+            finally:
+                await cluster.close()
+        assert (caught.value.status, caught.value.retry_after) == (429, seconds)
+
+    asyncio.run(work())
+
+
 def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out() -> None:
     async def work() -> None:
         cluster = Cluster(cast("ApiClient", Unreachable()))
@@ -58,3 +80,30 @@ class Unreachable:
 
     async def param_serialize(self, **_: Any) -> None:
         raise OSError("nobody is there")
+
+
+@pytest.mark.parametrize(
+    ("header", "date"),
+    [
+        ("Sat, 21 Nov 2026 12:00:00 GMT", datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ("Sat, 21 Nov 2026 12:00:00", None),
+        ("tomorrow", None),
+        ("", None),
+    ],
+)
+def test_an_answer_tells_the_time_of_the_api_server(header: str, date: datetime | None) -> None:
+    async def dated(_: web.Request) -> web.Response:
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}}, headers={"Date": header})
+
+    async def work() -> None:
+        async with served("GET", "/api/v1/services", dated) as address:
+            cluster = Cluster(ApiClient(Configuration(host=address)))
+            assert cluster.date() is None
+            try:
+                await cluster.list_all(SERVICES, None)
+            finally:
+                await cluster.close()
+        found = cluster.date()
+        assert (found and found[0]) == date
+
+    asyncio.run(work())

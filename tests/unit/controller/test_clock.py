@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime, timedelta, tzinfo
 from types import SimpleNamespace
 from typing import Any
@@ -34,3 +35,17 @@ def test_a_jump_is_told_once_and_not_followed(monkeypatch: pytest.MonkeyPatch, c
             assert ours.now() == ours.now() == start + timedelta(seconds=Machine.passed)
         assert [f"{jump.total_seconds():+.0f} s" in record.getMessage() for record in caplog.records] == [True]
     assert clock.Clock().now() == start + timedelta(seconds=Machine.passed)
+
+
+@pytest.mark.parametrize(("ahead", "followed"), [(-7200, True), (7200, True), (3, False), (-3, False)])
+def test_leaders_go_by_the_clock_of_the_api_server(ahead: int, followed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A leader takes over times that another one has written: a machine whose clock is off must not read them by its own."""
+    ours = clock.Clock()
+    machine = ours.now()
+    heard = time.monotonic() - 1.0
+    with caplog.at_level(logging.WARNING):
+        ours.agree(machine - timedelta(seconds=ahead + 1), heard)
+        off = (ours.now() - machine).total_seconds()
+    assert round(off) == (-ahead if followed else 0)
+    assert len(caplog.records) == followed
+    assert all(f"{ahead:+.0f} s" in record.getMessage() for record in caplog.records)

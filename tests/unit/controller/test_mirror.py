@@ -273,3 +273,46 @@ class Messages(RuleBasedStateMachine):
 
 Messages.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 test_messages = Messages.TestCase
+
+
+# ------------------------------------------------------------------------------------------------- etcd restored from a backup
+def test_after_a_list_of_an_older_version_what_it_says_is_believed() -> None:
+    """Resource versions begin anew below those that were seen; all kinds of objects: changed, made, deleted since the backup."""
+    heard = Heard()
+    mirror = heard.mirror
+    first = mirror.listing(SERVICES)
+    assert not first.begin("500")
+    first.add([made("Service", "chat", 400, spec={"type": "new"}), made("Service", "made-since", 450)])
+    first.end("500")
+    mirror.put(made("Service", "changed-since", 510))
+    mirror.deleted(made("Service", "deleted-since", 520))
+    deployment = made("Deployment", "chat", 505)
+    mirror.put(deployment)
+    heard.news()
+
+    again = mirror.listing(SERVICES)
+    assert again.begin("300")
+    assert len(mirror) == 4, "nothing goes before the list is whole"
+    old = [made("Service", "chat", 200, spec={"type": "old"}), made("Service", "changed-since", 210)]
+    again.add([*old, made("Service", "deleted-since", 220)])
+    again.end("300")
+    services = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in mirror.belonging(CHAT)[1:]}
+    assert services == {"chat": "200", "changed-since": "210", "deleted-since": "220"}
+    assert heard.news() == {CHAT}
+    mirror.put(made("Service", "chat", 301))
+    mirror.put(made("Service", "made-since", 302, uid="u2"))
+    mirror.deleted(made("Service", "changed-since", 303))
+    assert heard.names().keys() == {"chat", "made-since", "deleted-since"}
+    assert deployment in mirror.belonging(CHAT), "other kinds have lists of their own"
+
+
+def test_a_list_of_one_resource_or_of_the_same_version_is_no_sign_of_a_backup() -> None:
+    heard = Heard()
+    whole = heard.mirror.listing(SERVICES)
+    whole.begin("500")
+    whole.add([made("Service", "chat", 400)])
+    whole.end("500")
+    for listing, version in ((heard.mirror.listing(SERVICES), "500"), (heard.mirror.listing(SERVICES, of=CHAT), "300")):
+        assert not listing.begin(version)
+        listing.add([made("Service", "chat", 300)])
+    assert heard.names() == {"chat": "400"}

@@ -6,13 +6,15 @@ import asyncio
 import copy
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from aerie.controller import edge
-from aerie.controller.client import ApiError, Cluster, Kind, Object
+from aerie.api.crd import custom_resource_definition
+from aerie.controller.client import ApiError, Cluster, Kind, Object, Patience
+from aerie.controller.listing import Gaps, Lister
 from aerie.controller.mirror import Mirror
 from aerie.controller.probe import Prober
 from aerie.controller.queue import Key, WorkQueue
@@ -68,6 +70,7 @@ class Server(Cluster):
         kind: Kind,
         namespace: str | None,  # noqa: ARG002
         selector: str = "",
+        patience: Patience | None = None,  # noqa: ARG002
     ) -> AsyncIterator[tuple[list[Object], str | None]]:
         self.calls.append(f"GET {kind.kind} {selector}")
         if kind.kind == "HTTPRoute":  # no Gateway API here
@@ -172,7 +175,7 @@ class Operator:
         self.heard = len(self.server.told)
 
     async def list(self) -> None:
-        await edge.fill(self.server, self.mirror, ())
+        await Lister(self.server, self.mirror, self.queue, (), Telemetry()).fill()
 
     async def settle(self) -> None:
         """Passes and controllers until no pass has anything to do."""
@@ -304,49 +307,124 @@ def test_a_resource_made_anew_under_its_name_is_another_one(run: Run) -> None:
     run(work())
 
 
-class Lists(Server):
-    """Counts whole lists; the first ones may fail."""
+class Gapped(Lister):
+    """Lists with gaps that a test names."""
 
-    def __init__(self, failures: int = 0) -> None:
-        super().__init__()
-        self.failures, self.lists = failures, 0
+    def __init__(self) -> None:
+        self.known = Gaps()
 
-    async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = ""
-    ) -> AsyncIterator[tuple[list[Object], str | None]]:
-        if kind.kind == "SpeculativeDeployment":
-            self.lists += 1
-            if self.lists <= self.failures:
-                raise ApiError(None, "TimeoutError", "no answer")
-        async for page in super().pages(kind, namespace, selector):
-            yield page
+    def gaps(self, document: Object) -> Gaps:  # noqa: ARG002
+        return self.known
 
 
-@pytest.mark.parametrize("failures", [0, 2])
-def test_the_mirror_is_filled_before_the_first_pass_and_again_when_kopf_has_listed(run: Run, failures: int) -> None:
+def condition(server: Server, kind: str) -> tuple[str, str, str]:
+    found = server.objects["SpeculativeDeployment", "chat"]["status"]["conditions"]
+    return next((one["status"], one["reason"], one["message"]) for one in found if one["type"] == kind)
+
+
+def test_nothing_is_done_before_enough_is_known(run: Run) -> None:
     async def work() -> None:
-        server, queue = Lists(failures), WorkQueue()
-        server.edit()
-        mirror = Mirror(queue.add)
-        filled, relisted = asyncio.Event(), asyncio.Event()
-        task = asyncio.create_task(edge.resync(server, mirror, queue, (), filled, relisted))
-        await filled.wait()
-        assert mirror.resources() == [CHAT]
-        assert server.lists == failures + 1
-        await asyncio.sleep(1)
-        assert server.lists == failures + 1
-        for _ in range(3):  # Kopf's watches, one after the other
-            relisted.set()
-            await asyncio.sleep(1)
-        await asyncio.sleep(edge.SETTLE)
-        assert server.lists == failures + 2
-        key, _ = await queue.get()
-        queue.done(key)
-        await asyncio.sleep(edge.RESYNC)
-        assert server.lists == failures + 3
-        assert len(queue) == 1, "now and then each resource is looked at, whatever was heard"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        operator = await settled()
+        operator.reconciler.lists = lists = Gapped()
+        lists.known = Gaps(waiting=True, kinds={"Pod": "pods cannot be listed"})
+        operator.server.edit(replicas=3)
+        operator.hear()
+        operator.server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert operator.server.calls == []
+        lists.known = Gaps()
+        await operator.settle()
+        assert operator.server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3
+
+    run(work())
+
+
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_without_the_pods_a_resource_is_left_as_it_is_and_says_so_once(run: Run, forbidden: bool) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        before = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"]["status"])
+        operator.reconciler.lists = lists = Gapped()
+        lists.known = Gaps(kinds={"Pod": "Pods of namespace b cannot be listed: no"}, forbidden=forbidden)
+        server.edit(replicas=3, drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.calls.clear()
+        for _ in range(4):
+            operator.hear()
+            await operator.reconciler.reconcile(CHAT)
+        assert server.writes == ["STATUS"]
+        status, reason, message = condition(server, "Degraded")
+        assert (status, reason) == ("True", "ListForbidden" if forbidden else "ListFailed")
+        assert "Pods of namespace b cannot be listed: no" in message
+        after = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"]["status"])
+        for one in (before, after):
+            one["conditions"] = [each for each in one["conditions"] if each["type"] != "Degraded"]
+        assert after == before
+        metric = operator.reconciler.telemetry.registry.get_sample_value
+        assert metric("aerie_resources_held", {"reason": reason}) == 1
+        lists.known = Gaps()
+        await operator.settle()
+        assert condition(server, "Degraded")[0] == "False"
+        assert metric("aerie_resources_held", {"reason": reason}) == 0
+
+    run(work())
+
+
+def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        operator.reconciler.lists = lists = Gapped()
+        why = {"Service": "Services of namespace b cannot be listed: no"}
+        lists.known = Gaps(kinds=why, skipped=frozenset(why), forbidden=True)
+        server.remove("Service", "chat")
+        server.remove("PodDisruptionBudget", "chat")
+        server.edit(replicas=3, drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.calls.clear()
+        await operator.settle()
+        assert {call for call in server.writes if call != "STATUS"} >= {"APPLY PodDisruptionBudget chat"}
+        assert not [call for call in server.writes if call.startswith(("DELETE", "APPLY Service", "APPLY Job"))]
+        (deployment,) = (item for (kind, _), item in server.objects.items() if kind == "Deployment")
+        assert deployment["spec"]["replicas"] == 3, "it is scaled, and no other revision begins"
+        assert condition(server, "Degraded")[:2] == ("True", "ListForbidden")
+        assert not [call for call in server.calls if call.startswith("GET Service ")], "which is refused likewise"
+        lists.known = Gaps()
+        await operator.settle()
+        assert ("Service", "chat") in server.objects
+        assert condition(server, "Degraded")[0] == "False"
+
+    run(work())
+
+
+NEWER = [
+    ("phase", "Charming"),
+    ("canary", {"revision": "x", "change": "y", "phase": "Charming", "startedAt": "2026-11-21T12:00:00Z"}),
+    ("history", [{"revision": "x", "change": "y", "result": "Adopted", "reason": "z", "startedAt": 1, "endedAt": 2}]),
+    ("replicas", "many"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), NEWER)
+def test_a_status_of_another_release_is_kept_and_nothing_is_done_by_it(run: Run, field: str, value: Any) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        item = server.objects["SpeculativeDeployment", "chat"]
+        whole = {**item["status"], field: value, "novel": {"of": ["another", "release"]}}
+        server._store({**item, "status": whole})
+        server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        server.remove("Service", "chat")
+        server.calls.clear()
+        for _ in range(4):
+            operator.hear()
+            await operator.reconciler.reconcile(CHAT)
+        assert server.writes == ["STATUS"]
+        status, reason, message = condition(server, "Degraded")
+        assert (status, reason) == ("True", "VersionSkew")
+        assert f"status.{field}" in message
+        assert "install the operator" in message
+        found = server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert {name for name in whole if found[name] != whole[name]} == {"conditions"}
 
     run(work())
 
@@ -422,5 +500,95 @@ def test_an_object_of_somebody_else_is_left_alone_and_named(run: Run, kind: str)
         assert (degraded["status"], degraded["reason"]) == ("True", "NameTaken")
         assert f"{kind} {name} belongs to somebody else" in degraded["message"]
         assert not [call for call in server.writes if call in (f"APPLY {kind} {name}", f"DELETE {kind} {name}")]
+
+    run(work())
+
+
+def test_fields_of_a_newer_release_stay_when_the_status_is_written_and_cause_no_write(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        item = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"])
+        for part in (item["status"], item["status"]["stable"], item["status"]["history"][0]):
+            part["novel"] = {"of": "another release"}
+        server._store(item)
+        operator.hear()
+        server.calls.clear()
+        await operator.reconciler.reconcile(CHAT)
+        assert server.calls == []
+        server.edit(replicas=3)
+        await operator.settle()
+        found = server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert found["stable"]["replicas"] == 3
+        for part in (found, found["stable"], found["history"][0]):
+            assert part["novel"] == {"of": "another release"}
+
+    run(work())
+
+
+class Older(Server):
+    """An API server whose definition lacks fields of the status."""
+
+    lacks: tuple[str, ...] = ("history", "selector")
+
+    async def replace_status(self, resource: Object, status: Object) -> Object:
+        return await super().replace_status(resource, {key: value for key, value in status.items() if key not in self.lacks})
+
+    async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
+        assert (verb, path.rpartition("/")[2]) == ("GET", "speculativedeployments.aerie.dev")
+        definition = custom_resource_definition()
+        properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+        for field in self.lacks:
+            del properties[field]
+        return definition
+
+
+def test_an_older_definition_is_told_once_and_causes_no_endless_writes(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        server = Older()
+        server.edit()
+        operator = Operator(server)
+        await operator.settle()
+        status, reason, message = condition(server, "Degraded")
+        assert (status, reason) == ("True", "VersionSkew")
+        assert "status.history, status.selector: apply the definition of this release" in message
+        metric = operator.reconciler.telemetry.registry.get_sample_value
+        assert metric("aerie_status_fields_dropped") == 2
+        operator.hear()
+        server.calls.clear()
+        for _ in range(3):
+            await operator.reconciler.reconcile(CHAT)
+        assert server.calls == []
+        server.edit(replicas=3)
+        await operator.settle()
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "work goes on"
+        server.lacks = ()
+        watching = asyncio.create_task(operator.reconciler.versions.watch(server))
+        await asyncio.sleep(1)
+        await operator.settle()
+        assert condition(server, "Degraded")[0] == "False"
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["selector"]
+        assert metric("aerie_status_fields_dropped") == 0
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
+    told = [record.levelname for record in caplog.records if "CustomResourceDefinition" in record.message]
+    assert told == ["ERROR", "ERROR", "WARNING"], "the second field is written after the first one"
+
+
+def test_an_older_definition_is_told_before_anything_is_written(run: Run) -> None:
+    async def work() -> None:
+        server = Older()
+        server.edit()
+        operator = Operator(server)
+        watching = asyncio.create_task(operator.reconciler.versions.watch(server))
+        await asyncio.sleep(1)
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        assert condition(server, "Degraded")[:2] == ("True", "VersionSkew")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
     run(work())

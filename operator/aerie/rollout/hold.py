@@ -1,0 +1,55 @@
+"""What is said of a resource that is left as it is, in whole or in part, because not enough of it is known.
+
+    a status or a spec that this release cannot read ─┬─► held: the condition Degraded is written into the status as it is
+    Deployments, pods, ConfigMaps cannot be listed ───┘
+    another kind cannot be listed ────────────────────► decide.py: as if paused, but that kinds that are known are repaired
+
+Guarantees: functions of their arguments; what a status says besides is kept, whoever wrote it; said once, it is not said again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from aerie.api import ResourceError
+from aerie.api.base import Json, write_time
+from aerie.rollout.conditions import DEGRADED, Finding, shortened
+
+VERSION_SKEW = "VersionSkew"
+CRUCIAL = frozenset({"Deployment", "Pod", "ConfigMap"})
+"""Kinds without which nothing can be said of a rollout: of what pods there are, and of what they are to be."""
+
+
+def unreadable(error: ResourceError) -> Finding:
+    """Another release has written what this one does not know."""
+    message = (
+        "this operator cannot read the resource, which another release has written, and leaves its pods and Services as they "
+        f"are: install the operator of that release or a later one. {str(error).replace(chr(10), ' ')}"
+    )
+    return Finding(DEGRADED, "True", VERSION_SKEW, message)
+
+
+def unlisted(kinds: Mapping[str, str], *, forbidden: bool) -> Finding:
+    """Kinds that cannot be listed, with a sentence on each. `forbidden`: all of them are refused."""
+    message = f"{'; '.join(text for _, text in sorted(kinds.items()))}. What depends on them stays as it is"
+    return Finding(DEGRADED, "True", "ListForbidden" if forbidden else "ListFailed", message)
+
+
+def held(status: Json | None, finding: Finding, generation: int | None, now: datetime) -> Json:
+    """The status, whatever it says, with the finding as a condition."""
+    before: list[Json] = (status or {}).get("conditions") or []
+    last: Mapping[str, Any] = next((one for one in before if one.get("type") == finding.type), {})
+    same = last.get("status") == finding.status
+    condition = {
+        **last,
+        "type": finding.type,
+        "status": finding.status,
+        "reason": finding.reason,
+        "message": shortened(finding.message),
+        "lastTransitionTime": last["lastTransitionTime"] if same else write_time(now),
+        **({} if generation is None else {"observedGeneration": generation}),
+    }
+    conditions = [condition if one is last else one for one in before] if last else [*before, condition]
+    return {**(status or {}), "conditions": conditions}
