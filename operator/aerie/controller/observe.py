@@ -1,8 +1,8 @@
 """Gathers what there is about one resource, for the core to decide on: out of the mirror for nothing, or live.
 
 Live, everything is read from the API server itself, and the mirror hears of it. From the mirror, what is not mirrored is missing:
-Services of somebody else that bear the resource's name, and the last lines of crashed containers. Where those matter, the
-decision differs from what is written already, and is therefore made again on what was read live.
+Services of somebody else that bear the resource's name, the last lines of crashed containers, and why a Job has no pod. Where
+those matter, the decision differs from what is written already, and is therefore made again on what was read live.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from aerie.api import SpeculativeDeployment
 from aerie.controller.client import CHILDREN, PODS, SERVICES, ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
 from aerie.controller.queue import Key
+from aerie.controller.refusals import refusals
 from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.observed import Observed, labels
+from aerie.rollout.verdict import without_pod
 
 _LINES = 8
 _CHARACTERS = 1200
@@ -42,6 +44,7 @@ async def observe(cluster: Cluster, mirror: Mirror, document: Object) -> Observe
         found,
         namesakes=await _namesakes(cluster, *key, found.children),
         last_lines=await _last_lines(cluster, key.namespace, found.pods),
+        refusals=await refusals(cluster, key.namespace, without_pod(found)),
     )
 
 

@@ -31,6 +31,7 @@ from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.controller.tuner import Tuner
 from aerie.engine.catalog import Catalog
+from aerie.resources.preflight import Runner
 from aerie.rollout.decide import NO_CATALOG, decide
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
@@ -49,7 +50,7 @@ class Reconciler:
     telemetry: Telemetry
     scraper: Scraper
     prober: Prober
-    preflight_image: str
+    runner: Runner
     dry_run: bool = False
     catalog: Catalog = NO_CATALOG
     clock: Clock = field(default_factory=Clock)
@@ -96,7 +97,7 @@ class Reconciler:
             self.tuner.forget(key)
             return None
         observed = self._with_readings(key, recall(self.mirror, document))
-        plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
+        plan = decide(observed, self.runner, self.clock.now(), self.catalog)
         if not to_do(plan, document) and not self.dry_run:
             self._follow(key, observed, plan)
             self.notifier.look(key, observed.resource, plan.status, self.clock.now())
@@ -111,7 +112,7 @@ class Reconciler:
             return None
         observed = self._with_readings(key, await observe(self.cluster, self.mirror, document))
         now = self.clock.now()
-        plan = decide(observed, self.preflight_image, now, self.catalog)
+        plan = decide(observed, self.runner, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None

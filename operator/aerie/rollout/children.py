@@ -14,7 +14,7 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.resources import names, network, preflight, workload
-from aerie.resources.drift import stamped
+from aerie.resources.drift import APPLIED, stamped
 from aerie.resources.history import name as history_name
 from aerie.resources.tuning import name as tuning_name
 from aerie.rollout import history, kept
@@ -25,16 +25,18 @@ from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
 
 
-def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, image: str) -> Iterator[dict[str, Any]]:
+def objects(
+    observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, runner: preflight.Runner
+) -> Iterator[dict[str, Any]]:
     """All that has to be there, in the order in which it is applied."""
     resource = observed.resource
     made: list[dict[str, Any]] = [network.main_service(resource, course.only), workload.disruption_budget(resource)]
     made += _traffic(resource, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     if needed and wanted.template is not None:
-        made.append(preflight.record(wanted.resource, wanted.revision, wanted.template))
+        made.append(preflight.record(wanted.resource, wanted.revision, wanted.template, verdict.record))
     if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
-        made.append(preflight.job(resource, wanted.revision, image))
+        made.append(preflight.job(resource, wanted.revision, runner))
     made += _deployments(observed, wanted, course)
     memory = observed.memory
     if memory is not None and history.due(memory, history.written(observed), rolling=course.canary is not None):
@@ -91,6 +93,17 @@ def _with_control(course: Course) -> bool:
     return course.arms.control > 0
 
 
+def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: preflight.Runner) -> bool:
+    """Whether a Job without a verdict runs with what the operator was given before, such as pull secrets or an image."""
+    job = observed.child("Job", preflight.name(observed.resource.metadata.name, wanted.revision))
+    if job is None or verdict.state not in ("Running", "Error"):
+        return False
+    made = stamped(_owned_by(observed.resource, preflight.job(observed.resource, wanted.revision, runner)))
+    applied = (job["metadata"].get("annotations") or {}).get(APPLIED)
+    # What webhooks have changed in the Job is theirs; only what was asked for is compared.
+    return bool(applied != made["metadata"]["annotations"][APPLIED])
+
+
 def template_of(observed: Observed, wanted: Wanted, revision: str) -> dict[str, Any] | None:
     """The pods of a revision: as the spec says, or as was recorded when it did, or as they are; None when nothing tells."""
     if revision == wanted.revision:
@@ -107,7 +120,7 @@ def template_of(observed: Observed, wanted: Wanted, revision: str) -> dict[str, 
 def superfluous(
     observed: Observed, wanted: Wanted, made: list[dict[str, Any]], course: Course, *, over: bool
 ) -> Iterator[Reference]:
-    """Our own objects that nothing asks for any more. `over`: the Job's error is so long ago that it is made anew."""
+    """Our own objects that nothing asks for any more. `over`: the Job is to be made anew."""
     resource = observed.resource
     status = resource.status or Status()
     before = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}

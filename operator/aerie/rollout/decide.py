@@ -16,8 +16,9 @@ from typing import Any
 from aerie.api.status import Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
+from aerie.resources.preflight import Runner
 from aerie.rollout import settling, tuned
-from aerie.rollout.children import objects, superfluous
+from aerie.rollout.children import objects, outdated, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, Finding, conditions, events
 from aerie.rollout.course import Course, course
@@ -33,18 +34,18 @@ from aerie.rollout.wanted import read_wanted
 NO_CATALOG = Catalog(())
 
 
-def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Catalog = NO_CATALOG) -> Plan:
-    """What is to be done about the resource now. `preflight_image` is the operator's own, and so is the catalog."""
+def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog = NO_CATALOG) -> Plan:
+    """What is to be done about the resource now. `runner` and catalog are the operator's own."""
     choice = choose(observed.resource, catalog)
     resource = choice.resource
     observed, leftovers = without_leftovers(replace(observed, resource=resource))
     asked = tuned.asked(observed, now)
     wanted = read_wanted(resource, choice.problem, asked.setting, asked.trial)
-    verdict = verdict_of(observed, wanted.revision)
+    verdict = verdict_of(observed, wanted.revision, now)
     way = tuned.with_end(course(observed, wanted, verdict, now), observed, asked, now)
     intent = tuned.intended(observed, asked, way, now)
     paused = resource.spec.rollout.paused
-    made = [] if paused else list(objects(observed, wanted, way, verdict, preflight_image))
+    made = [] if paused else list(objects(observed, wanted, way, verdict, runner))
     held_up = settling.left(observed, made, now)
     taken, missing = [], []
     for item in made:
@@ -55,7 +56,8 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
             taken.append(live)
         elif drifted(live, item):
             missing.append(item)
-    delete = () if paused else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
+    over = verdict.over or outdated(observed, wanted, verdict, runner)
+    delete = () if paused else tuple(superfluous(observed, wanted, made, way, over=over))
     if held_up:
         delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))

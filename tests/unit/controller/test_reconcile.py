@@ -20,6 +20,7 @@ from aerie.controller.reconcile import Reconciler
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.resources import names
+from aerie.resources.preflight import Runner
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Place = tuple[str, str]
@@ -34,6 +35,8 @@ class Server(Cluster):
         self.versions, self.uids = itertools.count(1), itertools.count(1)
         self.calls: list[str] = []
         self.told: list[tuple[str, Object]] = []
+        self.events: list[Object] = []
+        """Events of Jobs that get no pods."""
         self.history: list[list[Object]] = []
         """What there was before each change."""
 
@@ -85,6 +88,11 @@ class Server(Cluster):
         self.calls.append(f"APPLY {wanted['kind']} {wanted['metadata']['name']}")
         known = self.objects.get((wanted["kind"], wanted["metadata"]["name"]), {})
         return self._store({**known, **wanted})
+
+    async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
+        self.calls.append(f"{verb} {path}")
+        assert path.endswith("/events"), "the only call that has no method of its own"
+        return {"items": self.events}
 
     async def replace_status(self, resource: Object, status: Object) -> Object:
         self.calls.append("STATUS")
@@ -149,7 +157,9 @@ class Operator:
         self.mirror = Mirror(self.queue.add)
         scraper = Scraper(self.queue.add, lambda *_: None)
         prober = Prober(self.queue.add)
-        self.reconciler = Reconciler(server, self.mirror, self.queue, Telemetry(), scraper, prober, "aerie.dev/aerie:test")
+        self.reconciler = Reconciler(
+            server, self.mirror, self.queue, Telemetry(), scraper, prober, Runner("aerie.dev/aerie:test")
+        )
         self.heard = 0
 
     def hear(self) -> None:
