@@ -104,7 +104,7 @@ def _resources(text: str | None) -> Resources:
     if text is None:
         return RESOURCES
     try:
-        read = json.loads(text)
+        read = json.loads(text, parse_float=str)  # a quantity: 0.5
     except ValueError:
         read = None
     if not isinstance(read, dict):
