@@ -30,7 +30,7 @@ def objects(
 ) -> Iterator[dict[str, Any]]:
     """All that has to be there, in the order in which it is applied."""
     resource = observed.resource
-    made: list[dict[str, Any]] = [network.main_service(resource, course.only), workload.disruption_budget(resource)]
+    made: list[dict[str, Any]] = [network.main_service(resource, course.only), *_budgets(resource, course)]
     made += _traffic(resource, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     if needed and wanted.template is not None:
@@ -45,6 +45,16 @@ def objects(
         made.append(kept.record(resource, observed.kept))
     for item in made:
         yield stamped(_owned_by(resource, item))
+
+
+def _budgets(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:
+    """One for each revision that has pods, unless the user wants none."""
+    if resource.spec.rollout.disruption.budget == "None":
+        return
+    revisions = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
+    for revision in dict.fromkeys(revisions):
+        if revision is not None:
+            yield workload.disruption_budget(resource, revision)
 
 
 def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:

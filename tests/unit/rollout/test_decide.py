@@ -166,7 +166,7 @@ def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
     world = serving()
     plain = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
-    del world.objects["PodDisruptionBudget", "chat"]
+    del world.objects["PodDisruptionBudget", f"chat-{world.wanted}"]
     world.step()
     for key in plain:
         world.objects[key]["metadata"]["uid"] = plain[key]["metadata"]["uid"]
