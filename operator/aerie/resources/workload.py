@@ -8,6 +8,9 @@ own on the same pods; `disruption.budget: None` makes room for it.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
@@ -34,6 +37,7 @@ def deployment(
         "metadata": {
             "name": names.deployment(name, revision, control=control),
             "labels": {**names.common(name), **group, names.ARM: arm},
+            "annotations": {names.TEMPLATE: digest(template)},
         },
         "spec": {
             "replicas": replicas,
@@ -44,6 +48,11 @@ def deployment(
             "template": {**template, "metadata": _with_labels(template.get("metadata") or {}, group)},
         },
     }
+
+
+def digest(template: Mapping[str, Any]) -> str:
+    """By which a Deployment tells the template that it was made of from any other."""
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _with_labels(metadata: dict[str, Any], group: dict[str, str]) -> dict[str, Any]:

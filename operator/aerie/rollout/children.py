@@ -2,7 +2,8 @@
 
 Guarantees: what is deleted is named by neither the status that was read nor the one that is written, so that a crash between the
 two loses nothing. The pods of a revision that the spec no longer says are built from the record that was made when it did: the
-ConfigMap of its preflight.
+ConfigMap of its preflight; but where its Deployment is there, only from the template that this was made of, whatever the record
+says now, because more people may write ConfigMaps than Deployments. Not guaranteed: that where the Deployment is gone too.
 """
 
 from __future__ import annotations
@@ -120,10 +121,12 @@ def template_of(observed: Observed, wanted: Wanted, revision: str) -> dict[str, 
         return wanted.template
     record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
     text = ((record or {}).get("data") or {}).get(preflight.TEMPLATE)
+    live = observed.deployment(revision)
     if text is not None:
         found: dict[str, Any] = json.loads(text)
-        return found
-    live = observed.deployment(revision)
+        made_of = ((live or {}).get("metadata", {}).get("annotations") or {}).get(names.TEMPLATE)
+        if made_of in (None, workload.digest(found)):
+            return found
     return None if live is None else dict(live["spec"]["template"])
 
 
