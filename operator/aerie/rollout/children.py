@@ -148,6 +148,8 @@ def superfluous(
         of, kind = labels(child).get(names.REVISION), child["kind"]
         if kind == "Deployment" and of in named and (labels(child).get(names.CONTROL) != "true" or controlled):
             continue  # a crash may have kept what comes after it out of the status
+        if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
+            continue  # that of its pods
         if kind == "ConfigMap" and (of in named or of == wanted.revision):
             continue  # the record of its pods
         if key == ("ConfigMap", history_name(resource.metadata.name)):

@@ -26,8 +26,8 @@ FIRST_PAUSE = timedelta(minutes=5)
 LONGEST_PAUSE = timedelta(hours=1)
 LONGEST = timedelta(minutes=30)
 """Time that the container may run: configs and headers are read in seconds, and a volume may hang."""
-_SOON, _LATER = timedelta(seconds=5), timedelta(minutes=1)
-"""Between two looks at why a Job has no pod: in its first minute, and later."""
+_SOON, _LATER = timedelta(seconds=10), timedelta(minutes=1)
+"""Between two looks at why a Job has no pod: in its first minute, and later; and how long it may have none without a word."""
 _WAITS = frozenset({"Unschedulable", "ImagePull", "Config"})
 """Troubles of a pod that are worth more words than that the revision is looked at."""
 
@@ -128,11 +128,14 @@ def _running(
     name = job["metadata"]["name"]
     if not mine:
         since = job["metadata"].get("creationTimestamp")
-        young = since is not None and now < datetime.fromisoformat(since) + timedelta(minutes=1)
-        refusal = observed.refusals.get(name, "")
-        words = f"Job {name} gets no pod, and Kubernetes tries again: {refusal}" if refusal else ""
-        trouble = "FailedCreate" if refusal else ""
-        return Verdict("Running", words, trouble, recorded, again=_SOON if young else _LATER)
+        age = now - datetime.fromisoformat(since) if since is not None else timedelta(0)
+        if age < _SOON:  # its controller needs a moment
+            return Verdict("Running", "", record=recorded, again=_SOON)
+        # Said without a reason too: only what would be written anew is read live, and the mirror has no events.
+        words = (
+            f"Job {name} gets no pod, and Kubernetes tries again: {observed.refusals.get(name) or 'its events do not say why'}"
+        )
+        return Verdict("Running", words, "FailedCreate", recorded, again=_SOON if age < _LATER else _LATER)
     waits = next((found for pod in mine if (found := pods.trouble_of(pod, {})) is not None and found.reason in _WAITS), None)
     left = max(began + LONGEST - now, timedelta(0)) if began is not None else None
     if waits is not None:

@@ -41,7 +41,7 @@ def resource() -> dict[str, Any]:
     engine = {
         "image": "aerie.dev/lab/engine:v0.33.0",
         "resources": {"limits": LIMITS},
-        "podTemplate": {"spec": {"securityContext": {"runAsNonRoot": True}, "terminationGracePeriodSeconds": 1}},
+        "podTemplate": {"spec": {"securityContext": {"runAsNonRoot": True}, "terminationGracePeriodSeconds": 30}},
     }
     return {
         "apiVersion": "aerie.dev/v1alpha1",

@@ -211,7 +211,7 @@ def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells
         operator = Operator(server)
         operator.hear()
         await operator.reconciler.reconcile(CHAT)
-        assert [call.split()[0] for call in server.writes] == ["APPLY"] * 4 + ["STATUS"]
+        assert [call.split()[0] for call in server.writes] == ["APPLY"] * 3 + ["STATUS"]
         assert len(operator.queue) == 1, "another pass follows"
         server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
@@ -346,5 +346,33 @@ def test_the_mirror_is_filled_before_the_first_pass_and_again_when_kopf_has_list
         assert len(queue) == 1, "now and then each resource is looked at, whatever was heard"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    run(work())
+
+
+def test_why_a_job_has_no_pod_is_read_from_its_events(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        server.edit()
+        operator = Operator(server)
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        ((_, name),) = (place for place in server.objects if place[0] == "Job")
+        job = server.objects["Job", name]
+        server._store({**job, "metadata": {**job["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z"}})
+        notes = {"00:01": f'pods "{name}-bcdfg" is forbidden: exceeded', "00:00": "older"}
+        server.events = [{"metadata": {}, "note": note, "deprecatedLastTimestamp": at} for at, note in notes.items()]
+        operator.hear()
+        again = await operator.reconciler.reconcile(CHAT)
+        status = server.objects["SpeculativeDeployment", "chat"]["status"]
+        (told,) = (one for one in status["conditions"] if one["type"] == "PreflightPassed")
+        assert (told["status"], told["reason"]) == ("Unknown", "FailedCreate")
+        assert told["message"].endswith(f'pods "{name}-..." is forbidden: exceeded')
+        assert again is not None
+        server.calls.clear()
+        server.events[0]["note"] = f'pods "{name}-hjklm" is forbidden: exceeded'
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        assert server.writes == [], "another attempt is no news"
 
     run(work())

@@ -142,6 +142,9 @@ def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     plan = cluster.look()
     assert plan.again is not None
     assert plan.again <= timedelta(seconds=10), "no event of a Job is watched"
+    cluster.now += plan.again
+    cluster.look()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
     words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
     plan = cluster.look(refusals={cluster.name: words})
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate")
