@@ -84,6 +84,7 @@ def test_a_preflight_pod_that_is_refused_is_told_in_the_clusters_words_and_goes_
 def injected(lab: Lab, namespace: Namespace, container: dict[str, Any]) -> Iterator[None]:
     """Every preflight pod of the namespace gets one more container, whatever its labels ask for."""
     fields = ", ".join(f"{key}: {json.dumps(value)}" for key, value in container.items())
+    added = f"Object.spec.containers{{{fields}}}"
     about: dict[str, Any] = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": f"inject-{namespace.name}"}}
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     policy = {
@@ -98,9 +99,9 @@ def injected(lab: Lab, namespace: Namespace, container: dict[str, Any]) -> Itera
             "reinvocationPolicy": "Never",
             "mutations": [
                 {
-                    "patchType": "ApplyConfiguration",
-                    "applyConfiguration": {
-                        "expression": f"Object{{spec: Object.spec{{containers: [Object.spec.containers{{{fields}}}]}}}}"
+                    "patchType": "JSONPatch",
+                    "jsonPatch": {
+                        "expression": f'[JSONPatch{{op: "add", path: "/spec/containers/-", value: {added}}}]',
                     },
                 }
             ],
