@@ -25,23 +25,12 @@ KIND = "SpeculativeDeployment"
 PLURAL = "speculativedeployments"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-_TAKEN = "self.rollout.canary.replicas * (self.rollout.canary.control == 'Fresh' ? 2 : 1)"
-
 
 class Spec(Model):
     """What is wanted: a model, the engine that serves it, a drafter, and how changes reach the fleet."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            Rule(
-                f"self.replicas == 0 || self.rollout.canary.capacity != 'Reuse' || self.replicas > {_TAKEN}",
-                "capacity: Reuse takes canary and control pods out of replicas and has to leave one stable pod: raise replicas, "
-                "lower rollout.canary.replicas, or write capacity: Surge",
-                "'capacity: Reuse takes %d pods for canary and control out of replicas, which is %d, and has to leave one stable "
-                "pod: raise replicas to %d or more, lower rollout.canary.replicas, or write capacity: Surge'"
-                f".format([{_TAKEN}, self.replicas, {_TAKEN} + 1])",
-                ".replicas",
-            ),
             Rule(
                 f"{unless_malformed('self.metrics.interval', 'self.rollout.analysis.block')} || "
                 "duration(self.metrics.interval) + duration(self.metrics.interval) <= duration(self.rollout.analysis.block)",

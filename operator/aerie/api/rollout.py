@@ -27,7 +27,8 @@ class Canary(Model):
     ramp and the promotion it is compared with the running pods in either case."""
     capacity: Literal["Surge", "Reuse"] = "Surge"
     """Where canary and control pods come from. Surge: spare capacity of the cluster. Reuse: pods of the stable revision
-    make room for them, so that no spare GPU is needed; while the new ones load, so many fewer serve."""
+    make room for them, so that no spare GPU is needed; while the new ones load, so many fewer serve. One stable pod stays in any
+    case: where spec.replicas is smaller than canary, control and one, so many pods run until the canary has ended."""
     ramp: Annotated[
         list[Annotated[int, Field(ge=1, le=99)]],
         Field(
@@ -255,7 +256,8 @@ class Rollout(Model):
     traffic: Traffic = Traffic()
     disruption: Disruption = Disruption()
     progress_deadline: Annotated[timedelta, Between("1m", "24h")] = timedelta(minutes=30)
-    """Time that new pods have to become ready before the rollout counts as failed, or, in the ramp and the promotion, is rolled
-    back; it has to cover downloading and loading the model."""
+    """Time that a new pod has to become ready; it has to cover downloading and loading the model. A pod that has not served for
+    so long is late. A late canary fails; in the ramp and the promotion more than 5 % of late pods, and more than one, roll it
+    back, and fewer are gone around. How long a step takes with all its pods does not matter."""
     paused: bool = False
     """Whether Aerie leaves everything as it is and only goes on reporting. A canary under way keeps its pods and its traffic."""

@@ -94,7 +94,7 @@ class Arm(Model):
     ready_replicas: Count = 0
     """Pods that serve."""
     weight: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Percent of the traffic."""
+    """Percent of the traffic; 1 where it is less and not nothing."""
     acceptance_length: float | None = None
     """Mean tokens per step over the latest traffic, the target's own included: 1 means that no proposed token was accepted.
     Absent without a drafter and before the first traffic; written again when it has moved by 3 %."""
@@ -105,6 +105,15 @@ class Arm(Model):
     accepted_length: float | None = None
     """The acceptance length with which it was accepted: the mean over the blocks of its analysis. Absent where it was not
     compared."""
+
+
+class Waiting(Model):
+    """Pods that are asked for and do not serve."""
+
+    since: Time
+    """When they were asked for, or when one more of them served for the last time."""
+    serving: Count
+    """Most pods that served since then: more of them are progress."""
 
 
 class CanaryArm(Arm):
@@ -125,6 +134,8 @@ class CanaryArm(Arm):
     control: Arm | None = None
     """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
     from the ramp on."""
+    waiting: Waiting | None = None
+    """What the phase waits for. Absent while all pods that it asks for serve."""
 
 
 class PreviousArm(Arm):
@@ -324,6 +335,9 @@ class Outcome(Model):
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """What was known of it in the end, if it was analyzed."""
+    retry_at: Time | None = None
+    """When it is tried again by itself: the cluster had no room for it, which says nothing of the revision. Absent where it
+    waits for another spec or the annotation aerie.dev/retry."""
 
 
 MOST_CHOICES = 8

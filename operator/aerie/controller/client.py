@@ -4,7 +4,8 @@ Why not the generated models of `kubernetes`: they refuse fields that they do no
 API server sends. Only its transport is used, with its credentials and their renewal.
 
 Guarantees: every call has a time limit and is counted by verb and code; every failure is an `ApiError` with the status that
-the server gave, or None where no answer came. Not guaranteed: retries; whoever calls knows what may be repeated.
+the server gave, or None where no answer came. Nothing but a Lease is written by an operator whose own Lease has run out by its
+own clock (`may_write`). Not guaranteed: retries; whoever calls knows what may be repeated.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Cluster:
 
     def __init__(self, client: ApiClient, count: Count = lambda *_: None) -> None:
         self._client, self._count = client, count
+        self.may_write: Callable[[], bool] = lambda: True
+        """Whether this operator leads, by its own clock: after a stall another one may, without this one having noticed."""
 
     @classmethod
     async def connect(cls, count: Count = lambda *_: None) -> Cluster:
@@ -132,12 +135,17 @@ class Cluster:
             if not following:
                 return
 
-    async def apply(self, wanted: Object) -> Object:
-        """Server-side apply of the object, as the owner of exactly the fields in it."""
+    async def apply(self, wanted: Object, *, uid: str | None) -> Object:
+        """Server-side apply of the object, as the owner of exactly the fields in it.
+
+        `uid`: that of our own object which is there; raises ApiError 409 when another one bears the name by now. None where none
+        is known: the object is made, and of one that somebody else has made meanwhile no field is taken over (ApiError 409).
+        """
         kind = BY_KIND[wanted["kind"]]
         where = kind.path(wanted["metadata"]["namespace"], wanted["metadata"]["name"])
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
-        applied: Object = await self.call("PATCH", where, query, wanted, "application/apply-patch+yaml")
+        query = [("fieldManager", FIELD_MANAGER), ("force", "false" if uid is None else "true")]
+        known = wanted if uid is None else {**wanted, "metadata": {**wanted["metadata"], "uid": uid}}
+        applied: Object = await self.call("PATCH", where, query, known, "application/apply-patch+yaml")
         return applied
 
     async def merge(self, wanted: Object, changes: Object) -> None:
@@ -160,7 +168,7 @@ class Cluster:
             written: Object = await self.call("PATCH", f"{where}/status", query, patch, "application/json-patch+json")
             return written
         except ApiError as error:
-            if error.status == 422 and "test" in str(error):
+            if error.status == 422 and "/metadata/resourceVersion" in str(error):  # the patch's own test
                 raise ApiError(409, "Conflict", "the resource has changed since it was read") from error
             raise
 
@@ -210,6 +218,8 @@ class Cluster:
     async def _raw(
         self, verb: str, path: str, query: list[tuple[str, str]], body: object, content_type: str, limit: float
     ) -> bytes:
+        if verb != "GET" and f"/{LEASES.plural}" not in path and not self.may_write():
+            raise ApiError(None, "Fenced", "the Lease has run out by this operator's own clock, so nothing is written")
         began, code = time.monotonic(), "none"
         try:
             arguments = await self._client.param_serialize(

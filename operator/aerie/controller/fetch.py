@@ -16,7 +16,9 @@ SECONDS = 5.0
 """For one answer, all in all."""
 CONNECT_SECONDS = 2.0
 LARGEST = 2 * 1024 * 1024
-"""Bytes of one answer; the page of an engine has about 50 KiB."""
+"""Bytes of one answer of Prometheus."""
+LARGEST_PAGE = 1024 * 1024
+"""Bytes of a metrics page. An engine has about 50 KiB of them; this is a pod with 16 data-parallel ranks behind one page."""
 
 
 class ScrapeError(Exception):
@@ -43,23 +45,30 @@ def client(transport: httpx.AsyncBaseTransport | None = None, authorities: ssl.S
 async def fetch(through: httpx.AsyncClient, url: str) -> bytes:
     """The metrics page there. Raises ScrapeError."""
     # OpenMetrics is another format.
-    status, page = await exchange(through, "GET", url, {"Accept": "text/plain"})
+    status, page = await exchange(through, "GET", url, {"Accept": "text/plain"}, largest=LARGEST_PAGE)
     if status != 200:
         raise ScrapeError("status", f"{url} answered with status {status}")
     return page
 
 
 async def exchange(
-    through: httpx.AsyncClient, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None = None
+    through: httpx.AsyncClient,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    form: Mapping[str, str] | None = None,
+    largest: int = LARGEST,
 ) -> tuple[int, bytes]:
-    """One request, and the status and body of its answer. Raises ScrapeError."""
+    """One request, and the status and body of its answer, of at most `largest` bytes. Raises ScrapeError."""
     try:
         async with asyncio.timeout(SECONDS), through.stream(method, url, headers=headers, data=form) as answer:
             body = bytearray()
             async for chunk in answer.aiter_raw():
                 body += chunk
-                if len(body) > LARGEST:
-                    raise ScrapeError("too_large", f"{url} answered with more than {LARGEST} bytes")
+                if len(body) > largest:
+                    raise ScrapeError("too_large", f"{url} answered with more than {largest} bytes")
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise ScrapeError("broken", f"{url} answered in a content encoding that was not asked for")
             return answer.status_code, bytes(body)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise ScrapeError("timeout", f"{url} did not answer in time") from error

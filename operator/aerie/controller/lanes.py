@@ -33,6 +33,8 @@ UNBELIEVABLE = 3
 """Pages in a row that say what cannot be, after which it is no accident."""
 ABSENT = 4
 """Readings in a row in which Prometheus has nothing of a pod, after which it is no pod that has just begun."""
+COSTS = 200.0
+"""Times as long as its page took to be read, a pod is not read again: half a percent of a core for the most costly one."""
 STALE = 5.0
 """Intervals after which a pod that does not answer counts for nothing."""
 
@@ -66,6 +68,8 @@ class Pod:
     why: str = ""
     failed: str = ""
     """Why the latest reading failed; empty when it did not."""
+    cost: float = 0.0
+    """Seconds that its latest large page took to be read."""
 
     @property
     def stale_after(self) -> float:
@@ -73,9 +77,9 @@ class Pod:
         return STALE * self.interval
 
     def wait(self) -> float:
-        """Seconds until it is read again."""
+        """Seconds until it is read again: so that it never takes more than a share of the processor."""
         longest = max(self.interval, self.lane.longest_wait)
-        return float(min(longest, self.interval * 2.0 ** min(self.failures, 30)))
+        return max(COSTS * self.cost, float(min(longest, self.interval * 2.0 ** min(self.failures, 30))))
 
 
 @dataclass(eq=False)

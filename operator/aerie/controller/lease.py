@@ -63,6 +63,11 @@ class Elector:
         self._seen: tuple[str, float] | None = None
         """Version of the lease that was last seen, and when it was first seen."""
         self._held: Object | None = None
+        self._until = 0.0
+
+    def leads(self) -> bool:
+        """Whether nobody else may have taken over yet, by this process' own clock."""
+        return _now() < self._until
 
     @contextlib.asynccontextmanager
     async def lead(self) -> AsyncIterator[asyncio.Event]:
@@ -72,6 +77,7 @@ class Elector:
         """
         lost = asyncio.Event()
         began = await self._acquire()
+        self._until = began + self._timing.duration - self._timing.margin
         keeper = asyncio.create_task(self._keep(began, lost), name="lease")
         try:
             yield lost
@@ -101,6 +107,7 @@ class Elector:
                     asked = await self._attempt()
             if asked is not None:
                 renewed, pause = asked, timing.retry
+                self._until = renewed + timing.duration - timing.margin
                 continue
             if self._held is None or _now() >= deadline:
                 _log.error("%s leads no longer: the lease could not be renewed", self.identity)

@@ -1,8 +1,10 @@
 """Gathers what there is about one resource, for the core to decide on: out of the mirror for nothing, or live.
 
 Live, everything is read from the API server itself, and the mirror hears of it. From the mirror, what is not mirrored is missing:
-Services of somebody else that bear the resource's name, the last lines of crashed containers, and why a Job has no pod. Where
+objects of somebody else that bear the name of a child, the last lines of crashed containers, and why a Job has no pod. Where
 those matter, the decision differs from what is written already, and is therefore made again on what was read live.
+
+Guarantee: before an object is made, whatever its kind, its name is asked for (`strangers`).
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.controller.client import CHILDREN, PODS, SERVICES, ApiError, Cluster, Kind, Object
+from aerie.controller.client import BY_KIND, CHILDREN, PODS, ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
 from aerie.controller.queue import Key
 from aerie.controller.refusals import refusals
 from aerie.resources import names
 from aerie.rollout import pods
-from aerie.rollout.observed import Observed, labels
+from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.verdict import without_pod
 
 _LINES = 8
@@ -42,10 +44,17 @@ async def observe(cluster: Cluster, mirror: Mirror, document: Object) -> Observe
     found = _observed(document, [item for items in listed for item in items])
     return replace(
         found,
-        namesakes=await _namesakes(cluster, *key, found.children),
         last_lines=await _last_lines(cluster, key.namespace, found.pods),
         refusals=await refusals(cluster, key.namespace, without_pod(found)),
     )
+
+
+async def strangers(cluster: Cluster, observed: Observed, items: Sequence[Object]) -> tuple[Object, ...]:
+    """Of the objects that are about to be made, those whose names somebody else's objects bear. Raises ApiError."""
+    metadata = observed.resource.metadata
+    new = [item for item in items if observed.child(item["kind"], item["metadata"]["name"]) is None]
+    gets = (cluster.get(BY_KIND[item["kind"]], item["metadata"]["namespace"], item["metadata"]["name"]) for item in new)
+    return tuple(item for item in await asyncio.gather(*gets) if item is not None and not owned(item, metadata.uid))
 
 
 async def _live(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selectors: str) -> list[Object]:
@@ -75,14 +84,6 @@ def _observed(document: Object, belongings: list[Object]) -> Observed:
 
 def _key(document: Object) -> Key:
     return Key(document["metadata"]["namespace"], document["metadata"]["name"])
-
-
-async def _namesakes(cluster: Cluster, namespace: str, name: str, children: Sequence[Mapping[str, Any]]) -> tuple[Object, ...]:
-    """The Service of that name, where it is not ours: the one name of a child that somebody may have had before."""
-    if any(child["kind"] == SERVICES.kind and child["metadata"]["name"] == name for child in children):
-        return ()
-    found = await cluster.get(SERVICES, namespace, name)
-    return () if found is None else (found,)
 
 
 async def _last_lines(cluster: Cluster, namespace: str, engines: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:

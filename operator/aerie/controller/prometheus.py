@@ -19,7 +19,7 @@ import httpx
 
 from aerie.api.metrics import Prometheus
 from aerie.controller.fetch import ScrapeError, client, exchange
-from aerie.engine.series import AnswerError, Scrape, complaint, query, read
+from aerie.engine.series import AnswerError, Scrape, error_type, query, read
 
 AT_ONCE = 4
 """Queries at once, over all servers and resources."""
@@ -128,7 +128,7 @@ def _said(server: Prometheus, namespace: str) -> str:
 
 def _why(status: int, body: bytes) -> str:
     """What the server says, and the way out."""
-    said = complaint(body)
+    said = error_type(body)
     match status:
         case 401 | 403:
             return f"{said}: name a token for this address in the chart value prometheus.tokens"

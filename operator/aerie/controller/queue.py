@@ -92,6 +92,10 @@ class WorkQueue:
         self.add_after(key, seconds)
         return seconds
 
+    def failures(self, key: Key) -> int:
+        """How often in a row the work on the key has failed."""
+        return self._failures.get(key, 0)
+
     def forget(self, key: Key) -> None:
         """The work on the key succeeded: the next failure is the first."""
         self._failures.pop(key, None)

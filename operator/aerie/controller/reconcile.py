@@ -24,7 +24,7 @@ from aerie.controller.client import RESOURCES, ApiError, Cluster
 from aerie.controller.clock import Clock
 from aerie.controller.mirror import Mirror
 from aerie.controller.notify import Notifier
-from aerie.controller.observe import observe, recall
+from aerie.controller.observe import observe, recall, strangers
 from aerie.controller.probe import Prober
 from aerie.controller.queue import Key, WorkQueue
 from aerie.controller.scrape import Scraper
@@ -38,6 +38,8 @@ from aerie.rollout.plan import Plan
 
 _log = logging.getLogger(__name__)
 WORKERS = 8
+LASTING = 3
+"""Passes in a row that failed, after which what the API server answers is told in the status."""
 
 
 @dataclass
@@ -116,8 +118,13 @@ class Reconciler:
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
+        taken = await strangers(self.cluster, observed, plan.apply)
+        if taken:
+            observed = replace(observed, namesakes=taken)
+            plan = decide(observed, self.runner, now, self.catalog)
         self._follow(key, observed, plan)
-        plan = await act(self.cluster, self.mirror, document, observed, plan, now)
+        lasting = self.queue.failures(key) >= LASTING
+        plan = await act(self.cluster, self.mirror, document, observed, plan, now, lasting=lasting)
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
 

@@ -80,6 +80,7 @@ async def run(options: Options) -> int:
             return await _lead(options, cluster, queue, telemetry, stop, asyncio.Event())
         namespace = options.lease_namespace or _own_namespace()
         elector = Elector(cluster, namespace, options.lease_name, options.identity)
+        cluster.may_write = elector.leads
         async with _until(stop, elector) as lost:
             return 0 if lost is None else await _lead(options, cluster, queue, telemetry, stop, lost)
     finally:

@@ -9,9 +9,11 @@
 Guarantees: only pods that the resource owns are read, on the port that their engine names; a page has limits in time and size,
 a lane one in pages at once; first readings are spread over an interval, so that a thousand resources make no burst; a pod that
 does not answer is asked less and less often, and those of stable resources keep no canary waiting. A failure is counted by
-reason, and never reaches a pass: what is not known is missing in the figures. A resource is looked at again only when its
-figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at once; what it has of a pod is a
-reading only when it is of a scrape that was not seen before, and has failed otherwise.
+reason, and never reaches a pass: what is not known is missing in the figures. A page costs as much with one pod of a resource as
+with a thousand (sums.py); a large one is read beside the event loop, and its pod the more seldom the longer that takes. A
+resource is looked at again only when its figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a
+resource at once; what it has of a pod is a reading only when it is of a scrape that was not seen before, and has failed
+otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import httpx
@@ -44,9 +47,10 @@ from aerie.controller.lanes import (
 )
 from aerie.controller.prometheus import Access, Servers
 from aerie.controller.queue import Key
+from aerie.controller.sums import Sums
 from aerie.controller.targets import Target, targets
 from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Counters, Sample
+from aerie.engine.samples import Sample
 from aerie.engine.series import Scrape
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
@@ -57,6 +61,8 @@ from aerie.rollout.observed import Observed
 _log = logging.getLogger(__name__)
 
 Turn = Callable[[Lane, Key], Coroutine[None, None, None]]
+LARGE = 128 * 1024
+"""Bytes of a page that is read beside the event loop."""
 
 
 class Listener(Protocol):
@@ -93,9 +99,11 @@ class Scraper:
         self._asked: dict[Key, Asked] = {}
         self._pods: dict[Key, Pod] = {}
         self._of: dict[Key, frozenset[Key]] = {}
+        self._sums: dict[Key, Sums] = {}
         self._shown: dict[Key, Mapping[str, Figures]] = {}
         self._comparisons: dict[Key, Comparison] = {}
         self._histories = Histories()
+        self._beside = ThreadPoolExecutor(1, "page")
 
     def follow(self, key: Key, observed: Observed, status: Status) -> None:
         """Read the resource's pods from now on, as was observed, and tell when their figures leave those of its status."""
@@ -112,8 +120,10 @@ class Scraper:
             lane = self._urgent_asks if rolling else self._calm_asks
             self._ask_from_now(key, Asked(metrics.source.prometheus, lane, interval, shortest))
         found = {Key(key.namespace, name): target for name, target in targets(observed)}
+        sums = self._sums.setdefault(key, Sums())
         for gone in self._of.get(key, frozenset()) - found.keys():
             del self._pods[gone]
+            sums.drop(gone.name)
         for name, target in found.items():
             pod = self._pods.get(name)
             if pod is None:
@@ -148,6 +158,7 @@ class Scraper:
         self._asked.pop(key, None)
         for name in self._of.pop(key, frozenset()):
             del self._pods[name]
+        self._sums.pop(key, None)
         self._shown.pop(key, None)
         self._comparisons.pop(key, None)
         self._histories.forget(key)
@@ -186,19 +197,8 @@ class Scraper:
 
     def figures(self, key: Key) -> Mapping[str, Figures]:
         """What is known of the resource's arms, by the name of their Deployment."""
-        now = asyncio.get_running_loop().time()
-        sums: dict[str, Counters] = {}
-        for name in sorted(self._of.get(key, frozenset())):
-            pod = self._pods[name]
-            window = pod.readings.window(now, pod.stale_after)
-            if window is None:
-                continue
-            known = sums.get(pod.target.group)
-            try:
-                sums[pod.target.group] = window if known is None else known + window
-            except ValueError as error:  # an engine of another build: the first ones stand for the group
-                _log.warning("the figures of pod %s are left out: %s", name, error)
-        return {group: figures_of(window) for group, window in sums.items()}
+        sums, now = self._sums.get(key), asyncio.get_running_loop().time()
+        return {} if sums is None else {group: figures_of(total) for group, total in sums.totals(now).items()}
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -210,6 +210,7 @@ class Scraper:
                 for lane in (self._urgent_asks, self._calm_asks):
                     group.create_task(self._serve(lane, functools.partial(self._asking_turn, servers), group))
         finally:
+            self._beside.shutdown(wait=False, cancel_futures=True)
             await servers.close()
 
     async def _serve(self, lane: Lane, turn: Turn, group: asyncio.TaskGroup) -> None:
@@ -244,7 +245,8 @@ class Scraper:
         began, outcome, told = loop.time(), "done", ""
         try:
             page = await fetch(through, target.url)
-            outcome, told = self._take(name, pod, target, functools.partial(parse, page), None)
+            sample = await self._parsed(pod, page)
+            outcome, told = self._take(name, pod, target, sample, None)
         except ScrapeError as error:
             outcome, told = error.reason, str(error)
         except Exception:  # noqa: BLE001 - one pod's page must not end the reading of the others
@@ -254,9 +256,31 @@ class Scraper:
         note(name, pod, outcome, told)
         if self._pods.get(name) is not pod:
             return
+        if outcome == "done":
+            self._add_up(name, pod)
         closed = self._round(pod.owner)
         if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner)):
             self._tell(pod.owner)
+
+    async def _parsed(self, pod: Pod, page: bytes) -> Callable[[], Sample]:
+        """What the page says, on being asked. A large one is read beside the loop, one at a time, so that it holds up nothing."""
+        if len(page) <= LARGE:
+            return functools.partial(parse, page)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reading = loop.run_in_executor(self._beside, parse, page)
+        await asyncio.wait({reading})
+        pod.cost = loop.time() - began
+        return reading.result
+
+    def _add_up(self, name: Key, pod: Pod) -> None:
+        """Count the pod's window in, or out where it has none any more."""
+        now = asyncio.get_running_loop().time()
+        window = pod.readings.window(now, pod.stale_after)
+        try:
+            self._sums[pod.owner].put(name.name, pod.target.group, window, now + pod.stale_after)
+        except ValueError as error:  # an engine of another build: the first ones stand for the group
+            _log.warning("the figures of pod %s are left out: %s", name, error)
 
     def _take(self, name: Key, pod: Pod, target: Target, sample_of: Callable[[], Sample], at: float | None) -> tuple[str, str]:
         """What was read of the pod, as it was then; how that went, and why."""
@@ -316,6 +340,7 @@ class Scraper:
             return 0.0
         gap, pod.scraped_at = found.at - pod.scraped_at if pod.scraped_at else 0.0, found.at
         note(name, pod, *self._take(name, pod, target, found.sample, found.at))
+        self._add_up(name, pod)
         return gap
 
     def _round(self, key: Key) -> bool:

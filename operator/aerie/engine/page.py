@@ -3,19 +3,29 @@
 Only what Aerie needs is read, so that a page of 300 KiB takes milliseconds: lines are told apart by their name alone, and labels
 are looked at only where they matter. Guarantees: engines (data-parallel ranks) and served names are summed; label values are
 unescaped as the format says; a page that is cut short, malformed where it is read, or not vLLM's is a `PageError`, never a
-number. Not guaranteed: that lines which are not read are well-formed. OpenMetrics pages are not understood: ask for text/plain.
+number. Whoever serves the page is not trusted: reading takes time in proportion to the bytes, whatever they are, and a `Sample`
+holds at most `MOST_VALUES` values of a label, each at most `LONGEST_VALUE` long. Not guaranteed: that lines which are not read
+are well-formed. OpenMetrics pages are not understood: ask for text/plain.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aerie.engine.histogram import Histogram
 from aerie.engine.metrics import Kind, Metric
 from aerie.engine.samples import Counters, Gauges, Sample, Speculation
+
+MOST_VALUES = 128
+"""Values of one label of one series: engines behind a page, reasons, positions, buckets. vLLM has some 20 of the most."""
+LONGEST_VALUE = 64
+"""Bytes of such a value."""
+LONGEST_LABELS = 16 * 1024
+"""Bytes of the labels of one line. vLLM's longest line, its cache configuration, has about one thousand."""
 
 
 class PageError(ValueError):
@@ -29,9 +39,8 @@ def parse(page: bytes) -> Sample:
     plain: dict[bytes, float] = {}
     labelled: dict[bytes, dict[bytes, float]] = {}
     capacity: float | None = None
-    for line in page.split(b"\n"):
-        if not line.startswith(_PREFIX):
-            continue
+    for found in _LINE.finditer(page):
+        line = found[0]
         name, _, rest = line.partition(b"{")
         label = _READ.get(name)
         if label is None:
@@ -43,11 +52,9 @@ def parse(page: bytes) -> Sample:
             elif label == _CAPACITY:
                 capacity = _add_capacity(capacity, _labels(labels))
             else:
-                values = labelled.setdefault(name, {})
-                key = _label(labels, label)
-                values[key] = values.get(key, 0.0) + _value(tail)
+                _add(labelled.setdefault(name, {}), _label(labels, label), _value(tail))
         except ValueError as error:
-            shown = line.decode(errors="replace")[:200]
+            shown = line[:200].decode(errors="replace")
             raise PageError(f"the metrics page has a line that cannot be read ({error}): {shown}") from None
     try:
         return _sample(_Found(plain, labelled), capacity, _started(page))
@@ -75,8 +82,7 @@ def from_series(series: Iterable[tuple[str, Mapping[str, str], str]], started: s
             else:
                 if (key := labels.get(label.decode())) is None:
                     raise ValueError(f"no label {label.decode()}")
-                values = labelled.setdefault(name, {})
-                values[key.encode()] = values.get(key.encode(), 0.0) + _value(value.encode())
+                _add(labelled.setdefault(name, {}), key.encode(), _value(value.encode()))
         except ValueError as error:
             raise PageError(f"the metrics page has a value that cannot be read ({error}): {text} {value}") from None
     try:
@@ -89,7 +95,7 @@ def from_series(series: Iterable[tuple[str, Mapping[str, str], str]], started: s
 
 # ---------------------------------------------------------------------------------------------------------------- lines
 PROCESS_START = "process_start_time_seconds"
-_PREFIX = b"vllm:"
+_LINE = re.compile(rb"^vllm:[^\n]*", re.MULTILINE)
 _SUM, _CAPACITY = b"", b"\0"  # no label name is either
 
 
@@ -131,8 +137,17 @@ def _value(tail: bytes) -> float:
     return value
 
 
+def _add(values: dict[bytes, float], key: bytes, value: float) -> None:
+    """Count the value in; raises ValueError where a sample would become larger than an engine's."""
+    if key not in values and (len(values) >= MOST_VALUES or len(key) > LONGEST_VALUE):
+        raise ValueError(f"more than {MOST_VALUES} values of one label, or a value of more than {LONGEST_VALUE} bytes")
+    values[key] = values.get(key, 0.0) + value
+
+
 def _label(labels: bytes, name: bytes) -> bytes:
     """The value of one label, as it stands there when it holds no escape."""
+    if len(labels) > LONGEST_LABELS:
+        raise ValueError(f"more than {LONGEST_LABELS} bytes of labels")
     if b"\\" not in labels:  # then every quote begins or ends a value
         parts = labels.split(b'"')
         for index in range(0, len(parts) - 1, 2):
@@ -147,21 +162,21 @@ def _label(labels: bytes, name: bytes) -> bytes:
 
 def _labels(text: bytes) -> dict[str, str]:
     r"""All labels; in values \\, \" and \n stand for a backslash, a quote and a line feed."""
-    found: dict[str, str] = {}
-    rest = text.decode()
-    while rest := rest.strip(", \t"):
-        name, equals, rest = rest.partition("=")
-        rest = rest.lstrip()
-        if not equals or not rest.startswith('"'):
+    if len(text) > LONGEST_LABELS:
+        raise ValueError(f"more than {LONGEST_LABELS} bytes of labels")
+    labels, whole, at = {}, text.decode(), 0
+    while at < len(whole):
+        part = _LABEL.match(whole, at)
+        if part is None:
             raise ValueError("malformed labels")
-        end = 1
-        while end < len(rest) and rest[end] != '"':
-            end += 2 if rest[end] == "\\" else 1
-        if end >= len(rest):
-            raise ValueError("malformed labels")
-        found[name.strip()] = _unescape(rest[1:end])
-        rest = rest[end + 1 :]
-    return found
+        if part["name"] is not None:
+            labels[part["name"].strip()] = _unescape(part["value"])
+        at = part.end()
+    return labels
+
+
+_LABEL = re.compile(r'[, \t]+|(?P<name>[^=]*)=\s*"(?P<value>[^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+"""One label, or what stands between two: each character is looked at once."""
 
 
 def _unescape(value: str) -> str:

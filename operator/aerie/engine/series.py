@@ -89,12 +89,12 @@ def result(answer: bytes, kind: str = "matrix") -> Any:
     try:
         document = json.loads(answer)
         if document["status"] != "success" or document["data"]["resultType"] != kind:
-            raise AnswerError(f"answered with {str(document)[:200]}")
+            raise AnswerError("answered with an error, or with another type of result than was asked for")
         return document["data"]["result"]
     except AnswerError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise AnswerError(f"answered with what is no answer of Prometheus: {answer[:100]!r}") from None
+        raise AnswerError(_NO_ANSWER) from None
 
 
 def _by_pod(found: Any, *pod_labels: str) -> Mapping[str, list[_Series]]:
@@ -104,13 +104,13 @@ def _by_pod(found: Any, *pod_labels: str) -> Mapping[str, list[_Series]]:
             labels, values = one["metric"], {float(at): str(value) for at, value in one.get("values", ())}
             pod = next((labels[label] for label in pod_labels if labels.get(label)), None)
             if pod is None:
-                raise AnswerError(f"answered with a series without the label {' or '.join(pod_labels)}: {str(labels)[:200]}")
+                raise AnswerError(f"answered with a series without the label {' or '.join(pod_labels)}")
             if values:  # else a native histogram
                 by_pod.setdefault(pod, []).append(_Series(labels["__name__"], labels, values))
     except AnswerError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise AnswerError(f"answered with what is no answer of Prometheus: {str(found)[:100]}") from None
+        raise AnswerError(_NO_ANSWER) from None
     return by_pod
 
 
@@ -199,8 +199,25 @@ def _without(found: Sequence[_Series]) -> Scrape | str:
 
 
 def complaint(body: bytes) -> str:
-    """What Prometheus says is wrong, in brackets after a blank; empty where it says nothing."""
+    """What Prometheus says is wrong, in brackets after a blank; empty where it says nothing. For whoever asks it by hand."""
     try:
         return f" ({str(json.loads(body)['error'])[:200]})"
     except (ValueError, LookupError, TypeError):
         return ""
+
+
+def error_type(body: bytes) -> str:
+    """The type of error that Prometheus names, in brackets after a blank; empty where it names none of its own."""
+    try:
+        kind = json.loads(body)["errorType"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return f" ({kind})" if isinstance(kind, str) and kind in _ERROR_TYPES else ""
+
+
+_NO_ANSWER = "answered with what is no answer of Prometheus"
+_ERROR_TYPES = frozenset(
+    {"timeout", "canceled", "execution", "bad_data", "internal", "unavailable", "not_found", "not_acceptable"}
+)
+"""Those of Prometheus' API (web/api/v1/api.go). Nothing else of an answer is shown: whoever writes a resource names the server,
+and is not to read the answers of others through Aerie."""

@@ -24,6 +24,7 @@ from aerie.api.engine import Resources
 from aerie.resources import names, pod
 
 REPORT = "/dev/termination-log"
+RESOURCE = "resource.json"
 TEMPLATE = "template.json"
 VERDICT = "verdict.json"
 CONTAINER = "preflight"
@@ -81,7 +82,7 @@ def record(
         "kind": "ConfigMap",
         "metadata": {"name": name(resource.metadata.name, revision), "labels": own},
         "data": {
-            "resource.json": json.dumps(document, sort_keys=True),
+            RESOURCE: json.dumps(document, sort_keys=True),
             TEMPLATE: json.dumps(template, sort_keys=True),
             **({VERDICT: json.dumps(verdict, sort_keys=True)} if verdict else {}),
         },

@@ -6,11 +6,14 @@
 
 Guarantees: pure; all that must survive a crash is in the `CanaryArm` and the `AnalysisStatus` that come back. A canary that has
 ended stays, with phase RollingBack, until the stable arm has as many serving pods as it is owed. Where no stable pod serves, nor
-will by itself, there is nothing to compare with and nothing to protect: the new revision takes its place as soon as it serves.
+will by itself, there is nothing to compare with and nothing to protect: the new revision takes its place as soon as it serves. A
+canary for which the cluster has no room is not rejected: it is tried again, later and later. While spec.replicas is 0 nothing is
+judged; the canary starts anew with the first pods.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +21,7 @@ from typing import Literal
 
 from aerie.api import SpeculativeDeployment, duration
 from aerie.api.rollout import Analysis
-from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Status
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Status, Waiting
 from aerie.rollout import capacity, history, pods, traffic
 from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.capacity import Arms
@@ -29,13 +32,17 @@ from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
 from aerie.rollout.observed import Observed
 from aerie.rollout.questions import unasked
-from aerie.rollout.route import refusal
+from aerie.rollout.route import refusal, refused_since
 from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, told
+from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
 REMEMBERED = timedelta(hours=24)
 """For so long, analyses of a revision that ended without a promotion make the next one of it stricter."""
+LONGEST_PAUSE = timedelta(hours=6)
+"""Between two attempts to find room for a canary."""
 _JUDGED = ("WarmingUp", "Analyzing", "AwaitingApproval", "Held")
+_UNDECIDED = ("Starting", "WarmingUp", "Analyzing")
 Result = Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
 
 
@@ -48,7 +55,7 @@ class Way:
     arms: Arms
     """Pods to ask for."""
     weights: Mapping[str, int]
-    """Percent of the traffic by arm."""
+    """Share of the traffic by arm, in parts of traffic.ALL."""
     progressing: Finding
     analysis: AnalysisStatus | None
     outcome: Outcome | None = None
@@ -67,18 +74,21 @@ def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way
         started_at=now,
         step_started_at=now if alone else None,
     )
-    fleet = Fleet.of(observed, stable.revision, arm.revision)
+    fleet = Fleet.of(observed, stable.revision, arm.revision, now)
     by_pods = spec.rollout.traffic.gateway is None
     arms = fleet.asked(arm.phase, spec.rollout.canary.ramp, None, by_pods=by_pods)
     finding = Finding(PROGRESSING, "True", arm.phase, told(observed.resource, arm, fleet, arms, None))
-    return Way(arm, arms, {"stable": 100, "canary": 0, "control": 0}, finding, None, again=spec.rollout.progress_deadline)
+    weights = traffic.one_arm(fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
+    return Way(arm, arms, weights, finding, None, again=spec.rollout.progress_deadline)
 
 
 def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now: datetime) -> Way:
     """The canary, of the revision that is wanted, one look later."""
     resource = observed.resource
     spec, status = resource.spec, resource.status or Status()
-    fleet = Fleet.of(observed, stable.revision, known.revision)
+    fleet = Fleet.of(observed, stable.revision, known.revision, now, stalled_since(known))
+    if spec.replicas == 0 and known.phase in _UNDECIDED:
+        return _scaled_to_zero(observed, stable, known, fleet, now)
     ramp, by_pods = spec.rollout.canary.ramp, spec.rollout.traffic.gateway is None
     stage = _stage(known)
     evidence = Evidence.unpack(status.analysis.state) if status.analysis and status.analysis.state else None
@@ -87,10 +97,11 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     evidence = evidence.meant(wanted.goal) if evidence is not None else None
     faults = _stops(observed, stage.phase, fleet, now)
     evidence, judgement = _judged(stage.phase, evidence, observed, faults, now)
-    unrouted = refusal(observed)
+    unrouted, limit = refusal(observed), _route_limit(observed, known)
     looks = Looks(
         ready=fleet.ready(stage.phase, ramp, stage.step, by_pods=by_pods) and (not unrouted or stage.phase == "Promoting"),
-        waiting_since=_waiting_since(fleet),
+        late=fleet.late(stage.phase) or (limit is not None and now >= limit),
+        late_at=fleet.late_at(stage.phase) if limit is None else min(limit, fleet.late_at(stage.phase) or limit),
         stop=" ".join(faults),
         verdict=judgement.verdict if judgement else "Continue",
         reason=judgement.reason if judgement else "",
@@ -111,7 +122,8 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     canary = _with_stage(known, step.stage)
     arms = fleet.asked(canary.phase, ramp, canary.step, by_pods=by_pods)
     weights = _weights(resource, canary, fleet, arms)
-    trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
+    canary = canary.model_copy(update={"waiting": _waiting(known, canary, fleet, arms, now)})
+    trouble = _trouble(observed, stable, known)
     finding = finding_of(resource, canary, fleet, arms, analysis, trouble)
     if unrouted:
         finding = replace(finding, message=f"{finding.message.rstrip('.')}. Nothing is decided: {unrouted}")
@@ -130,26 +142,36 @@ def _ended(
         outcome = outcome_of(known, "Promoted", _promoted(known, analysis, step), status, analysis, now)
         done = Finding(PROGRESSING, "False", "Complete", f"revision {known.revision} is rolled out")
         return Way(None, Arms(fleet.stable.pods.asked), {}, done, analysis, outcome, timedelta(0))  # watch.py goes on with it
-    trouble = pods.worst(fleet.canary.objects + fleet.control.objects, observed.last_lines)
+    trouble = _trouble(observed, stable, known)
     if step.end == "Failed" and trouble is not None:
         why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
     elif step.end == "Failed" and (unrouted := refusal(observed)):
         why = f"{unrouted} So it was for spec.rollout.progressDeadline ({duration.format(patience)})."
     outcome = outcome_of(known, step.end, why, status, analysis, now)
-    return withdraw(observed, stable, known, _closed(analysis), outcome)
+    if step.end == "Failed" and fleet.roomless():
+        outcome = outcome.model_copy(update={"retry_at": now + _pause(known, status, patience)})
+    return withdraw(observed, stable, known, _closed(analysis), outcome, now)
 
 
-def withdraw(observed: Observed, stable: Arm, known: CanaryArm, analysis: AnalysisStatus | None, outcome: Outcome | None) -> Way:
+def withdraw(
+    observed: Observed,
+    stable: Arm,
+    known: CanaryArm,
+    analysis: AnalysisStatus | None,
+    outcome: Outcome | None,
+    now: datetime,
+) -> Way:
     """The canary on its way out. With an outcome it has ended just now: its traffic goes first, its pods with the next look."""
     resource = observed.resource
-    fleet = Fleet.of(observed, stable.revision, known.revision)
+    since = stalled_since(known) if known.phase == "RollingBack" else None
+    fleet = Fleet.of(observed, stable.revision, known.revision, now, since, grows="stable")
     replicas, given_up = resource.spec.replicas, known.step_started_at is not None
     arms = Arms(min(replicas, capacity.judged(fleet.places).stable), fleet.canary.pods.asked)
     if given_up:  # stable pods have made room for it
         arms = capacity.withdrawn(fleet.places, fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
     elif outcome is None:
         arms = replace(arms, canary=0)
-    owed = 100 - 100 * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
+    owed = ALL - ALL * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
     weights = traffic.shared(owed, replicas, arms, fleet.stable.pods, fleet.canary.pods)
     if outcome is None and arms.canary == 0:
         done = Finding(PROGRESSING, "False", "RolledBack", f"revision {known.revision} is gone")
@@ -159,6 +181,7 @@ def withdraw(observed: Observed, stable: Arm, known: CanaryArm, analysis: Analys
     message = f"{why}{fleet.stable.pods.serving} of {replicas} pods of revision {stable.revision} serve."
     finding = Finding(PROGRESSING, "True", "RollingBack", message)
     arm = known.model_copy(update={"phase": "RollingBack"})
+    arm = arm.model_copy(update={"waiting": _waiting(known, arm, fleet, arms, now)})
     return Way(arm, arms, weights, finding, analysis, outcome, timedelta(0) if outcome else timedelta(seconds=5))
 
 
@@ -233,10 +256,62 @@ def _entered(
 
 
 def _is_broken(observed: Observed, stable: Arm) -> bool:
-    """Whether no stable pod serves, for a reason that does not pass by itself."""
+    """Whether no stable pod serves, each of them for a reason that does not pass by itself."""
     group = observed.group(stable.revision)
-    trouble = pods.worst(group, observed.last_lines)
-    return trouble is not None and not trouble.waits and not any(map(pods.ready, group))
+    return bool(group) and all(map(pods.broken, group))
+
+
+def _scaled_to_zero(observed: Observed, stable: Arm, known: CanaryArm, fleet: Fleet, now: datetime) -> Way:
+    """No pod is asked for, so nothing can be judged but by a person."""
+    status, said = observed.resource.status or Status(), word(observed.resource, known.revision)
+    if said is not None:
+        promoted = said == "promote"
+        why = f"A person asked for the {'promotion' if promoted else 'rollback'}."
+        step = Step(_stage(known), "Promoted" if promoted else "RolledBack", why)
+        return _ended(observed, stable, known, fleet, step, status.analysis, now)
+    message = f"spec.replicas is 0: the canary of revision {known.revision} starts anew with the first pods"
+    finding = Finding(PROGRESSING, "False", "ScaledToZero", message)
+    update = {"phase": "Starting", "ready_at": None, "step": None, "step_started_at": None, "waiting": None}
+    return Way(known.model_copy(update=update), Arms(0), {"stable": ALL}, finding, _closed(status.analysis))
+
+
+def _pause(known: CanaryArm, status: Status, patience: timedelta) -> timedelta:
+    """Until a canary that has found no room is tried again: twice as long with each attempt."""
+    attempts = list(itertools.takewhile(lambda ended: ended.revision == known.revision and ended.retry_at, status.history))
+    doubled: timedelta = patience * 2 ** len(attempts)
+    return min(LONGEST_PAUSE, doubled)
+
+
+def _route_limit(observed: Observed, known: CanaryArm) -> datetime | None:
+    """Until when a gateway is waited for that refuses the route; None where one takes it."""
+    since = refused_since(observed)
+    if since is None:
+        return None
+    return max(since, known.step_started_at or known.started_at) + observed.resource.spec.rollout.progress_deadline
+
+
+def _trouble(observed: Observed, stable: Arm, known: CanaryArm) -> pods.Trouble | None:
+    """What keeps pods of canary and control from serving."""
+    groups = (observed.trouble(known.revision), observed.trouble(stable.revision, control=True))
+    return pods.graver(*(trouble for trouble in groups if trouble is not None))
+
+
+def stalled_since(known: CanaryArm) -> datetime | None:
+    """Since when pods have been waited for without progress."""
+    return known.waiting.since if known.waiting is not None else None
+
+
+def _waiting(known: CanaryArm, after: CanaryArm, fleet: Fleet, arms: Arms, now: datetime) -> Waiting | None:
+    """What `after` waits for; since now, where the phase or the step is another one, or more pods serve than ever since."""
+    groups = (fleet.stable,) if after.phase == "RollingBack" else (fleet.canary, fleet.control)
+    serving = sum(group.pods.serving for group in groups)
+    asked = arms.stable if after.phase == "RollingBack" else arms.canary + arms.control
+    if serving >= asked or any(group.lateness.wants_room for group in groups):
+        return None
+    before = known.waiting
+    if before is None or serving > before.serving or (after.phase, after.step) != (known.phase, known.step):
+        return Waiting(since=now, serving=serving)
+    return before
 
 
 def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: datetime) -> Evidence:
@@ -253,15 +328,10 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:
-    others = fleet.stable.objects + fleet.control.objects
+    others = fleet.control if fleet.control.objects else fleet.stable
     # Elsewhere the machine's own limit holds.
     patience = observed.resource.spec.rollout.progress_deadline if phase in _JUDGED else None
-    return list(stops(fleet.canary.objects, others, observed.unreadable, patience, observed.last_lines, now))
-
-
-def _waiting_since(fleet: Fleet) -> datetime | None:
-    moments = (pods.not_ready_since(pod) for pod in fleet.canary.objects + fleet.control.objects)
-    return min((moment for moment in moments if moment is not None), default=None)
+    return list(stops(fleet.canary, others, observed.unreadable, patience, observed.last_lines, now))
 
 
 def word(resource: SpeculativeDeployment, revision: str) -> Literal["promote", "rollback"] | None:
@@ -317,12 +387,12 @@ def _weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: Fleet, a
     ramp = resource.spec.rollout.canary.ramp
     match canary.phase:
         case "Starting":
-            return {"stable": 100, "canary": 0, "control": 0}
+            return traffic.one_arm(stable, mine, control)
         case "Ramping":
-            share = ramp[min(canary.step or 0, len(ramp) - 1)]
-            return traffic.shared(share, resource.spec.replicas, arms, stable, mine)
+            share = capacity.ramp_share(ramp, canary.step)
+            return traffic.shared(ALL * share // 100, resource.spec.replicas, arms, stable, mine)
         case "Promoting":
-            return traffic.shared(100, resource.spec.replicas, arms, stable, mine)
+            return traffic.shared(ALL, resource.spec.replicas, arms, stable, mine)
         case _:
             return traffic.in_proportion(arms, stable, mine, control)
 

@@ -9,12 +9,15 @@ Two sources of places. `Surge`: canary and control come on top of the stable pod
 go only where the canary's have taken their place and serve. `Reuse`: no pod on top; the stable arm makes room first.
 
 Guarantees, for every input: pods that serve are never given up below the floor (`Surge`: the replicas of the spec; `Reuse`:
-those less the places lent to canary and control); all arms together ask for no more than the places there are; a canary never
-shrinks on its way up. Not guaranteed: that the cluster has the places.
+those less the places lent to canary and control), but for the few pods that are late, which the rollout goes around; all arms
+together ask for no more than the places there are; a canary never shrinks on its way up. `Reuse` leaves a stable pod whatever
+spec.replicas is: where that is too small for canary, control and a stable pod, so many run until the canary has ended. Not
+guaranteed: that the cluster has the places.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aerie.api.rollout import Canary
@@ -29,6 +32,13 @@ class Pods:
     leaving: int = 0
     """Besides them the pods on their way out, which still hold their GPUs."""
     serving: int = 0
+    excused: int = 0
+    """Pods that are late and so few that they hold nothing up (lateness.py)."""
+
+    @property
+    def done(self) -> int:
+        """Pods that need not be waited for."""
+        return self.serving + self.excused
 
     @property
     def held(self) -> int:
@@ -60,11 +70,12 @@ class Places:
     @classmethod
     def of(cls, replicas: int, canary: Canary) -> Places:
         """The places of the resource. A canary is never larger than what it is to replace."""
-        size = min(canary.replicas, max(1, replicas))
+        size = min(canary.replicas, replicas)
         control = size if canary.control == "Fresh" else 0
         if canary.capacity == "Surge":
             return cls(replicas, size, control, total=replicas + size + control, floor=replicas)
-        return cls(replicas, size, control, total=replicas, floor=max(0, replicas - size - control))
+        total = max(replicas, size + control + 1) if replicas else 0
+        return cls(replicas, size, control, total=total, floor=total - size - control)
 
 
 def judged(places: Places) -> Arms:
@@ -78,7 +89,7 @@ def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) 
     goal = max(places.canary, min(goal, places.replicas))
     wanted_stable = max(0, min(places.replicas, places.total - goal))
     # What the canary's serving pods carry already, the stable ones need not.
-    kept = max(wanted_stable, min(places.replicas, places.floor - canary.serving))
+    kept = max(wanted_stable, min(places.replicas, places.floor - canary.done))
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(kept - stable.asked, free))
     more_canary = max(0, min(goal - canary.asked, free - more_stable))
@@ -89,13 +100,19 @@ def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms
     """On the way back to the stable arm alone, after stable pods have made room: a canary's pod goes when a stable one serves."""
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(places.replicas - stable.asked, free))
-    kept = max(0, min(canary.asked, places.floor - stable.serving)) if canary.serving else 0
+    kept = max(0, min(canary.asked, places.floor - stable.done)) if canary.serving else 0
     return Arms(min(places.replicas, stable.asked + more_stable), kept)
 
 
 def kept(places: Places) -> int:
     """Pods of the revision before that may stay after a promotion: in the places that canary and control had."""
     return max(0, min(places.replicas, places.total - places.replicas))
+
+
+def ramp_share(ramp: Sequence[int], step: int | None) -> int:
+    """Percent of the traffic that a step of the ramp asks for: of a ramp that has become shorter the last share, and of an empty
+    ramp nothing, because it asks for no step."""
+    return ramp[min(step or 0, len(ramp) - 1)] if ramp else 0
 
 
 def ramp_goal(places: Places, share: int, *, by_pods: bool) -> int:

@@ -22,6 +22,7 @@ from aerie.rollout import history, kept
 from aerie.rollout.course import Course
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
+from aerie.rollout.traffic import ALL
 from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
 
@@ -74,7 +75,7 @@ def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[s
     elif course.previous is not None and course.all_serve:
         yield network.arm_service(resource, "previous", course.previous.revision)
     else:
-        weights = {"stable": 100}
+        weights = {"stable": ALL}
     yield network.route(resource, weights)
 
 

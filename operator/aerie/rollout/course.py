@@ -4,35 +4,43 @@
                           ├─ pods of the revision before are kept ─────► the watch (watch.py); of another one, they go first
                           ├─ is the stable one ────────────────────────► keep it
                           ├─ was rejected ─────────────────────────────► keep the stable one, say why, wait for a new word
+                          ├─ has found no room ────────────────────────► keep the stable one, try again later
                           ├─ preflight: none yet, running, refused ────► no engine pod; say what is wrong
                           └─ preflight passed ─┬─ a third revision has pods ─► these go first
                                                ├─ nothing is stable ───► its pods start; when all serve, it is stable
                                                └─ otherwise ───────────► the canary (canary.py)
 
-Guarantee: a function of its arguments; one transition at a time; at most two revisions have pods. Not guaranteed: that two
-changes in a row are both rolled out; the last one is, and the other is told as superseded.
+Guarantees: a function of its arguments; one transition at a time; at most two revisions have pods. What serves is stable: a
+first revision of which any pod serves is never deleted for a change of the spec, but adopted, and the change goes out by a
+canary. A new spec is taken up in every phase, a rollback that cannot end included (rollback.py). Not guaranteed: that two changes
+in a row are both rolled out; the last one is, and the other is told as superseded.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Phase, PreviousArm, Status
 from aerie.resources import names
-from aerie.rollout import canary, pods, watch
+from aerie.rollout import canary, pods, rollback, watch
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
+from aerie.rollout.traffic import ALL
 from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
 
 RETRY = "aerie.dev/retry"
 """Annotation by which a person has a rejected revision tried again; each new value once."""
+_LONGEST_WORD = 64
+"""Characters of an annotation's value that the status remembers as they are."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Course:
     """Pods to ask for."""
     canary: CanaryArm | None = None
     """The revision whose pods are beside the stable ones, or start before there are any."""
-    weights: Mapping[str, int] = field(default_factory=lambda: {"stable": 100})
+    weights: Mapping[str, int] = field(default_factory=lambda: {"stable": ALL})
     analysis: AnalysisStatus | None = None
     outcome: Outcome | None = None
     preflight: bool = False
@@ -98,9 +106,13 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         kept = {"canary": known, "previous": status.previous, **_as_it_is(status, replicas)}
         return replace(serving, phase="Paused", progressing=finding, **kept)
     unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
+    if known is not None and stable is not None and known.phase == "RollingBack":
+        turn = rollback.turned(observed, wanted, stable, known, now)
+        if turn is not None:
+            return replace(_on(serving, turn.way, None), stable=turn.stable.revision)
     if known is not None and stable is not None and (known.phase == "RollingBack" or unwanted):
         ended = None if known.phase == "RollingBack" else _superseded(known, wanted, status, now)
-        way = canary.withdraw(observed, stable, known, status.analysis, ended)
+        way = canary.withdraw(observed, stable, known, status.analysis, ended, now)
         if way.canary is None and serving.rejected is not None:  # said at once, without a moment of Ready in between
             return replace(_waiting(serving, status), arms=way.arms, weights=way.weights, again=way.again)
         return _on(serving, way, serving.rejected if ended is None else None)
@@ -108,7 +120,9 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         return _watched(observed, wanted, serving, stable, status.previous, now)
     if wanted.revision == serving.stable:
         return serving
-    if known is not None and known.revision != wanted.revision:  # the first one, and nothing serves yet
+    if known is not None and known.revision != wanted.revision:  # the first one
+        if count := sum(map(pods.ready, observed.group(known.revision))):
+            return _kept(serving, wanted, known, status, count, now)
         serving = replace(serving, outcome=_superseded(known, wanted, status, now))
         known = None
     if wanted.problem:
@@ -117,6 +131,8 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         return replace(serving, phase="Failed", progressing=finding, passed=told)
     if serving.rejected is not None:
         return _waiting(serving, status)
+    if known is None and (pause := _no_room(observed, wanted, status, now)) is not None:
+        return replace(_waiting(serving, status), again=pause)
     if known is None and verdict.state != "Passed":  # of a canary under way, the record may be gone
         refused, again = verdict.state == "Refused", verdict.again
         told = serving.passed
@@ -138,7 +154,8 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         begun = watch.begin(observed, stable, known, way.analysis, now)
         promoted = replace(_on(serving, way, None), stable=wanted.revision, arms=Arms(replicas))
         return _with(promoted, begun, accepted=watch.accepted_length(way.analysis))
-    return replace(_on(serving, way, wanted.revision if ended is not None else None), preflight=True)
+    rejected = wanted.revision if ended is not None and ended.retry_at is None else None
+    return replace(_on(serving, way, rejected), preflight=True)
 
 
 def _on(serving: Course, way: Way, rejected: str | None) -> Course:
@@ -199,29 +216,50 @@ def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:
     """Pods and weights of the arms as they were asked for last."""
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and previous is not None:
-        return {"arms": Arms(replicas), "weights": {"stable": stable.weight or 0, "previous": previous.weight or 0}}
+        return {"arms": Arms(replicas), "weights": _weights(stable=stable, previous=previous)}
     if stable is None or canary is None:
         return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
     control = canary.control.replicas if canary.control else 0
-    weights = {"stable": stable.weight or 0, "canary": canary.weight or 0}
-    if canary.control is not None:
-        weights["control"] = canary.control.weight or 0
+    weights = _weights(stable=stable, canary=canary, control=canary.control)
     return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": weights}
+
+
+def _weights(**arms: Arm | None) -> dict[str, int]:
+    """The arms' weights as the status shows them."""
+    return {name: ALL * (arm.weight or 0) // 100 for name, arm in arms.items() if arm is not None}
 
 
 def _rejected(observed: Observed, wanted: Wanted) -> str | None:
     """The wanted revision, where it was rejected and nobody has asked to try it again."""
     status = observed.resource.status or Status()
-    retry = observed.resource.metadata.annotations.get(RETRY)
+    retry = retry_word(observed.resource)
     if status.rejected != wanted.revision or (retry is not None and retry != status.retry):
         return None
     return status.rejected
 
 
+def retry_word(resource: SpeculativeDeployment) -> str | None:
+    """The value of the annotation by which a person has a revision tried again, as the status remembers it: a digest of a long
+    value, because what matters is only whether it is another one."""
+    said = resource.metadata.annotations.get(RETRY)
+    return said if said is None or len(said) <= _LONGEST_WORD else hashlib.sha256(said.encode()).hexdigest()
+
+
+def _no_room(observed: Observed, wanted: Wanted, status: Status, now: datetime) -> timedelta | None:
+    """Until the revision, for which the cluster had no room, is tried again; None when it may be."""
+    last = status.history[0] if status.history else None
+    if last is None or last.revision != wanted.revision or last.retry_at is None or now >= last.retry_at:
+        return None
+    retry = retry_word(observed.resource)
+    return None if retry is not None and retry != status.retry else last.retry_at - now
+
+
 def _waiting(serving: Course, status: Status) -> Course:
-    """The wanted revision was rejected; the stable one goes on serving."""
-    last = next((one for one in status.history if one.revision == serving.rejected), None)
+    """The wanted revision was rejected, or waits for room; the stable one goes on serving."""
+    last = next((one for one in status.history if serving.rejected in (None, one.revision)), None)
     how = f"It is not tried again until the spec changes, or the resource is annotated with a new value of {RETRY}."
+    if serving.rejected is None and last is not None and last.retry_at is not None:
+        how = f"It is tried again at {last.retry_at:%H:%M:%S} UTC, or when the resource is annotated with a new value of {RETRY}."
     why = f"{last.reason} {how}" if last else how
     if last is not None and last.result == "Failed":
         finding = Finding(PROGRESSING, "False", "ProgressDeadlineExceeded", why)
@@ -230,7 +268,7 @@ def _waiting(serving: Course, status: Status) -> Course:
 
 
 def _first(observed: Observed, wanted: Wanted, serving: Course, known: CanaryArm | None, now: datetime) -> Course:
-    """Pods of the first revision start; when all serve, it is stable."""
+    """Pods of the first revision start; when all serve, or some when the time for it is over, it is stable."""
     resource = observed.resource
     spec, status = resource.spec, resource.status or Status()
     group = observed.group(wanted.revision)
@@ -239,13 +277,16 @@ def _first(observed: Observed, wanted: Wanted, serving: Course, known: CanaryArm
         why = f"all {spec.replicas} pods serve" if spec.replicas else "no pods are asked for"
         return _adopted(serving, wanted, known, status, why, now)
     arm = known or CanaryArm(**dict(wanted.arm), change=wanted.change(status), started_at=now)
-    trouble = pods.worst(group, observed.last_lines)
+    trouble = observed.trouble(wanted.revision)
     told = f"{count} of {spec.replicas} pods of revision {wanted.revision} serve" + (f": {trouble.message}" if trouble else "")
     arms = Arms(0, spec.replicas)
     left = arm.started_at + spec.rollout.progress_deadline - now
     if left > timedelta(0):
         finding = Finding(PROGRESSING, "True", trouble.reason if trouble else "Starting", told)
         return replace(serving, phase="Starting", progressing=finding, canary=arm, arms=arms, again=left)
+    if known is not None and count:
+        why = f"{count} of {spec.replicas} pods serve, and spec.rollout.progressDeadline is over"
+        return _adopted(serving, wanted, known, status, why, now)
     # Its pods stay: nothing else serves, and they show what is wrong.
     late = f"{told}, and spec.rollout.progressDeadline is over."
     finding = Finding(PROGRESSING, "False", "ProgressDeadlineExceeded", late)
@@ -257,6 +298,14 @@ def _adopted(serving: Course, wanted: Wanted, known: CanaryArm | None, status: S
     arm = known or CanaryArm(**dict(wanted.arm), change=wanted.change(status), started_at=now)
     outcome = outcome_of(arm, "Promoted", f"Revision {wanted.revision}: {why}.", status, None, now)
     return replace(serving, stable=wanted.revision, outcome=outcome)
+
+
+def _kept(serving: Course, wanted: Wanted, known: CanaryArm, status: Status, count: int, now: datetime) -> Course:
+    """The first revision, of which some pods serve while another one is asked for already: that goes out by a canary."""
+    why = f"{count} of {serving.arms.stable} pods serve; revision {wanted.revision}, which is asked for by now, follows"
+    outcome = outcome_of(known, "Promoted", f"Revision {known.revision}: {why}.", status, None, now)
+    finding = Finding(PROGRESSING, "True", "Preflight", f"revision {known.revision}: {why}")
+    return replace(serving, stable=known.revision, phase="Preflight", progressing=finding, outcome=outcome, again=timedelta(0))
 
 
 def _superseded(known: CanaryArm, wanted: Wanted, status: Status, now: datetime) -> Outcome:

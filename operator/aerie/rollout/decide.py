@@ -3,7 +3,8 @@
     choice ─► tuned ─► wanted ─► verdict ─► course ─► children ─► Plan
                                                 └──► report ──►
 
-Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on.
+Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on. A decision that writes
+nothing never asks for another one at once, so that nothing spins.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.leftovers import without_leftovers
 from aerie.rollout.observed import Observed, owned
 from aerie.rollout.plan import Event, Plan
+from aerie.rollout.recovery import recovered
 from aerie.rollout.report import report
 from aerie.rollout.route import unanswered
 from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import read_wanted
 
 NO_CATALOG = Catalog(())
+LEAST_PAUSE = timedelta(seconds=1)
+"""Between a decision that writes nothing and the next one."""
 
 
 def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog = NO_CATALOG) -> Plan:
@@ -39,6 +43,9 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     choice = choose(observed.resource, catalog)
     resource = choice.resource
     observed, leftovers = without_leftovers(replace(observed, resource=resource))
+    observed, overdue = observed.alive(now)
+    observed = recovered(observed)
+    resource = observed.resource
     asked = tuned.asked(observed, now)
     wanted = read_wanted(resource, choice.problem, asked.setting, asked.trial)
     verdict = verdict_of(observed, wanted.revision, now)
@@ -54,6 +61,8 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
         live = observed.child(item["kind"], item["metadata"]["name"]) or _namesake(observed, item)
         if live is not None and not owned(live, resource.metadata.uid):
             taken.append(live)
+        elif item["kind"] == "HTTPRoute" and _leads_to(item, taken):
+            continue  # its requests would go to somebody else's pods
         elif drifted(live, item):
             missing.append(item)
     over = verdict.over or outdated(observed, wanted, verdict, runner)
@@ -65,8 +74,11 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     news = (*choice.events(), *events(resource.status, status), *_outcome(way), *_next_share(resource.status, status))
     told = dict.fromkeys(news)  # two conditions may say the same
     soon = timedelta(0) if intent.trial is not None else tuned.again(observed, asked, way, now)
-    waits = (soon, way.again, held_up, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1])
+    lost = overdue - now if overdue is not None else None
+    waits = (soon, way.again, held_up, LEFT_UNTIL if leftovers.names else None, unanswered(observed, now)[1], lost)
     again = min((one for one in waits if one is not None), default=None)
+    if again is not None and not (missing or delete or told) and status == choice.resource.status:
+        again = again if again > timedelta(0) else LEAST_PAUSE
     return Plan(tuple(missing), delete, status, tuple(told), again)
 
 
@@ -78,6 +90,12 @@ def refused(plan: Plan, before: Status | None, refusals: list[str], now: datetim
     status = plan.status.model_copy(update={"conditions": made})
     news = tuple(event for event in events(before, status) if event.reason == "Refused")
     return replace(plan, status=status, events=plan.events + news, again=timedelta(minutes=1))
+
+
+def _leads_to(route: dict[str, Any], taken: list[Any]) -> bool:
+    """Whether the route sends requests to a Service that is somebody else's."""
+    services = {item["metadata"]["name"] for item in taken if item["kind"] == "Service"}
+    return any(backend["name"] in services for rule in route["spec"]["rules"] for backend in rule["backendRefs"])
 
 
 def _outcome(way: Course) -> Iterator[Event]:

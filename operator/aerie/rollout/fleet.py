@@ -1,16 +1,22 @@
 """The arms of a rollout as they are, and how many pods each is to have in the phase that the canary is in.
 
-Guarantee: pure; the numbers are those of capacity.py, for every phase of machine.py.
+Guarantee: pure; the numbers are those of capacity.py, for every phase of machine.py, and of lateness.py: a few late pods of many
+hold no phase up, and no phase is late while none of its pods is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
 
 from aerie.rollout import capacity, pods
 from aerie.rollout.capacity import Arms, Places, Pods
+from aerie.rollout.lateness import Lateness, lateness
 from aerie.rollout.observed import Object, Observed
+
+_GROWING = ("Ramping", "Promoting")
 
 
 @dataclass(frozen=True)
@@ -18,15 +24,35 @@ class Group:
     """The pods of one arm."""
 
     objects: tuple[Object, ...]
+    dead: tuple[Object, ...]
     pods: Pods
+    lateness: Lateness
 
     @classmethod
-    def of(cls, observed: Observed, revision: str, *, control: bool = False) -> Group:
-        found = observed.group(revision, control=control)
+    def of(
+        cls, observed: Observed, revision: str, now: datetime, *, control: bool = False, stalled_since: datetime | None = None
+    ) -> Group:
+        alive = observed.group(revision, control=control)
         deployment = observed.deployment(revision, control=control)
-        asked = (deployment or {}).get("spec", {}).get("replicas") or 0
-        serving = sum(map(pods.ready, found))
-        return cls(found, Pods(max(asked, len(found)), observed.leaving(revision, control=control), serving))
+        replicas = (deployment or {}).get("spec", {}).get("replicas") or 0
+        late = lateness(
+            alive,
+            replicas,
+            pods.refusal_of(deployment),
+            stalled_since,
+            observed.resource.spec.rollout.progress_deadline,
+            now,
+        )
+        asked = max(replicas, len(alive))
+        counts = Pods(
+            asked, observed.leaving(revision, control=control), sum(map(pods.ready, alive)), excused=late.excused(asked)
+        )
+        return cls(alive, observed.dead(revision, control=control), counts, late)
+
+    @property
+    def too_late(self) -> bool:
+        """Whether so many pods are late that it counts against the revision."""
+        return self.lateness.too_many(self.pods.asked)
 
 
 @dataclass(frozen=True)
@@ -39,20 +65,30 @@ class Fleet:
     control: Group
 
     @classmethod
-    def of(cls, observed: Observed, stable: str, canary: str) -> Fleet:
+    def of(
+        cls,
+        observed: Observed,
+        stable: str,
+        canary: str,
+        now: datetime,
+        stalled_since: datetime | None = None,
+        grows: Literal["canary", "stable"] = "canary",
+    ) -> Fleet:
+        """`stalled_since`: since when pods of the arm that `grows` have been waited for without progress, by the status."""
         spec = observed.resource.spec
+        forth, back = (stalled_since, None) if grows == "canary" else (None, stalled_since)
         return cls(
             Places.of(spec.replicas, spec.rollout.canary),
-            Group.of(observed, stable),
-            Group.of(observed, canary),
-            Group.of(observed, stable, control=True),
+            Group.of(observed, stable, now, stalled_since=back),
+            Group.of(observed, canary, now, stalled_since=forth),
+            Group.of(observed, stable, now, control=True, stalled_since=forth),
         )
 
     def asked(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> Arms:
         """Pods that each arm is to have in this phase."""
         return (
             capacity.judged(self.places)
-            if phase not in ("Ramping", "Promoting")
+            if phase not in _GROWING
             else capacity.grown(
                 self.places, self.goal(phase, ramp, step, by_pods=by_pods), self.stable.pods, self.canary.pods, self.control.pods
             )
@@ -63,11 +99,41 @@ class Fleet:
         if phase == "Promoting":
             return self.places.replicas
         if phase == "Ramping":
-            return capacity.ramp_goal(self.places, ramp[min(step or 0, len(ramp) - 1)], by_pods=by_pods)
+            return capacity.ramp_goal(self.places, capacity.ramp_share(ramp, step), by_pods=by_pods)
         return self.places.canary
 
     def ready(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> bool:
-        """Whether the pods that the phase asks for serve."""
-        enough = self.canary.pods.serving >= self.goal(phase, ramp, step, by_pods=by_pods)
-        controlled = phase in ("Ramping", "Promoting") or self.control.pods.serving >= self.places.control
+        """Whether the pods that the phase asks for serve, but for the few that are late."""
+        enough = self.canary.pods.done >= self.goal(phase, ramp, step, by_pods=by_pods)
+        controlled = phase in _GROWING or self.control.pods.done >= self.places.control
         return enough and controlled
+
+    @property
+    def stuck_back(self) -> bool:
+        """Whether so many stable pods are late, for whatever reason, that the way back to them does not end by itself."""
+        return _missed(self.stable)
+
+    def late(self, phase: str) -> bool:
+        """Whether pods that the phase waits for are late, and too many of them to be excused.
+
+        While the canary starts, a lack of room ends it too: nobody is served by a canary that waits for a GPU for ever. Once it
+        is accepted, room is all that it waits for.
+        """
+        if phase in _GROWING:
+            return self.canary.too_late
+        return any(_missed(group) for group in (self.canary, self.control))
+
+    def roomless(self) -> bool:
+        """Whether all that is late waits for room: of what the canary is, nothing is known then."""
+        groups = (self.canary, self.control)
+        return any(group.lateness.roomless for group in groups) and not any(group.lateness.late for group in groups)
+
+    def late_at(self, phase: str) -> datetime | None:
+        """When the next pod that the phase waits for becomes late."""
+        groups = (self.canary,) if phase in _GROWING else (self.canary, self.control)
+        return min((group.lateness.next_at for group in groups if group.lateness.next_at is not None), default=None)
+
+
+def _missed(group: Group) -> bool:
+    counted = group.lateness
+    return replace(counted, late=counted.late + counted.roomless).too_many(group.pods.asked)

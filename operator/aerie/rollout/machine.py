@@ -17,8 +17,10 @@ There a fall of its acceptance length against that of its acceptance may be one 
 Rechecking, where the old pods get requests again, and only what is worse than they are at the same time is taken back.
 
 Guarantees: a pure function; no promotion without the verdict Promote or a person's word; an ended canary stays ended; each phase
-that waits for the world or for time has a limit, but Held and AwaitingApproval, which wait for a person. Not here: which spec is
-wanted (superseded and reverted canaries are ended by whoever reads it), pods (capacity.py), weights (traffic.py).
+that waits for its pods or for time has a limit, but Held and AwaitingApproval, which wait for a person, and an accepted canary
+for which the cluster has no room, which waits for the cluster. How long a step lasts makes nothing late: only pods are
+(lateness.py). The spec may change in every phase, the ramp too. Not here: which spec is wanted (superseded and reverted canaries
+are ended by whoever reads it), pods (capacity.py), weights (traffic.py).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Literal
 
 from aerie.api import duration
 from aerie.api.rollout import Analysis, Canary
+from aerie.rollout.capacity import ramp_share
 
 Phase = Literal[
     "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Watching", "Rechecking"
@@ -124,8 +127,11 @@ class Looks:
 
     ready: bool
     """Whether the pods that this phase asks for serve."""
-    waiting_since: datetime | None = None
-    """When the pod that has not served for longest ceased to, or was made; None when all serve or none is there yet."""
+    late: bool = False
+    """Whether pods that the phase asks for have not served for spec.rollout.progressDeadline, and more of them than a node's
+    fault explains."""
+    late_at: datetime | None = None
+    """When the next pod becomes late; None when none is waited for."""
     stop: str = ""
     """A fault that ends the canary at once, as a sentence."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"] = "Continue"
@@ -203,7 +209,7 @@ def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator
         yield "worse"
     if looks.fallen:
         yield "fallen"
-    if not looks.ready and now >= _patience(stage, looks, terms):
+    if looks.late and not looks.ready:
         yield "late"
     if looks.word == "promote":
         yield "approved"
@@ -216,7 +222,7 @@ def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator
     if looks.ready:
         yield "ready"
     if _due(stage, looks, terms, now):
-        yield "topped" if stage.phase == "Ramping" and (stage.step or 0) + 1 >= len(terms.canary.ramp) else "due"
+        yield "topped" if stage.phase == "Ramping" and _is_top(stage, terms) else "due"
 
 
 def _since(stage: Stage) -> datetime:
@@ -230,18 +236,17 @@ def _since(stage: Stage) -> datetime:
             return stage.ready_at or stage.started_at
 
 
-def _patience(stage: Stage, looks: Looks, terms: Terms) -> datetime:
-    """Until when pods that do not serve are waited for. One that is lost late in a phase has the same time as the first."""
-    since = _since(stage)
-    if looks.waiting_since is not None and stage.phase != "Starting":  # a pod that comes and goes must not start for ever
-        since = max(since, looks.waiting_since)
-    return since + terms.progress_deadline
+def _is_top(stage: Stage, terms: Terms) -> bool:
+    """Whether no step of the ramp follows this one."""
+    return (stage.step or 0) + 1 >= len(terms.canary.ramp)
 
 
 def _due(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> bool:
     match stage.phase:
         case "WarmingUp":
             return now >= _since(stage) + terms.analysis.warmup
+        case "Ramping" if not terms.canary.ramp:  # it was taken out of the spec: there is no share to hold
+            return True
         case "Ramping":  # a share that the pods cannot bear yet is not being held
             return looks.ready and now >= _since(stage) + terms.canary.ramp_hold
         case "Watching":
@@ -274,8 +279,8 @@ def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta 
             until = _since(stage) + terms.canary.scale_down_delay
         case "Rechecking":
             until = _since(stage) + RECHECK
-        case "Starting" | "Ramping" | "Promoting":
-            until = _patience(stage, looks, terms)
+        case "Starting" | "Ramping" | "Promoting" if looks.late_at is not None:
+            until = looks.late_at
         case _:
             return None
     return max(timedelta(0), until - now)
@@ -294,7 +299,8 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
         case "explored":
             return f"It was to be measured and given up, and has been. {looks.reason}".rstrip()
         case "late":
-            return f"Its pods did not serve within spec.rollout.progressDeadline ({duration.format(terms.progress_deadline)})."
+            limit = duration.format(terms.progress_deadline)
+            return f"Pods that it needs have not served for spec.rollout.progressDeadline ({limit})."
         case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
             return looks.reason
         case "ready":
@@ -304,5 +310,7 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
         case "due" if stage.phase in ("Watching", "Rechecking"):
             return "Nothing has spoken against it while pods of the revision before were kept."
         case "due" | "topped":
-            share = terms.canary.ramp[min(stage.step or 0, len(terms.canary.ramp) - 1)]
+            if not terms.canary.ramp:
+                return "spec.rollout.canary.ramp has become empty: there is no share to hold."
+            share = ramp_share(terms.canary.ramp, stage.step)
             return f"{share} % of the traffic have been held for spec.rollout.canary.rampHold."

@@ -1,18 +1,25 @@
-"""What the edge gathered about one resource, as the core wants it. Objects are the API server's own dictionaries."""
+"""What the edge gathered about one resource, as the core wants it. Objects are the API server's own dictionaries.
+
+Guarantee: a pod that is dead (evicted, refused by its node) is in no group and holds no place, although its object stays for as
+long as the cluster likes; once `alive` was called, neither is one whose node is lost.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.resources import names
 from aerie.resources.tuning import Kept
+from aerie.rollout import pods
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures
+from aerie.rollout.pods import Trouble
 from aerie.tuning.advice import Advice
 
 Object = Mapping[str, Any]
@@ -63,17 +70,48 @@ class Observed:
         """The Deployment of one group of pods."""
         return self.child("Deployment", names.deployment(self.resource.metadata.name, revision, control=control))
 
+    def alive(self, now: datetime) -> tuple[Observed, datetime | None]:
+        """The same without pods whose end is overdue, because their node is lost; and when the next pod will be overdue."""
+        ends = [(pod, pods.hangs_at(pod)) for pod in self.pods]
+        left = tuple(pod for pod, end in ends if end is None or now < end)
+        coming = min((end for _, end in ends if end is not None and now < end), default=None)
+        return (self if len(left) == len(self.pods) else replace(self, pods=left)), coming
+
     def group(self, revision: str, *, control: bool = False) -> tuple[Object, ...]:
-        """The pods of one Deployment that are not on their way out."""
-        wanted = names.group(self.resource.metadata.name, revision, control=control)
+        """The live pods of one Deployment that are not on their way out."""
         return tuple(
-            pod for pod in self.pods if wanted.items() <= labels(pod).items() and not pod["metadata"].get("deletionTimestamp")
+            pod
+            for pod in self._all(revision, control=control)
+            if not pods.dead(pod) and not pod["metadata"].get("deletionTimestamp")
         )
+
+    def dead(self, revision: str, *, control: bool = False) -> tuple[Object, ...]:
+        """The pods of one Deployment that have ended for good; they are replaced, and their objects stay."""
+        return tuple(filter(pods.dead, self._all(revision, control=control)))
 
     def leaving(self, revision: str, *, control: bool = False) -> int:
         """How many pods of one Deployment are on their way out."""
-        wanted = names.group(self.resource.metadata.name, revision, control=control)
-        return sum(wanted.items() <= labels(pod).items() and "deletionTimestamp" in pod["metadata"] for pod in self.pods)
+        group = self._all(revision, control=control)
+        return sum(not pods.dead(pod) and "deletionTimestamp" in pod["metadata"] for pod in group)
+
+    def trouble(self, revision: str, *, control: bool = False) -> Trouble | None:
+        """What keeps the pods of one Deployment from serving, or from being made; None when all serve."""
+        group = self.group(revision, control=control)
+        served = max((str(pod["metadata"].get("creationTimestamp") or "") for pod in group if pods.ready(pod)), default="")
+        ended = [
+            (str(pod["metadata"].get("creationTimestamp") or ""), pod["metadata"]["name"], pod)
+            for pod in self.dead(revision, control=control)
+        ]
+        # A dead pod that is older than one that serves has been replaced. Of the others the first, so that the sentence stays.
+        fresh = [pod for made, _, pod in sorted(ended, key=lambda end: end[:2]) if made > served][:1]
+        refusal = pods.refusal_of(self.deployment(revision, control=control))
+        if refusal is None and all(map(pods.ready, group)) and group:
+            return None
+        return pods.worst([*group, *fresh], self.last_lines, refusal)
+
+    def _all(self, revision: str, *, control: bool) -> Iterator[Object]:
+        selector = names.group(self.resource.metadata.name, revision, control=control).items()
+        return (pod for pod in self.pods if selector <= labels(pod).items())
 
     def figures_of(self, revision: str, *, control: bool = False) -> Figures | None:
         """What the pods of one Deployment achieve together."""

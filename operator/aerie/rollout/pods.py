@@ -1,18 +1,29 @@
-"""Why a pod does not serve, in the words of the cluster, with what to do where it is plain.
+"""Why a pod does not serve, or was never made, in the words of the cluster, with what to do where it is plain.
 
-Only what is in the pods themselves is said, and no durations: a sentence that changes with the clock would be a write with
-every look.
+Only what is in the pods and their Deployment is said, and no durations: a sentence that changes with the clock would be a write
+with every look.
+
+Guarantees: the engine is judged by its own container alone, whatever a sidecar does. A dead pod (evicted, refused by a node) and
+one whose node is lost hold no place, serve nothing, and are never taken for a pod that is coming.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
+
+from aerie.resources import names
 
 Object = Mapping[str, Any]
 
+HANGS = timedelta(minutes=1)
+"""After the end of its grace period, which is what deletionTimestamp says, a pod is not coming down: its node is lost."""
+CRASHES = 3
+"""Restarts of one engine that are no accident any more."""
+LONG_RUN = timedelta(hours=1)
+"""An engine that ran for so long before it ended is not in a crash loop, however often it has ended in its life."""
 _PULLS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
 
@@ -21,17 +32,75 @@ class Trouble:
     """What keeps a pod from serving."""
 
     reason: str
-    """One word: Unschedulable, ImagePull, Crash, Config, Starting, NotReady."""
+    """One word: Crash, ImagePull, Config, Rejected, PodsRefused, QuotaExceeded, Unschedulable, NotReady, Starting."""
     message: str
-    """A sentence that names the pod."""
+    """A sentence that names the pod, or the Deployment that cannot make it."""
 
     @property
     def waits(self) -> bool:
         """Whether it may pass by itself, without anybody doing anything."""
         return self.reason in ("Starting", "NotReady")
 
+    @property
+    def for_room(self) -> bool:
+        """Whether room is what is lacking: it tells nothing of the revision."""
+        return self.reason in ("QuotaExceeded", "Unschedulable")
 
-_WORST = ("Crash", "ImagePull", "Config", "Rejected", "Unschedulable", "NotReady", "Starting")
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a Deployment cannot make its pods, by its condition ReplicaFailure."""
+
+    trouble: Trouble
+    since: datetime | None
+
+    @property
+    def for_room(self) -> bool:
+        """Whether a quota is exhausted."""
+        return self.trouble.for_room
+
+
+_WORST = (
+    "Crash",
+    "ImagePull",
+    "Config",
+    "Rejected",
+    "PodsRefused",
+    "QuotaExceeded",
+    "Unschedulable",
+    "NotReady",
+    "Starting",
+)
+
+
+def refusal_of(deployment: Object | None) -> Refusal | None:
+    """Why the Deployment cannot make pods: quota, PodSecurity, a webhook, no service account; None when it can."""
+    if deployment is None:
+        return None
+    condition = _condition(deployment, "ReplicaFailure")
+    if condition.get("status") != "True":
+        return None
+    words = condition.get("message") or condition.get("reason") or "no reason is given"
+    reason = "QuotaExceeded" if "exceeded quota" in words else "PodsRefused"
+    since = condition.get("lastTransitionTime")
+    message = f"Deployment {_name(deployment)} cannot make its pods: {words}"
+    return Refusal(Trouble(reason, message), datetime.fromisoformat(since) if since else None)
+
+
+def dead(pod: Object) -> bool:
+    """Whether the pod has ended for good, and is replaced: evicted, refused by its node, or ended with it."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def hangs_at(pod: Object) -> datetime | None:
+    """From when on a pod that is on its way out holds no place any more, because its node is lost; None for all others."""
+    deleted = pod["metadata"].get("deletionTimestamp")
+    return datetime.fromisoformat(deleted) + HANGS if deleted else None
+
+
+def waits_for_room(pod: Object) -> bool:
+    """Whether no node takes the pod."""
+    return _condition(pod, "PodScheduled").get("status") == "False"
 
 
 def ready(pod: Object) -> bool:
@@ -47,15 +116,34 @@ def not_ready_since(pod: Object) -> datetime | None:
     return datetime.fromisoformat(told) if told else None
 
 
-def restarts(pod: Object) -> int:
-    """How often the engine of the pod has been started anew."""
-    return max((one.get("restartCount") or 0 for one in _containers(pod.get("status") or {})), default=0)
+def crash_loop(pod: Object) -> bool:
+    """Whether the engine of the pod ends again and again. Restarts of days do not add up: its last run was a short one too."""
+    engine = _engine(pod)
+    if ready(pod) or (engine.get("restartCount") or 0) < CRASHES:
+        return False
+    state = engine.get("state") or {}
+    ended = state.get("terminated") or (engine.get("lastState") or {}).get("terminated") or {}
+    began, over = ended.get("startedAt"), ended.get("finishedAt")
+    return not (began and over) or datetime.fromisoformat(over) - datetime.fromisoformat(began) < LONG_RUN
 
 
-def worst(pods: Sequence[Object], last_lines: Mapping[str, str]) -> Trouble | None:
-    """The trouble that most needs somebody, of the first pod by name that has it; None when all serve."""
-    found = [trouble for pod in sorted(pods, key=_name) if (trouble := trouble_of(pod, last_lines)) is not None]
-    return min(found, key=lambda trouble: _WORST.index(trouble.reason), default=None)
+def broken(pod: Object) -> bool:
+    """Whether the pod will not serve unless somebody changes something: a crash loop, an image or a setting that is not there."""
+    trouble = trouble_of(pod, {})
+    return trouble is not None and (trouble.reason in ("ImagePull", "Config") or crash_loop(pod))
+
+
+def worst(group: Sequence[Object], last_lines: Mapping[str, str], refusal: Refusal | None = None) -> Trouble | None:
+    """The trouble of a group that most needs somebody, of the first pod by name that has it; None when all serve."""
+    troubles = [trouble for pod in sorted(group, key=_name) if (trouble := trouble_of(pod, last_lines)) is not None]
+    if refusal is not None:
+        troubles.append(refusal.trouble)
+    return graver(*troubles)
+
+
+def graver(*troubles: Trouble) -> Trouble | None:
+    """The trouble that most needs somebody, the first of equal ones."""
+    return min(troubles, key=lambda trouble: _WORST.index(trouble.reason), default=None)
 
 
 def trouble_of(pod: Object, last_lines: Mapping[str, str]) -> Trouble | None:
@@ -108,8 +196,16 @@ def _containers(status: Mapping[str, Any]) -> Iterator[Object]:
     yield from status.get("containerStatuses") or []
 
 
-def _condition(pod: Object, kind: str) -> Mapping[str, Any]:
-    conditions = (pod.get("status") or {}).get("conditions") or []
+def _engine(pod: Object) -> Object:
+    """The status of the engine's container."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or []
+    engine: Object = next((container for container in containers if container.get("name") == names.ENGINE), {})
+    return engine
+
+
+def _condition(item: Object, kind: str) -> Mapping[str, Any]:
+    """The condition of a pod or a Deployment."""
+    conditions = (item.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 

@@ -14,10 +14,11 @@ from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
 from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
-from aerie.rollout.course import RETRY, Course
+from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
 from aerie.rollout.observed import Observed
 from aerie.rollout.route import refusal, unanswered
+from aerie.rollout.traffic import percent
 from aerie.rollout.tuned import Asked, Intent
 from aerie.rollout.tuning_status import told
 from aerie.rollout.wanted import Wanted
@@ -62,7 +63,7 @@ def report(
         analysis=course.analysis,
         speculation=tuning.speculation,
         rejected=course.rejected,
-        retry=resource.metadata.annotations.get(RETRY),
+        retry=retry_word(resource),
         history=([*([course.outcome] if course.outcome else []), *before.history])[:KEPT_OUTCOMES],
     )
 
@@ -100,7 +101,14 @@ def _previous(observed: Observed, course: Course) -> PreviousArm | None:
     if course.previous is None:
         return None
     arm = _counted(observed, course.previous, course.previous.replicas)
-    return arm.model_copy(update={"weight": course.weights.get("previous", 0)})
+    return arm.model_copy(update={"weight": _percent(course.weights, "previous")})
+
+
+def _percent(weights: Mapping[str, int], arm: str) -> int:
+    """The arm's share in whole percents, which sum to 100: the stable arm has what the others leave."""
+    if arm != "stable":
+        return percent(weights.get(arm, 0))
+    return max(0, 100 - sum(percent(weight) for name, weight in weights.items() if name != "stable"))
 
 
 def _canary(observed: Observed, course: Course, before: Status) -> CanaryArm | None:
@@ -130,7 +138,7 @@ def _weight(observed: Observed, course: Course, arm: str) -> int:
     """Percent of the traffic: by the route in mode Gateway, by serving pods in mode Service."""
     if observed.resource.spec.rollout.traffic.gateway is not None or course.canary is None or course.stable is None:
         weights: Mapping[str, int] = course.weights
-        return weights.get(arm, 0)
+        return _percent(weights, arm)
     serving = {
         "stable": sum(map(pods.ready, observed.group(course.stable))),
         "canary": sum(map(pods.ready, observed.group(course.canary.revision))),
@@ -152,19 +160,17 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
     told = f"{min(counted, replicas) if canary else counted} of {replicas} pods serve"
     if stable.ready_replicas >= owed and counted >= replicas:
         return Finding(READY, "True", "Serving", told)
-    trouble = pods.worst(observed.group(stable.revision), observed.last_lines)
+    trouble = observed.trouble(stable.revision)
     return Finding(READY, "False", trouble.reason if trouble else "Starting", f"{told}: {trouble.message}" if trouble else told)
 
 
 def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None, now: datetime) -> Finding:
     if taken:
-        first = taken[0]
-        references = first["metadata"].get("ownerReferences") or []
-        owner = next((f"{one['kind']} {one['name']}" for one in references if one.get("controller")), "somebody else")
-        kind, name = first["kind"], first["metadata"]["name"]
-        message = f"{kind} {name} belongs to {owner}, and Aerie needs the name: delete or rename it, or rename the resource"
+        named = " and ".join(f"{item['kind']} {item['metadata']['name']} belongs to {_owner(item)}" for item in taken)
+        it, name = ("it", "the name") if len(taken) == 1 else ("them", "the names")
+        message = f"{named}, and Aerie needs {name}: delete or rename {it}, or rename the resource"
         return Finding(DEGRADED, "True", "NameTaken", message)
-    trouble = pods.worst(observed.group(course.stable), observed.last_lines) if course.stable else None
+    trouble = observed.trouble(course.stable) if course.stable else None
     if (trouble is None or trouble.waits) and (unrouted := refusal(observed)):
         return Finding(DEGRADED, "True", "RouteNotAccepted", unrouted)
     if trouble is not None and not trouble.waits:
@@ -176,6 +182,11 @@ def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm 
     if drifted := _drift(stable):
         return Finding(DEGRADED, "True", "DriftSuspected", drifted)
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")
+
+
+def _owner(item: Any) -> str:
+    references = item["metadata"].get("ownerReferences") or []
+    return next((f"{owner['kind']} {owner['name']}" for owner in references if owner.get("controller")), "somebody else")
 
 
 def _source_trouble(observed: Observed) -> str:

@@ -8,7 +8,7 @@ more, because there may be gateways that write no status.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aerie.api import duration
@@ -33,6 +33,16 @@ def refusal(observed: Observed) -> str:
     section = f", listener {place[2]}" if place[2] else ""
     words = ": ".join(word for word in (said.get("reason"), said.get("message")) if word).rstrip(".")
     return f"Gateway {place[1]}/{place[0]}{section} does not accept HTTPRoute {resource.metadata.name} ({words})."
+
+
+def refused_since(observed: Observed) -> datetime | None:
+    """Since when no gateway takes the route; None where one does, or none has said anything."""
+    route = observed.child("HTTPRoute", observed.resource.metadata.name)
+    if route is None or not refusal(observed):
+        return None
+    times = [accepted.get("lastTransitionTime") for _, accepted in spoken(observed, route)]
+    made = observed.resource.metadata.creation_timestamp or datetime.fromtimestamp(0, tz=UTC)
+    return max((datetime.fromisoformat(at) for at in times if at), default=made)
 
 
 def unanswered(observed: Observed, now: datetime) -> tuple[str, timedelta | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm
 from aerie.rollout import pods
-from aerie.rollout.capacity import Arms
+from aerie.rollout.capacity import Arms, ramp_share
 from aerie.rollout.conditions import PROGRESSING, Finding
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.machine import RECHECK
@@ -53,7 +53,7 @@ def told(
             words = " or ".join(f"kubectl annotate --overwrite {where} {word}={canary.revision}" for word in (PROMOTE, ROLL_BACK))
             return f"{analysis.reason if analysis else ''} A person decides: {words}"
         case "Ramping":
-            share = rollout.canary.ramp[min(canary.step or 0, len(rollout.canary.ramp) - 1)]
+            share = ramp_share(rollout.canary.ramp, canary.step)
             return f"the canary is accepted and gets {share} % of the traffic; {serving} of its pods serve"
         case "Promoting":
             return f"{serving} of {resource.spec.replicas} pods of revision {canary.revision} serve"

@@ -1,8 +1,10 @@
-"""The weight of each arm in the HTTPRoute of mode Gateway, in percent.
+"""The weight of each arm in the HTTPRoute of mode Gateway, in parts of `ALL`.
 
-Guarantees: the weights sum to 100; an arm without a serving pod gets none, because a gateway answers 503 for its share, and
-neither does one that is to have no pods from now on; while nothing but the stable arm serves, it has all. Not guaranteed in mode
-Service, where the pods are the shares.
+Guarantees: the weights sum to `ALL`; an arm without a serving pod gets none while another arm serves, because a gateway answers
+503 for its share, and neither does one that is to have no pods from now on; the arm that stands in for the stable one is the
+control, of the same revision, before the canary. While all arms serve, each pod of canary and control has the load of a stable
+pod, in fleets of up to 1,000 pods to within 1 %. Where nobody serves, the stable arm has all. Not guaranteed in mode Service,
+where the pods are the shares; nor that endpoints of a Service which was made or changed a moment ago are there already.
 """
 
 from __future__ import annotations
@@ -11,35 +13,52 @@ from dataclasses import replace
 
 from aerie.rollout.capacity import Arms, Pods
 
+ALL = 100_000
+"""All of the traffic. A percent of it is too much for one pod of a thousand; the Gateway API allows 1,000,000."""
+
+
+def percent(weight: int) -> int:
+    """As the status shows it: a weight of less than one percent is shown as one, because it is not nothing."""
+    return max(1, round(100 * weight / ALL)) if weight else 0
+
+
+def one_arm(stable: Pods, canary: Pods, control: Pods) -> dict[str, int]:
+    """While nothing is shared: all for the first arm that serves."""
+    if not stable.serving and control.serving:
+        return {"stable": 0, "canary": 0, "control": ALL}
+    if not stable.serving and canary.serving:
+        return {"stable": 0, "canary": ALL, "control": 0}
+    return {"stable": ALL, "canary": 0, "control": 0}
+
 
 def in_proportion(arms: Arms, stable: Pods, canary: Pods, control: Pods) -> dict[str, int]:
     """While judging: each arm as its pods are of all, so that every pod has the same load.
 
-    The canary's and the control's weights are equal to the point: what is compared must not differ in load.
+    The canary's and the control's weights are equal: what is compared must not differ in load.
     """
     everyone = arms.stable + arms.canary + arms.control
     if not canary.serving or (arms.control and not control.serving) or everyone == 0:
-        return {"stable": 100, "canary": 0, "control": 0}
+        return one_arm(stable, canary, control)
     if not stable.serving:  # all of it stands on the two arms, half and half
-        half = 100 if not arms.control else 50
-        return {"stable": 0, "canary": half, "control": 100 - half}
-    each = max(1, round(100 * arms.canary / everyone))
+        half = ALL if not arms.control else ALL // 2
+        return {"stable": 0, "canary": half, "control": ALL - half}
+    each = max(1, round(ALL * arms.canary / everyone))
     control_weight = each if arms.control else 0
-    return {"stable": 100 - each - control_weight, "canary": each, "control": control_weight}
+    return {"stable": ALL - each - control_weight, "canary": each, "control": control_weight}
 
 
 def ramped(share: int, stable: Pods, canary: Pods) -> dict[str, int]:
-    """While ramping: `share` percent for the canary, as long as both arms serve."""
+    """While ramping: `share` (of `ALL`) for the canary, as long as both arms serve."""
     if not canary.serving:
         share = 0
     elif not stable.serving:
-        share = 100
-    return {"stable": 100 - share, "canary": share, "control": 0}
+        share = ALL
+    return {"stable": ALL - share, "canary": share, "control": 0}
 
 
 def shared(most: int, replicas: int, arms: Arms, stable: Pods, canary: Pods) -> dict[str, int]:
-    """While the canary grows or goes: as much of the traffic as its serving pods are of the fleet, at most `most` percent."""
-    able = 100 * min(canary.serving, replicas) // max(1, replicas)
+    """While the canary grows or goes: as much of the traffic as its serving pods are of the fleet, at most `most` (of `ALL`)."""
+    able = ALL * min(canary.serving, replicas) // max(1, replicas)
     return ramped(min(most, able), _staying(stable, arms.stable), _staying(canary, arms.canary))
 
 

@@ -122,7 +122,7 @@ def with_end(way: Course, observed: Observed, asked: Asked, now: datetime) -> Co
 
 def again(observed: Observed, asked: Asked, way: Course, now: datetime) -> timedelta | None:
     """When a trial whose canary has not begun is given up."""
-    if asked.trial is None or way.rolling == asked.trial.revision:
+    if asked.trial is None or way.rolling == asked.trial.revision or way.phase == "Paused":  # no trial is given up while paused
         return None
     return max(timedelta(0), asked.trial.started_at + observed.resource.spec.rollout.progress_deadline - now)
 

@@ -43,7 +43,7 @@ class Watch:
     """None: it is over."""
     analysis: AnalysisStatus | None
     weights: Mapping[str, int]
-    """Percent of the traffic by arm."""
+    """Share of the traffic by arm, in parts of traffic.ALL."""
     progressing: Finding
     back: Way | None = None
     """The way back, where the promotion is taken back."""
@@ -54,7 +54,7 @@ class Watch:
 
 def begin(observed: Observed, old: Arm, promoted: CanaryArm, analysis: AnalysisStatus | None, now: datetime) -> Watch:
     """A revision has been promoted just now over the old one."""
-    rollout, fleet = observed.resource.spec.rollout, Fleet.of(observed, old.revision, promoted.revision)
+    rollout, fleet = observed.resource.spec.rollout, Fleet.of(observed, old.revision, promoted.revision, now)
     count = min(capacity.kept(fleet.places), fleet.stable.pods.asked)
     if not count or not fleet.stable.pods.serving or rollout.canary.scale_down_delay <= timedelta(0):
         return _over(promoted, analysis)
@@ -79,15 +79,14 @@ def accepted_length(analysis: AnalysisStatus | None) -> float | None:
 def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime) -> Watch:
     """The watch, one look later; the spec asks for the stable revision."""
     resource, status = observed.resource, observed.resource.status or Status()
-    fleet = Fleet.of(observed, previous.revision, stable.revision)
+    fleet = Fleet.of(observed, previous.revision, stable.revision, now)
     count = min(capacity.kept(fleet.places), previous.replicas)
     if not count:
         return _over(stable, status.analysis)
     previous = previous.model_copy(update={"replicas": count})
     stage = Stage(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
     patience = resource.spec.rollout.progress_deadline
-    others = fleet.stable.objects
-    faults = list(stops(fleet.canary.objects, others, observed.unreadable, patience, observed.last_lines, now))
+    faults = list(stops(fleet.canary, fleet.stable, observed.unreadable, patience, observed.last_lines, now))
     evidence, judgement, fallen = _counted(observed, previous, _evidence(status.analysis), len(fleet.canary.objects), faults, now)
     looks = Looks(
         ready=True,
@@ -139,9 +138,9 @@ def taken_back(
     )
     before = status.model_copy(update={"stable": old})
     outcome = outcome_of(leaving, result, f"Taken back after its promotion. {why}", before, analysis, now)
-    way = canary.withdraw(observed, old, leaving, closed(analysis), outcome)
+    way = canary.withdraw(observed, old, leaving, closed(analysis), outcome, now)
     # Traffic first: its pods go with the next look, when it is written that they are to.
-    asked = Fleet.of(observed, old.revision, leaving.revision).canary.pods.asked
+    asked = Fleet.of(observed, old.revision, leaving.revision, now).canary.pods.asked
     way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, asked)))
     return Watch(None, way.analysis, way.weights, way.progressing, way, old.revision, way.again)
 
@@ -157,7 +156,7 @@ def _at(
 ) -> Watch:
     resource = observed.resource
     finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis))
-    weights = {"stable": 100}
+    weights = {"stable": traffic.ALL}
     if previous.phase == "Rechecking":
         arms = Arms(resource.spec.replicas, previous.replicas)
         found = traffic.in_proportion(arms, fleet.canary.pods, fleet.stable.pods, Pods())
@@ -167,7 +166,7 @@ def _at(
 
 def _over(stable: Arm, analysis: AnalysisStatus | None) -> Watch:
     done = Finding(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
-    return Watch(None, closed(analysis), {"stable": 100}, done, again=timedelta(0))
+    return Watch(None, closed(analysis), {"stable": traffic.ALL}, done, again=timedelta(0))
 
 
 def _counted(

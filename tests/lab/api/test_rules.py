@@ -61,8 +61,6 @@ def prometheus(**fields: Any) -> Changes:
     return {"metrics.source": {"prometheus": {"address": "http://prometheus", **fields}}}
 
 
-REUSE = {"rollout.canary.capacity": "Reuse"}
-
 CASES = [
     # -- sources
     Case(
@@ -248,22 +246,6 @@ CASES = [
         {"speculation.tuning.interval": "45m", "speculation.tuning.history": "90m"},
     ),
     # -- rollout
-    Case(
-        "Reuse leaves no stable pod",
-        {"replicas": 2, **REUSE},
-        "spec.replicas",
-        "capacity: Reuse takes 2 pods for canary and control out of replicas, which is 2, and has to leave one stable pod: raise "
-        "replicas to 3 or more, lower rollout.canary.replicas, or write capacity: Surge",
-        {"replicas": 3, **REUSE},
-    ),
-    Case(
-        "Reuse without control leaves no stable pod",
-        {"replicas": 2, **REUSE, "rollout.canary.control": "Stable", "rollout.canary.replicas": 2},
-        "spec.replicas",
-        "capacity: Reuse takes 2 pods for canary and control out of replicas, which is 2, and has to leave one stable pod: raise "
-        "replicas to 3 or more, lower rollout.canary.replicas, or write capacity: Surge",
-        {"replicas": 2, **REUSE, "rollout.canary.control": "Stable"},
-    ),
     Case(
         "ramp falls",
         {"rollout.canary.ramp": [50, 25]},

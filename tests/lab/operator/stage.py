@@ -140,6 +140,15 @@ class Case:
         """Until it is promoted, and pods of the revision before are kept."""
         await self.until(lambda status: status["phase"] == "Watching", "old pods are kept")
 
+    async def open_all(self, revision: str) -> None:
+        """Let each pod of the revision that waits at its gate be scheduled, until cancelled."""
+        while True:
+            for pod in self.pods(revision):
+                if pod["spec"].get("schedulingGates"):
+                    where = core("pods", self.stage.namespace, str(pod["metadata"]["name"]))
+                    await self.stage.client.patch(where, {"spec": {"schedulingGates": None}})
+            await asyncio.sleep(1)
+
     async def ended(self, result: str, *, drafter: str, words: str = "") -> None:
         """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the reason says."""
 

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.timeout(1800)
 NOT_HERE = {
     ("Analyzing", "explored"): "a trial of tuning, of which this crowd has none: unit tests of machine and tuned rollouts",
     ("Rechecking", "due"): "it takes an hour: unit tests of watch",
+    ("Ramping", "late"): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
+    ("Promoting", "late"): "as with Ramping",
 }
 """Rows that no scenario passes, and why."""
 

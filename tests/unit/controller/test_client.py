@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiClient
 
-from aerie.controller.client import SERVICES, ApiError, Cluster
+from aerie.controller.client import LEASES, SERVICES, ApiError, Cluster
 
 
 class Answering(Cluster):
@@ -36,3 +36,25 @@ def test_what_is_still_there_is_not(code: int, uid: str | None) -> None:
     with pytest.raises(ApiError) as caught:
         asyncio.run(Answering(code, uid).delete(SERVICES, "a", "chat", "ours"))
     assert caught.value.status == code
+
+
+def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out() -> None:
+    async def work() -> None:
+        cluster = Cluster(cast("ApiClient", Unreachable()))
+        cluster.may_write = lambda: False
+        for verb, path in (("PATCH", "/api/v1/namespaces/a/services/b"), ("DELETE", "/api/v1/x"), ("POST", "/api/v1/events")):
+            with pytest.raises(ApiError, match="the Lease has run out") as caught:
+                await cluster.call(verb, path)
+            assert caught.value.status is None
+        for verb, path in (("GET", "/api/v1/services"), ("PUT", LEASES.path("aerie", "operator"))):
+            with pytest.raises(ApiError, match="did not answer"):
+                await cluster.call(verb, path)
+
+    asyncio.run(work())
+
+
+class Unreachable:
+    """Whatever is asked of it, no answer comes."""
+
+    async def param_serialize(self, **_: Any) -> None:
+        raise OSError("nobody is there")

@@ -250,3 +250,24 @@ def test_a_jump_of_the_wall_clock_changes_nothing(run: Run, monkeypatch: pytest.
             await candidate.stop()
 
     run(work())
+
+
+def test_a_leader_knows_by_its_own_clock_that_another_one_may_lead(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        elector = Elector(server, "aerie", "operator", "one", TIMING)
+        assert not elector.leads()
+        async with elector.lead() as lost:
+            assert elector.leads()
+            await asyncio.sleep(100)
+            assert elector.leads(), "it is renewed"
+            server.down = True
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            while elector.leads():
+                await asyncio.sleep(0.1)
+            assert loop.time() - began <= TIMING.duration - TIMING.margin + 0.2
+            await asyncio.sleep(TIMING.limit)
+            assert lost.is_set()
+
+    run(work())

@@ -146,8 +146,12 @@ def test_a_token_is_read_each_time_and_goes_to_its_address_alone(run: Run, tmp_p
             "status 302: spec.metrics.source.prometheus.address has to be where /api/v1/query of a Prometheus server begins",
         ),
         (404, b"404 page not found", "status 404: spec.metrics.source.prometheus.address has to be where"),
-        (422, b'{"status": "error", "error": "too many samples"}', "status 422 (too many samples): correct spec.metrics.source"),
-        (503, b'{"error": ["x"]}', "status 503 (['x']): see to the server"),
+        (
+            422,
+            b'{"status": "error", "errorType": "bad_data", "error": "root-password: hunter2"}',
+            "status 422 (bad_data): correct spec.metrics.source",
+        ),
+        (503, b'{"errorType": "hunter2", "error": ["x"]}', "status 503: see to the server"),
     ],
 )
 def test_a_status_is_told_with_the_way_out(run: Run, status: int, body: bytes, says: str) -> None:
@@ -176,7 +180,7 @@ def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
         ),
         (httpx.MockTransport(refuses), "unreachable", "cannot be reached: nobody listens: correct spec.metrics.source"),
         (answers(200, b" " * (LARGEST + 1)), "too_large", f"answered with more than {LARGEST} bytes"),
-        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: b'<html>'"),
+        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: spec."),
     ]
 
     async def story() -> None:

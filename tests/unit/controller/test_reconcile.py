@@ -37,6 +37,8 @@ class Server(Cluster):
         self.told: list[tuple[str, Object]] = []
         self.events: list[Object] = []
         """Events of Jobs that get no pods."""
+        self.refuses: dict[str, ApiError] = {}
+        """What is answered to an apply, by kind."""
         self.history: list[list[Object]] = []
         """What there was before each change."""
 
@@ -84,15 +86,24 @@ class Server(Cluster):
         for start in range(0, max(len(found), 1), 2):
             yield found[start : start + 2], version
 
-    async def apply(self, wanted: Object) -> Object:
+    async def apply(self, wanted: Object, *, uid: str | None) -> Object:
         self.calls.append(f"APPLY {wanted['kind']} {wanted['metadata']['name']}")
+        if (error := self.refuses.get(wanted["kind"])) is not None:
+            raise error
         known = self.objects.get((wanted["kind"], wanted["metadata"]["name"]), {})
+        if known and known["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "another field manager owns its fields")
         return self._store({**known, **wanted})
 
     async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
         self.calls.append(f"{verb} {path}")
         assert path.endswith("/events"), "the only call that has no method of its own"
         return {"items": self.events}
+
+    async def merge(self, wanted: Object, changes: Object) -> None:  # noqa: ARG002
+        self.calls.append(f"MERGE {wanted['kind']} {wanted['metadata']['name']}")
+        if (error := self.refuses.get(wanted["kind"])) is not None:
+            raise error
 
     async def replace_status(self, resource: Object, status: Object) -> Object:
         self.calls.append("STATUS")
@@ -374,5 +385,80 @@ def test_why_a_job_has_no_pod_is_read_from_its_events(run: Run) -> None:
         operator.hear()
         await operator.reconciler.reconcile(CHAT)
         assert server.writes == [], "another attempt is no news"
+
+    run(work())
+
+
+# ------------------------------------------------------------------------------------------------- answers to one object
+KINDS = ("Service", "PodDisruptionBudget", "ConfigMap", "Job", "Deployment")
+ANSWERS = {
+    404: "the server could not find the requested resource",
+    409: "Apply failed with 1 conflict",
+    422: "spec: Invalid value",
+    429: "too many requests, please try again later",
+    500: "failed calling webhook",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("status", ANSWERS)
+def test_what_is_answered_to_one_object_keeps_no_other_from_being_written(run: Run, kind: str, status: int) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        for item in [item for (of, _), item in server.objects.items() if of in KINDS and of != "Job"]:
+            # Without the annotation by which Aerie knows what it has applied.
+            server._store({**item, "metadata": {**item["metadata"], "annotations": {}}})
+        server.edit(replicas=3, rollout={"progressDeadline": "40m"})
+        server.refuses[kind] = ApiError(status, "Reason", ANSWERS[status])
+        server.calls.clear()
+        operator.hear()
+        await operator.list()
+        passing = status not in (404, 422)
+        for _ in range(5):
+            if passing and kind != "Job":
+                with pytest.raises(ApiError, match=ANSWERS[status]):
+                    await operator.reconciler.reconcile(CHAT)
+                operator.reconciler.queue.failed(CHAT)
+            else:
+                await operator.reconciler.reconcile(CHAT)
+        applied = {call.split()[1] for call in server.writes if call.startswith("APPLY")}
+        assert applied >= {"Service", "PodDisruptionBudget", "ConfigMap", "Deployment"}
+        document = server.objects["SpeculativeDeployment", "chat"]
+        degraded = next(each for each in document["status"]["conditions"] if each["type"] == "Degraded")
+        assert document["status"]["observedGeneration"] == document["metadata"]["generation"]
+        if kind != "Job":  # there is none to be made
+            assert degraded["reason"] == "Refused"
+            assert ANSWERS[status] in degraded["message"]
+        server.refuses.clear()
+        await operator.settle()
+        degraded = next(
+            each for each in server.objects["SpeculativeDeployment", "chat"]["status"]["conditions"] if each["type"] == "Degraded"
+        )
+        assert degraded["reason"] == "AsExpected"
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_object_of_somebody_else_is_left_alone_and_named(run: Run, kind: str) -> None:
+    async def work() -> None:
+        plain = await settled()
+        ours = next(item for (of, _), item in plain.server.objects.items() if of == kind)
+        name = ours["metadata"]["name"]
+        server = Server()
+        server.edit()
+        server._store({**ours, "metadata": {"name": name, "labels": {"team": "other"}}, "status": {}})
+        before = copy.deepcopy({key: server.objects[kind, name][key] for key in ("spec", "data") if key in ours})
+        operator = Operator(server)
+        await operator.settle()
+        theirs = server.objects[kind, name]
+        assert theirs["metadata"]["labels"] == {"team": "other"}
+        assert {key: theirs[key] for key in before} == before
+        document = server.objects["SpeculativeDeployment", "chat"]
+        degraded = next(each for each in document["status"]["conditions"] if each["type"] == "Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "NameTaken")
+        assert f"{kind} {name} belongs to somebody else" in degraded["message"]
+        assert not [call for call in server.writes if call in (f"APPLY {kind} {name}", f"DELETE {kind} {name}")]
 
     run(work())

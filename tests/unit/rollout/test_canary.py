@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aerie.rollout.traffic import ALL
 from tests.unit.rollout.world import World, canarying, serving
 
 MINUTE = timedelta(minutes=1)
@@ -60,7 +61,7 @@ def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
 def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own() -> None:
     world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"soak": "1h"}}, replicas=4)
     new = world.wanted
-    assert weights(world) == {"stable": 66, "canary": 17, "control": 17}
+    assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
     assert world.step().again == MINUTE
     world.now += MINUTE
@@ -96,7 +97,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["stable"]["revision"] == new
     world.settle()
     assert world.replicas() == {f"chat-{new}": 4}
-    assert weights(world) == {"stable": 100}
+    assert weights(world) == {"stable": ALL}
     assert not [key for key in world.objects if key[0] == "Service" and key[1] in ("chat-canary", "chat-control")]
     assert world.objects["Service", "chat-stable"]["spec"]["selector"]["aerie.dev/revision"] == new
 
@@ -109,7 +110,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "RollingBack"
-    assert weights(world) == {"stable": 100, "canary": 0}
+    assert weights(world) == {"stable": ALL, "canary": 0}
     assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
     until(world, "RolledBack", among=("RollingBack", "RolledBack"))
     world.settle()
@@ -322,8 +323,23 @@ def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
         world.step()
         world.schedule()
         world.ready()
-    assert world.status["phase"] == "Analyzing"
     assert world.status["stable"]["revision"] == old
+    assert world.condition("Progressing") == ("False", "ScaledToZero")
+    assert not any(world.replicas().values()), "no pod of any arm is asked for"
+    world.edit(replicas=2)
+    world.step()
+    assert world.status["phase"] == "Starting", "what is judged starts with pods of one age"
+    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.wanted}": 1}
+
+
+@pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
+def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str) -> None:
+    world, _ = canarying("Analyzing")
+    world.edit(replicas=0)
+    world.step()
+    world.annotate(**{word: world.wanted})
+    world.step()
+    assert world.status["history"][0]["result"] == result
 
 
 def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from aerie.api.rollout import Canary
 from aerie.rollout import traffic
 from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal
+from aerie.rollout.traffic import ALL
 
 
 def places(replicas: int, /, **canary: object) -> Places:
@@ -25,7 +26,23 @@ def test_surge_takes_spare_capacity_and_leaves_the_stable_pods() -> None:
 def test_reuse_makes_room_first() -> None:
     assert judged(places(4, replicas=1, capacity="Reuse")) == Arms(2, 1, 1)
     assert judged(places(4, replicas=1, capacity="Reuse", control="Stable")) == Arms(3, 1, 0)
-    assert judged(places(2, replicas=1, capacity="Reuse")) == Arms(0, 1, 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reuse_leaves_a_stable_pod_however_small_the_fleet_has_become(replicas: int) -> None:
+    small = places(replicas, replicas=1, capacity="Reuse")
+    assert judged(small) == Arms(1, 1, 1)
+    assert (small.total, small.floor) == (3, 1)
+    assert judged(places(0, capacity="Reuse")) == Arms(0, 0, 0)
+
+
+def test_late_pods_that_are_few_are_gone_around() -> None:
+    forty = places(40, replicas=1)
+    stuck = Pods(asked=22, serving=20, excused=0)
+    assert grown(forty, 40, Pods(20, 0, 20), stuck, Pods()) == Arms(20, 22), "both places beyond the fleet are taken"
+    around = grown(forty, 40, Pods(20, 0, 20), Pods(asked=22, serving=20, excused=2), Pods())
+    assert around == Arms(18, 22), "two stable pods make room, and no more than two pods less serve"
+    assert grown(forty, 40, Pods(18, 0, 18), Pods(asked=22, serving=20, excused=2), Pods()) == Arms(18, 24)
 
 
 def test_a_promotion_takes_no_more_places_than_the_analysis_had() -> None:
@@ -57,12 +74,15 @@ def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share(
 @pytest.mark.parametrize(
     ("arms", "serving", "weights"),
     [
-        (Arms(4, 1, 1), (4, 1, 1), (66, 17, 17)),
-        (Arms(4, 1, 0), (4, 1, 0), (80, 20, 0)),
-        (Arms(4, 1, 1), (4, 0, 1), (100, 0, 0)),
-        (Arms(4, 1, 1), (4, 1, 0), (100, 0, 0)),
-        (Arms(0, 1, 1), (0, 1, 1), (0, 50, 50)),
-        (Arms(1000, 1, 1), (1000, 1, 1), (98, 1, 1)),
+        (Arms(4, 1, 1), (4, 1, 1), (66_666, 16_667, 16_667)),
+        (Arms(4, 1, 0), (4, 1, 0), (80_000, 20_000, 0)),
+        (Arms(4, 1, 1), (4, 0, 1), (ALL, 0, 0)),
+        (Arms(4, 1, 1), (4, 1, 0), (ALL, 0, 0)),
+        (Arms(0, 1, 1), (0, 1, 1), (0, 50_000, 50_000)),
+        (Arms(1, 1, 1), (0, 0, 1), (0, 0, ALL)),
+        (Arms(1, 1, 1), (0, 1, 0), (0, ALL, 0)),
+        (Arms(1, 1, 1), (0, 0, 0), (ALL, 0, 0)),
+        (Arms(1000, 1, 1), (1000, 1, 1), (99_800, 100, 100)),
     ],
 )
 def test_weights_while_judging(arms: Arms, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
@@ -71,9 +91,24 @@ def test_weights_while_judging(arms: Arms, serving: tuple[int, int, int], weight
 
 
 def test_weights_of_a_ramp() -> None:
-    assert traffic.ramped(25, Pods(4, 0, 4), Pods(1, 0, 1)) == {"stable": 75, "canary": 25, "control": 0}
-    assert traffic.ramped(25, Pods(4, 0, 4), Pods(1, 0, 0)) == {"stable": 100, "canary": 0, "control": 0}
-    assert traffic.ramped(25, Pods(4, 0, 0), Pods(1, 0, 1)) == {"stable": 0, "canary": 100, "control": 0}
+    quarter = ALL // 4
+    assert traffic.ramped(quarter, Pods(4, 0, 4), Pods(1, 0, 1)) == {"stable": ALL - quarter, "canary": quarter, "control": 0}
+    assert traffic.ramped(quarter, Pods(4, 0, 4), Pods(1, 0, 0)) == {"stable": ALL, "canary": 0, "control": 0}
+    assert traffic.ramped(quarter, Pods(4, 0, 0), Pods(1, 0, 1)) == {"stable": 0, "canary": ALL, "control": 0}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4, 40, 150, 200, 400, 700, 1000])
+@pytest.mark.parametrize("canary", [1, 3])
+def test_a_pod_of_the_canary_has_the_load_of_a_stable_pod(replicas: int, canary: int) -> None:
+    arms = judged(places(replicas, replicas=canary))
+    weights = traffic.in_proportion(arms, *(Pods(serving=count) for count in (arms.stable, arms.canary, arms.control)))
+    stable = weights["stable"] / arms.stable
+    assert abs(weights["canary"] / arms.canary / stable - 1) < 0.01
+    assert weights["control"] == weights["canary"]
+
+
+def test_the_status_shows_whole_percents_and_a_small_share_as_one() -> None:
+    assert [traffic.percent(weight) for weight in (0, 1, 100, 16_667, ALL)] == [0, 1, 1, 17, 100]
 
 
 CANARIES = st.builds(
@@ -85,14 +120,14 @@ CANARIES = st.builds(
 
 
 @given(replicas=st.integers(1, 20), canary=CANARIES, serving=st.tuples(*[st.integers(0, 20)] * 3))
-def test_weights_sum_to_100_and_go_to_pods_that_serve(replicas: int, canary: Canary, serving: tuple[int, int, int]) -> None:
+def test_weights_sum_up_and_go_to_pods_that_serve(replicas: int, canary: Canary, serving: tuple[int, int, int]) -> None:
     arms = judged(Places.of(replicas, canary))
     found = traffic.in_proportion(arms, *(Pods(serving=count) for count in serving))
-    assert sum(found.values()) == 100
+    assert sum(found.values()) == ALL
     assert all(weight >= 0 for weight in found.values())
     for weight, count in zip(found.values(), serving, strict=True):
-        assert not weight or count or not any(serving) or found["stable"] == 100
-    if found["control"]:
+        assert not weight or count or not any(serving)
+    if found["control"] and found["canary"]:
         assert found["control"] == found["canary"]
 
 

@@ -19,7 +19,8 @@ MINUTE = timedelta(minutes=1)
 TERMS = Terms(Canary(ramp=[25, 50], scale_down_delay=timedelta(minutes=10)), Analysis(), timedelta(minutes=30))
 MANUAL = Terms(Canary(ramp=[25, 50], approval="Manual"), Analysis(on_inconclusive="Rollback"), timedelta(minutes=30))
 EXPLORING = dataclasses.replace(TERMS, explore=timedelta(minutes=30))
-READY, WAITING = Looks(ready=True), Looks(ready=False)
+READY, WAITING = Looks(ready=True), Looks(ready=False, late_at=T0 + 30 * MINUTE)
+LATE = Looks(ready=False, late=True)
 
 
 def at(phase: Phase, step: int | None = None) -> Stage:
@@ -31,13 +32,13 @@ def at(phase: Phase, step: int | None = None) -> Stage:
 
 def example(phase: Phase, word: Input) -> tuple[Stage, Looks, Terms, datetime]:
     """A look that gives this input and nothing more urgent."""
-    soon, late = T0 + MINUTE, T0 + 31 * MINUTE
+    soon = T0 + MINUTE
     return {
         "rejected": (at(phase, 0), Looks(ready=True, word="rollback"), TERMS, soon),
         "stopped": (at(phase, 0), Looks(ready=True, stop="It crashes."), TERMS, soon),
         "worse": (at(phase, 0), Looks(ready=True, verdict="Rollback", reason="It is worse."), TERMS, soon),
         "fallen": (at(phase, 0), Looks(ready=True, fallen="It has fallen."), TERMS, soon),
-        "late": (at(phase, 0), WAITING, TERMS, late),
+        "late": (at(phase, 0), LATE, TERMS, soon),
         "approved": (at(phase, 0), Looks(ready=True, word="promote"), TERMS, soon),
         "better": (at(phase, 0), Looks(ready=True, verdict="Promote", reason="It is better."), TERMS, soon),
         "better, ask": (at(phase, 0), Looks(ready=True, verdict="Promote", reason="It is better."), MANUAL, soon),
@@ -106,10 +107,25 @@ def test_what_speaks_against_comes_first_and_a_person_before_the_figures() -> No
     assert (step.end, step.why) == ("RolledBack", "A person asked for the rollback.")
 
 
-def test_a_pod_lost_late_in_a_long_step_has_its_time_to_come_back() -> None:
-    lost = Looks(ready=False, waiting_since=T0 + timedelta(hours=2))
-    assert advance(at("Ramping", 0), lost, TERMS, T0 + timedelta(hours=2, minutes=29)).end is None
-    assert advance(at("Ramping", 0), lost, TERMS, T0 + timedelta(hours=2, minutes=30)).end == "RolledBack"
+@pytest.mark.parametrize("phase", ["Ramping", "Promoting"])
+def test_a_step_may_take_as_long_as_its_pods_need(phase: Phase) -> None:
+    step = advance(at(phase, 0), WAITING, TERMS, T0 + timedelta(hours=200))
+    assert (step.end, step.stage) == (None, at(phase, 0))
+
+
+def test_a_ramp_that_becomes_empty_leads_to_the_promotion() -> None:
+    terms = dataclasses.replace(TERMS, canary=Canary(ramp=[]))
+    for looks in (READY, WAITING):
+        for step in (0, 1, 7):
+            found = advance(at("Ramping", step), looks, terms, T0)
+            assert (found.stage.phase, found.stage.step, found.end) == ("Promoting", None, None)
+            assert found.why == "spec.rollout.canary.ramp has become empty: there is no share to hold."
+
+
+def test_a_ramp_that_becomes_shorter_ends_with_its_last_share() -> None:
+    terms = dataclasses.replace(TERMS, canary=Canary(ramp=[25]))
+    step = advance(at("Ramping", 3), READY, terms, T0 + 5 * MINUTE)
+    assert (step.stage.phase, step.why) == ("Promoting", "25 % of the traffic have been held for spec.rollout.canary.rampHold.")
 
 
 def test_a_share_that_is_not_borne_is_not_held() -> None:
@@ -128,7 +144,8 @@ def test_a_fall_after_the_promotion_is_checked_against_old_pods_before_anything_
 LOOKS = st.builds(
     Looks,
     ready=st.booleans(),
-    waiting_since=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
+    late=st.booleans(),
+    late_at=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
     stop=st.sampled_from(["", "", "", "It crashes."]),
     verdict=st.sampled_from(["Continue", "Continue", "Promote", "Rollback", "Inconclusive"]),
     reason=st.just("Because."),

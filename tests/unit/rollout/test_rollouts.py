@@ -21,8 +21,9 @@ from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
 NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
     "Starting": {"Starting", "WarmingUp", "RollingBack"},
-    "WarmingUp": {"WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
-    "Analyzing": {"Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
+    # With no pod asked for, what is not decided starts anew, and a person may decide.
+    "WarmingUp": {"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "RollingBack"},
+    "Analyzing": {"Starting", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"},
     "AwaitingApproval": {"AwaitingApproval", "Ramping", "Promoting", "RollingBack"},
     "Held": {"Held", "Ramping", "Promoting", "RollingBack"},
     "Ramping": {"Ramping", "Promoting", "RollingBack"},
@@ -199,7 +200,8 @@ class Rollouts(RuleBasedStateMachine):
             world.check()
             world.schedule()
             world.ready()
-            if (world.status.get("canary") or {}).get("phase") in ("AwaitingApproval", "Held"):
+            waits = world.condition("Progressing")[1] in ("AwaitingApproval", "Held", "ScaledToZero")
+            if waits and world.status.get("canary"):
                 world.annotate(promote=world.status["canary"]["revision"])
             world.now += timedelta(minutes=20)
         assert not {"canary", "previous"} & world.status.keys(), world.message("Progressing")

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from aerie.rollout.settling import PATIENCE, SETTLES
+from aerie.rollout.traffic import ALL
 from tests.unit.rollout.test_route import GATEWAY, PARENT
 from tests.unit.rollout.world import World, canarying
 
@@ -33,7 +34,7 @@ def rolled_back() -> tuple[World, str, int]:
     assert weights(world)["chat-canary"] == 0
     for _ in range(3):
         world.step()
-    assert weights(world) == {"chat-stable": 100}
+    assert weights(world) == {"chat-stable": ALL}
     generation = world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
     return world, mine, generation
 
@@ -106,7 +107,7 @@ def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -
     stable = f"chat-{old}"
     world.annotate(promote=world.status["canary"]["revision"])
     world.step()
-    assert (weights(world), world.replicas()[stable]) == ({"chat-stable": 0, "chat-canary": 100}, 1)
+    assert (weights(world), world.replicas()[stable]) == ({"chat-stable": 0, "chat-canary": ALL}, 1)
     seen(world, world.objects["HTTPRoute", "chat"]["metadata"]["generation"])
     world.now += SETTLES
     world.step()

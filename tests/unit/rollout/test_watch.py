@@ -11,6 +11,7 @@ import pytest
 from aerie.resources import names
 from aerie.rollout.decide import decide
 from aerie.rollout.figures import Figures
+from aerie.rollout.traffic import ALL
 from tests.unit.rollout.world import IMAGE, World, watching
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
@@ -52,7 +53,7 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     assert world.status["phase"] == "Watching"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
     assert selector(world) == {names.NAME: "chat", names.REVISION: new}
-    assert weights(world) == {"stable": 100}
+    assert weights(world) == {"stable": ALL}
     assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
     assert world.status["stable"]["revision"] == new
     assert 2.9 < world.status["stable"]["acceptedLength"] < 3.1
@@ -125,7 +126,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
     assert selector(world) == {names.NAME: "chat"}
-    assert not rollout or weights(world) == {"stable": 50, "canary": 50}, "two of four"
+    assert not rollout or weights(world) == {"stable": ALL // 2, "canary": ALL // 2}, "two of four"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
     assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
     assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
@@ -197,7 +198,7 @@ def fallen() -> tuple[World, str]:
 
 def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with() -> None:
     world, _ = fallen()
-    assert weights(world) == {"stable": 67, "previous": 33}
+    assert weights(world) == {"stable": 66_667, "previous": 33_333}
     assert selector(world) == {names.NAME: "chat"}
     assert "2.40 since the promotion, 20 % below the 3.0" in world.status["analysis"]["reason"]
     assert world.status["analysis"]["reason"] in world.message("Progressing")

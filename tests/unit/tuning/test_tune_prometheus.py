@@ -206,7 +206,7 @@ def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(t
         (302, "", "status 302: it has to be the address below which /api/v1/query_range of a Prometheus server is."),
         (404, "404 page not found", "status 404: it has to be the address"),
         (503, "", "status 503: see to the server."),
-        (200, "<html>", "answered with what is no answer of Prometheus: b'<html>': give the address of a Prometheus server."),
+        (200, "<html>", "answered with what is no answer of Prometheus: give the address of a Prometheus server."),
         (200, json.dumps(TOLD["query_range"]), "give the address of a Prometheus server."),
         (
             200,

@@ -1,0 +1,70 @@
+"""A rollback that does not end by itself: stable pods made room for the canary, and cannot start any more.
+
+    RollingBack ─► stable pods late ─► a person promotes the canary, or the spec asks for a third revision
+                                       ─► what serves stays: the canary's revision is stable, and the former stable one goes
+
+The image, the token or the nodes of the stable revision may be gone; its pods then never serve again, and the canary's are what
+clients have. Nobody is asked to wait for that: from progressDeadline on, a new spec or the annotation aerie.dev/promote is heard.
+
+Guarantees: pure; no pod that serves is given up; what was rejected becomes stable only by a person's word or under a newer spec
+that follows at once. Where neither revision can start a pod any more, the second such step gives up what is left of the leaving
+revision, so that a new spec is taken up in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from aerie.api.status import Arm, CanaryArm, Status
+from aerie.rollout import canary
+from aerie.rollout.canary import Way, outcome_of
+from aerie.rollout.capacity import Arms
+from aerie.rollout.conditions import PROGRESSING, Finding
+from aerie.rollout.fleet import Fleet
+from aerie.rollout.observed import Observed
+from aerie.rollout.traffic import ALL
+from aerie.rollout.wanted import Wanted
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The rollback, turned round."""
+
+    stable: Arm
+    """What is stable from now on."""
+    way: Way
+
+
+def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now: datetime) -> Turn | None:
+    """The rollback turned round, where it is stuck and somebody has asked for something else; else None."""
+    promoted = canary.word(observed.resource, known.revision) == "promote"
+    third = wanted.revision not in (known.revision, stable.revision) and not wanted.problem
+    fleet = Fleet.of(observed, stable.revision, known.revision, now, canary.stalled_since(known), grows="stable")
+    if not (promoted or third) or known.step_started_at is None or not fleet.stuck_back:
+        return None
+    status = observed.resource.status or Status()
+    last = status.history[0] if status.history else None
+    both = last is not None and (last.revision, last.result) == (known.revision, "Failed")
+    leaving = CanaryArm(
+        **dict(stable),
+        change=known.change,
+        phase="RollingBack",
+        started_at=known.started_at,
+        ready_at=known.started_at,
+        step_started_at=now,
+    )
+    limit, serving = "Its pods have not served again for spec.rollout.progressDeadline", fleet.canary.pods.serving
+    if third and (both or not serving):
+        why = f"{limit}, and revision {known.revision} cannot stand in for it: revision {wanted.revision} follows."
+        outcome = outcome_of(leaving, "Failed", why, status, None, now)
+        finding = Finding(PROGRESSING, "True", "RollingBack", why)
+        return Turn(
+            stable, Way(None, Arms(observed.resource.spec.replicas), {"stable": ALL}, finding, None, outcome, timedelta(0))
+        )
+    why = f"{limit}. So revision {known.revision}, of which {serving} pods serve, is the stable one."
+    outcome = outcome_of(leaving, "Failed", why, status, None, now)
+    way = canary.withdraw(observed, known, leaving, None, outcome, now)
+    # Traffic first: its pods go with the next look, when it is written that they are to.
+    way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, fleet.stable.pods.asked)))
+    return Turn(Arm(**{name: getattr(known, name) for name in Arm.model_fields}), way)
