@@ -29,7 +29,7 @@ def ask(server: Prometheus, *pods: str) -> dict[str, Scrape | str]:
     async def run() -> dict[str, Scrape | str]:
         servers = Servers(Access())
         try:
-            return dict(await servers.ask(server, "default", pods, INTERVAL))
+            return {pod: found async for some in servers.ask(server, "default", pods, INTERVAL) for pod, found in some.items()}
         finally:
             await servers.close()
 

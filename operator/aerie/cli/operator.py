@@ -55,6 +55,10 @@ def operator(
     prometheus_token: Annotated[
         list[str] | None, typer.Option(help="ADDRESS=FILE: bearer token for the Prometheus server there; may be repeated.")
     ] = None,
+    prometheus_allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a Prometheus server that resources may name; may be repeated. Default: any address."),
+    ] = None,
     prometheus_ca: Annotated[
         str | None, typer.Option(help="File with the authorities of Prometheus servers with https. Default: the public ones.")
     ] = None,
@@ -94,7 +98,11 @@ def operator(
         health_port=health_port,
         metrics_port=metrics_port,
         hook=hook,
-        access=Access(dict(map(_token, prometheus_token or [])), Path(prometheus_ca) if prometheus_ca else None),
+        access=Access(
+            dict(map(_token, prometheus_token or [])),
+            Path(prometheus_ca) if prometheus_ca else None,
+            tuple(map(_allowed, prometheus_allow or [])),
+        ),
         dry_run=dry_run,
     )
     raise typer.Exit(asyncio.run(run(options)))
@@ -122,6 +130,12 @@ def _token(text: str) -> tuple[str, Path]:
     if not equals or not file or not address.startswith(("http://", "https://")):
         raise CommandError(f"--prometheus-token is {text}: write it as http://HOST:PORT=FILE or https://HOST=FILE.")
     return address, Path(file)
+
+
+def _allowed(address: str) -> str:
+    if not address.startswith(("http://", "https://")):
+        raise CommandError(f"--prometheus-allow is {address}: write it as http://HOST:PORT or https://HOST/PATH.")
+    return address
 
 
 def _level(name: str) -> int:

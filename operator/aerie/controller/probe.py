@@ -9,7 +9,8 @@ clients hardly wait for it, and what is counted does not hang on it: each arm ge
 Guarantees: only pods are asked that the resource owns; an answer has limits in time and size, and so has the number of resources
 whose engines are asked at once, each one prompt at a time; control and stable are asked only what the canary has answered, so
 that a request which does not become an engine with the new drafter meets no other. Of an answer nothing is kept but where it
-differs. Not guaranteed: anything over a restart of the operator; while the answers are not in the status, another one asks anew.
+differs, and what is said of one that is none has no word of it. Not guaranteed: anything over a restart of the operator; while
+the answers are not in the status, another one asks anew.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ async def ask(through: httpx.AsyncClient, url: str, question: bytes) -> Answer:
     except (TimeoutError, httpx.TimeoutException) as error:
         raise QuestionError(f"{url} did not answer in time") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise QuestionError(f"{url} cannot be asked ({error!r})") from error
+        raise QuestionError(f"{url} cannot be reached, or does not answer as a server of HTTP does") from error
     if response.status_code in (401, 403):
         raise QuestionError("the engines ask for an API key, and Aerie has none", final=True)
     if response.status_code != 200:
         said = engines.complaint(bytes(body))
-        told = f"{url} answered with status {response.status_code}" + (f" ({said.rstrip('.')})" if said else "")
+        told = f"{url} answered with status {response.status_code}" + (f" ({said})" if said else "")
         raise QuestionError(told, final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
     try:
         return engines.read(bytes(body))

@@ -1,17 +1,19 @@
 """Reads engines' metrics from Prometheus servers, for resources whose spec.metrics.source names one.
 
-One reading is of all pods of a resource, in queries of a few pods each. Guarantees: a server is asked for the resource's own
-namespace and pods only, at most `AT_ONCE` queries are under way over all resources, and each answer has limits in time and size
-(aerie.controller.fetch). A token goes to the one address that the operator's settings name it for, whatever a resource says, and
-is read anew each time, so that it may be renewed. What keeps a server from being of use is a sentence with the way out
-(`Standing`), told once it has lasted.
+One reading is of all pods of a resource, in queries of a few pods each, one after the other. Guarantees: a server is asked only
+where the operator's settings allow its address, and for the resource's own namespace and pods only; at most `AT_ONCE` queries are
+under way over all resources; each answer has limits in time and size (aerie.controller.fetch), all of them together one in time,
+and one answer at a time is taken apart. A token goes to the one address that the operator's settings name it for, whatever a
+resource says, and is read anew each time, so that it may be renewed. What keeps a server from being of use is a sentence with the
+way out (`Standing`), told once it has lasted; nothing of an answer is in it but its status and which of Prometheus' own types of
+error it has. Not guaranteed: that nothing is learnt of an address that is allowed, such as whether somebody answers there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +23,12 @@ from aerie.api.metrics import Prometheus
 from aerie.controller.fetch import ScrapeError, client, exchange
 from aerie.engine.series import AnswerError, Scrape, error_type, query, read
 
-AT_ONCE = 4
-"""Queries at once, over all servers and resources."""
+AT_ONCE = 16
+"""Queries at once, over all servers and resources; who asks gives each namespace its turn (lanes.py)."""
+LONGEST = 30.0
+"""Seconds after which no further query of a reading is sent: those about a thousand pods take eight."""
+SPEED = 20e6
+"""Bytes of answers that are taken apart each second, of all servers together."""
 PODS = 8
 """In one query: some 200 KiB of an answer, where the server scrapes as often as it is asked."""
 SPAN, SHORTEST_SPAN = 2.0, 5.0
@@ -40,6 +46,12 @@ class Access:
     """By address, the file with the bearer token for it."""
     authorities: Path | None = None
     """File with the certificate authorities of servers with https. Default: the usual public ones."""
+    allowed: tuple[str, ...] = ()
+    """Addresses of servers that may be asked, each with all paths below it; empty: any."""
+
+    def allows(self, address: str) -> bool:
+        """Whether a server there may be asked."""
+        return not self.allowed or any(_below(address, one) for one in self.allowed)
 
 
 class Servers:
@@ -50,28 +62,38 @@ class Servers:
         self._access, self._transport = access, transport
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._free = asyncio.Semaphore(AT_ONCE)
+        self._turn_to_parse = asyncio.Lock()
 
     async def close(self) -> None:
         """Close the connections."""
         for one in self._clients.values():
             await one.aclose()
 
-    async def ask(self, server: Prometheus, namespace: str, pods: Sequence[str], interval: float) -> Mapping[str, Scrape | str]:
-        """By pod its newest scrape, or why there is none, as the rest of a sentence about the pod. Raises ScrapeError."""
+    async def ask(
+        self, server: Prometheus, namespace: str, pods: Sequence[str], interval: float
+    ) -> AsyncIterator[Mapping[str, Scrape | str]]:
+        """By pod its newest scrape, or why there is none, as the rest of a sentence about the pod; a few pods at a time. Raises
+        ScrapeError."""
+        if not self._access.allows(server.address):
+            told = f"{server.address} is none of the addresses that this operator may ask: write one of them in {FIELD}.address"
+            raise ScrapeError("forbidden", f"{told}, or have it added to the chart value prometheus.allowed (--prometheus-allow)")
+        clock, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         seconds = max(SHORTEST_SPAN, SPAN * interval)
         labels = {**server.match_labels, server.namespace_label: namespace}
         none = f"has no sample at {server.address} in the last {seconds:g} s, by the labels {_said(server, namespace)}"
-        found: dict[str, Scrape | str] = dict.fromkeys(pods, none)
         for begin in range(0, len(pods), PODS):
+            if clock.time() - began > LONGEST:
+                raise ScrapeError("timeout", f"{server.address} took more than {LONGEST:g} s for {FIELD}: see to the server")
             some = pods[begin : begin + PODS]
             async with self._free:
                 answer = await self._post(server.address, query(some, server.pod_label, labels, seconds))
             try:
-                answered = read(answer, server.pod_label)
+                async with self._turn_to_parse:
+                    answered = read(answer, server.pod_label)
+                    await asyncio.sleep(len(answer) / SPEED)
             except AnswerError as error:
                 raise ScrapeError("broken", f"{server.address} {error}: {FIELD}.address has to be a Prometheus server") from None
-            found |= {pod: one for pod, one in answered.items() if pod in found}
-        return found
+            yield {pod: answered.get(pod, none) for pod in some}
 
     async def _post(self, address: str, promql: str) -> bytes:
         url = f"{address.rstrip('/')}/api/v1/query"
@@ -119,6 +141,18 @@ def _normal(address: str) -> str:
     except httpx.InvalidURL:
         return address
     return str(found.copy_with(path=found.path.rstrip("/") or "/"))
+
+
+def _below(address: str, allowed: str) -> bool:
+    """Whether the address is the one that is allowed, or below it; its path has no way up."""
+    try:
+        asked, base = httpx.URL(_normal(address)), httpx.URL(_normal(allowed))
+    except httpx.InvalidURL:
+        return False
+    if (asked.scheme, asked.host, asked.port) != (base.scheme, base.host, base.port) or asked.userinfo:
+        return False
+    path, start = f"{asked.path.rstrip('/')}/", f"{base.path.rstrip('/')}/"
+    return path.startswith(start) and not {".", ".."} & set(path.split("/"))
 
 
 def _said(server: Prometheus, namespace: str) -> str:

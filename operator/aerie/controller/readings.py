@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aerie.engine.samples import Counters, Reset, Sample, between
+from aerie.rollout.figures import Sums
 
 HALF = 150.0
 """Seconds that a half lasts at least."""
@@ -35,13 +36,16 @@ class _Scrape:
 class Readings:
     """Of one pod. Times are in seconds of any one clock."""
 
-    __slots__ = ("_base", "_middle", "_newest", "_run")
+    __slots__ = ("_base", "_middle", "_newest", "_run", "_summed", "_sums")
 
     def __init__(self) -> None:
         self._run: str | None = None
         self._base: _Scrape | None = None
         self._middle: _Scrape | None = None
         self._newest: _Scrape | None = None
+        self._summed: _Scrape | None = None
+        """The newest when `_sums` was taken."""
+        self._sums: Sums | None = None
 
     def add(self, run: str, sample: Sample, at: float, stale_after: float) -> None:
         """One more scrape, of this run of the container: where a page does not say when its engine began, that tells."""
@@ -66,6 +70,15 @@ class Readings:
             return None
         found = between(self._base.sample, self._newest.sample)
         return None if isinstance(found, Reset) else found
+
+    def sums(self, now: float, stale_after: float) -> Sums | None:
+        """What its figures are made of; taken out of the window once for each scrape."""
+        if self._newest is None or now - self._newest.at > stale_after:
+            return None
+        if self._newest is not self._summed:
+            found, self._summed = self.window(now, stale_after), self._newest
+            self._sums = None if found is None else Sums.of(found)
+        return self._sums
 
 
 def _enough(half: Counters, seconds: float) -> bool:

@@ -8,12 +8,15 @@
 
 Guarantees: only pods that the resource owns are read, on the port that their engine names; a page has limits in time and size,
 a lane one in pages at once; first readings are spread over an interval, so that a thousand resources make no burst; a pod that
-does not answer is asked less and less often, and those of stable resources keep no canary waiting. A failure is counted by
-reason, and never reaches a pass: what is not known is missing in the figures. A page costs as much with one pod of a resource as
-with a thousand (sums.py); a large one is read beside the event loop, and its pod the more seldom the longer that takes. A
-resource is looked at again only when its figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a
-resource at once; what it has of a pod is a reading only when it is of a scrape that was not seen before, and has failed
-otherwise.
+does not answer is asked less and less often. Turns are shared among namespaces and resources (fair.py), so that slow or hostile
+pods keep no canary of somebody else waiting. One page at a time is parsed, with a pause after it that grows with the page, so
+that the event loop is held up by one page and no more, and by all pages for half of the time at most. A page costs the same with
+one pod of a resource as with a thousand: what goes over all of them (figures, rounds of a comparison) is done some eight times in
+an interval, and the interval of a resource with more than `PER_SECOND` pages a second is doubled until it has fewer
+(lanes.paced). A failure is counted by reason, and never reaches a pass: what is not known is missing in the figures. A resource
+is looked at again only when its figures have moved (aerie.rollout.figures). Prometheus is asked for all pods of a resource at
+once, for one resource of a namespace at a time; what it has of a pod is a reading only when it is of a scrape that was not seen
+before, and has failed otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import httpx
@@ -30,24 +33,29 @@ import httpx
 from aerie.api.status import Arm, Status
 from aerie.controller.clock import Clock
 from aerie.controller.compare import Comparison, subject
+from aerie.controller.fair import FairQueue
 from aerie.controller.fetch import ScrapeError, client, fetch
 from aerie.controller.histories import Histories
 from aerie.controller.lanes import (
+    ASKED_AT_ONCE,
+    AT_ONCE,
     LONGEST_URGENT_WAIT,
     LONGEST_WAIT,
+    OF_NAMESPACE,
     SLOWER,
     SLOWEST,
+    SPEED,
     UNBELIEVABLE,
     Asked,
     Lane,
     Pod,
     note,
+    paced,
     seen,
     share,
 )
 from aerie.controller.prometheus import Access, Servers
 from aerie.controller.queue import Key
-from aerie.controller.sums import Sums
 from aerie.controller.targets import Target, targets
 from aerie.engine.page import PageError, parse
 from aerie.engine.samples import Sample
@@ -55,14 +63,12 @@ from aerie.engine.series import Scrape
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.figures import Figures, figures_of, settled, shown_by
+from aerie.rollout.figures import Figures, Sums, settled, shown_by
 from aerie.rollout.observed import Observed
 
 _log = logging.getLogger(__name__)
 
 Turn = Callable[[Lane, Key], Coroutine[None, None, None]]
-LARGE = 128 * 1024
-"""Bytes of a page that is read beside the event loop."""
 
 
 class Listener(Protocol):
@@ -94,16 +100,19 @@ class Scraper:
         self._clock = clock or Clock()
         self._access = access or Access()
         self._listener = listener or _Nobody()
-        self._urgent, self._calm = Lane(LONGEST_URGENT_WAIT), Lane(LONGEST_WAIT)
-        self._urgent_asks, self._calm_asks = Lane(LONGEST_URGENT_WAIT), Lane(LONGEST_WAIT)
+        self._urgent, self._calm = (
+            Lane(longest, FairQueue(self._owner, OF_NAMESPACE), AT_ONCE) for longest in (LONGEST_URGENT_WAIT, LONGEST_WAIT)
+        )
+        self._urgent_asks, self._calm_asks = (
+            Lane(longest, FairQueue(lambda key: key, 1), ASKED_AT_ONCE) for longest in (LONGEST_URGENT_WAIT, LONGEST_WAIT)
+        )
+        self._turn_to_parse = asyncio.Lock()
         self._asked: dict[Key, Asked] = {}
         self._pods: dict[Key, Pod] = {}
         self._of: dict[Key, frozenset[Key]] = {}
-        self._sums: dict[Key, Sums] = {}
-        self._shown: dict[Key, Mapping[str, Figures]] = {}
+        self._shown: dict[Key, _Shown] = {}
         self._comparisons: dict[Key, Comparison] = {}
         self._histories = Histories()
-        self._beside = ThreadPoolExecutor(1, "page")
 
     def follow(self, key: Key, observed: Observed, status: Status) -> None:
         """Read the resource's pods from now on, as was observed, and tell when their figures leave those of its status."""
@@ -114,16 +123,15 @@ class Scraper:
             half = resource.spec.rollout.analysis.block.total_seconds() / 2
             interval = max(interval, min(SLOWEST, SLOWER * interval, half))
         if metrics.source is None:
+            interval, shortest = (paced(one, resource.spec.replicas) for one in (interval, shortest))
             self._asked.pop(key, None)
             lane = self._urgent if rolling else self._calm
         else:
             lane = self._urgent_asks if rolling else self._calm_asks
             self._ask_from_now(key, Asked(metrics.source.prometheus, lane, interval, shortest))
         found = {Key(key.namespace, name): target for name, target in targets(observed)}
-        sums = self._sums.setdefault(key, Sums())
         for gone in self._of.get(key, frozenset()) - found.keys():
             del self._pods[gone]
-            sums.drop(gone.name)
         for name, target in found.items():
             pod = self._pods.get(name)
             if pod is None:
@@ -140,9 +148,13 @@ class Scraper:
             self._comparisons.pop(key, None)
         elif key not in self._comparisons or self._comparisons[key].subject != compared:
             self._comparisons[key] = Comparison(compared)
-        self._shown[key] = {
+        self._shown.setdefault(key, _Shown()).figures = {
             names.deployment(key.name, arm.revision, control=control): shown_by(arm) for arm, control in _arms(status)
         }
+
+    def _owner(self, name: Key) -> Key:
+        pod = self._pods.get(name)
+        return name if pod is None else pod.owner
 
     def _ask_from_now(self, key: Key, wanted: Asked) -> None:
         known = self._asked.get(key)
@@ -158,7 +170,6 @@ class Scraper:
         self._asked.pop(key, None)
         for name in self._of.pop(key, frozenset()):
             del self._pods[name]
-        self._sums.pop(key, None)
         self._shown.pop(key, None)
         self._comparisons.pop(key, None)
         self._histories.forget(key)
@@ -197,8 +208,16 @@ class Scraper:
 
     def figures(self, key: Key) -> Mapping[str, Figures]:
         """What is known of the resource's arms, by the name of their Deployment."""
-        sums, now = self._sums.get(key), asyncio.get_running_loop().time()
-        return {} if sums is None else {group: figures_of(total) for group, total in sums.totals(now).items()}
+        now = asyncio.get_running_loop().time()
+        sums: dict[str, Sums] = {}
+        for name in sorted(self._of.get(key, frozenset())):
+            pod = self._pods[name]
+            found = pod.readings.sums(now, pod.stale_after)
+            if found is not None:
+                known = sums.get(pod.target.group)
+                together = found if known is None else known.plus(found)
+                sums[pod.target.group] = together or known or found  # one that drafts otherwise: the first stand for the group
+        return {group: found.figures for group, found in sums.items()}
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -210,7 +229,6 @@ class Scraper:
                 for lane in (self._urgent_asks, self._calm_asks):
                     group.create_task(self._serve(lane, functools.partial(self._asking_turn, servers), group))
         finally:
-            self._beside.shutdown(wait=False, cancel_futures=True)
             await servers.close()
 
     async def _serve(self, lane: Lane, turn: Turn, group: asyncio.TaskGroup) -> None:
@@ -245,42 +263,23 @@ class Scraper:
         began, outcome, told = loop.time(), "done", ""
         try:
             page = await fetch(through, target.url)
-            sample = await self._parsed(pod, page)
-            outcome, told = self._take(name, pod, target, sample, None)
+            pod.size = len(page)
+            async with self._turn_to_parse:
+                outcome, told = self._take(name, pod, target, functools.partial(parse, page), None)
+                await asyncio.sleep(len(page) / SPEED)
         except ScrapeError as error:
             outcome, told = error.reason, str(error)
         except Exception:  # noqa: BLE001 - one pod's page must not end the reading of the others
             outcome = "error"
             _log.exception("pod %s: its page ended the reading with an error of Aerie's own", name)
-        self._count(outcome, loop.time() - began)
+        pod.took = loop.time() - began
+        self._count(outcome, pod.took)
         note(name, pod, outcome, told)
         if self._pods.get(name) is not pod:
             return
-        if outcome == "done":
-            self._add_up(name, pod)
         closed = self._round(pod.owner)
-        if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner)):
+        if closed or pod.unbelievable == UNBELIEVABLE or (outcome == "done" and self._has_moved(pod.owner, 1)):
             self._tell(pod.owner)
-
-    async def _parsed(self, pod: Pod, page: bytes) -> Callable[[], Sample]:
-        """What the page says, on being asked. A large one is read beside the loop, one at a time, so that it holds up nothing."""
-        if len(page) <= LARGE:
-            return functools.partial(parse, page)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        reading = loop.run_in_executor(self._beside, parse, page)
-        await asyncio.wait({reading})
-        pod.cost = loop.time() - began
-        return reading.result
-
-    def _add_up(self, name: Key, pod: Pod) -> None:
-        """Count the pod's window in, or out where it has none any more."""
-        now = asyncio.get_running_loop().time()
-        window = pod.readings.window(now, pod.stale_after)
-        try:
-            self._sums[pod.owner].put(name.name, pod.target.group, window, now + pod.stale_after)
-        except ValueError as error:  # an engine of another build: the first ones stand for the group
-            _log.warning("the figures of pod %s are left out: %s", name, error)
 
     def _take(self, name: Key, pod: Pod, target: Target, sample_of: Callable[[], Sample], at: float | None) -> tuple[str, str]:
         """What was read of the pod, as it was then; how that went, and why."""
@@ -304,15 +303,17 @@ class Scraper:
         trouble: tuple[str, str] | None = None
         news = False
         try:
-            found = await servers.ask(asked.server, key.namespace, list(pods), asked.shortest) if pods else {}
-            gaps = []
-            for name, pod in pods.items():
-                before = pod.unbelievable
-                gap = self._taken(Key(key.namespace, name), pod, runs[name], found[name])
-                gaps += [gap] if gap else []
-                news = news or before < pod.unbelievable == UNBELIEVABLE
+            gaps: list[float] = []
+            missing: dict[str, str] = {}
+            async for some in servers.ask(asked.server, key.namespace, list(pods), asked.shortest):
+                for name, found in some.items():
+                    before = pods[name].unbelievable
+                    gap = self._taken(Key(key.namespace, name), pods[name], runs[name], found)
+                    gaps += [gap] if gap else []
+                    missing |= {name: found} if isinstance(found, str) else {}
+                    news = news or before < pods[name].unbelievable == UNBELIEVABLE
             asked.gap = min(gaps, default=asked.gap)
-            trouble = seen(asked, pods, found)
+            trouble = seen(asked, pods, missing)
             asked.failures = 0
         except ScrapeError as error:
             outcome, trouble = error.reason, (error.reason, str(error))
@@ -321,14 +322,15 @@ class Scraper:
             outcome = "error"
             asked.failures += 1
             _log.exception("%s: an answer of %s ended the reading with an error of Aerie's own", key, asked.server.address)
-        self._count(outcome, loop.time() - began)
+        asked.took = loop.time() - began
+        self._count(outcome, asked.took)
         if self._asked.get(key) is not asked:
             return
         if trouble is not None:
             news = asked.standing.ill(*trouble, loop.time()) or news
         elif outcome == "done":
             news = asked.standing.well() or news
-        if self._round(key) or news or (outcome == "done" and self._has_moved(key)):
+        if self._round(key) or news or (outcome == "done" and self._has_moved(key, len(pods))):
             self._tell(key)
 
     def _taken(self, name: Key, pod: Pod, target: Target, found: Scrape | str) -> float:
@@ -340,7 +342,6 @@ class Scraper:
             return 0.0
         gap, pod.scraped_at = found.at - pod.scraped_at if pod.scraped_at else 0.0, found.at
         note(name, pod, *self._take(name, pod, target, found.sample, found.at))
-        self._add_up(name, pod)
         return gap
 
     def _round(self, key: Key) -> bool:
@@ -356,9 +357,29 @@ class Scraper:
             return False
         return not alone or self._histories.count(key, comparison.blocks.pop(), comparison.subject)
 
-    def _has_moved(self, key: Key) -> bool:
+    def _has_moved(self, key: Key, pages: int) -> bool:
+        """Whether the figures have left those that are shown, looked at after so many more pages of the resource.
+
+        All of its pods are in a look, so that it is made after an eighth of them were read, or an interval.
+        """
+        now, shown, pods = asyncio.get_running_loop().time(), self._shown[key], self._of.get(key, frozenset())
+        shown.pages += pages
+        if shown.pages < len(pods) / 8 and now < shown.due:
+            return False
+        shown.pages, shown.due = 0, now + min((self._pods[name].interval for name in pods), default=0.0)
         found = self.figures(key)
-        return any(settled(shown, found[group]) != shown for group, shown in self._shown[key].items() if group in found)
+        return any(settled(known, found[group]) != known for group, known in shown.figures.items() if group in found)
+
+
+@dataclass(eq=False)
+class _Shown:
+    """The figures in a resource's status, and when they were last held against those that are read."""
+
+    figures: Mapping[str, Figures] = field(default_factory=dict)
+    """By Deployment."""
+    pages: int = 0
+    """That were read since."""
+    due: float = 0.0
 
 
 def _over(lane: Lane, key: Key, turn: asyncio.Task[None]) -> None:

@@ -48,6 +48,12 @@ PROMPTS = (
 next to nothing; no two begin alike for as long as a block of the prefix cache."""
 
 
+ERROR_TYPES = frozenset(
+    ("BadRequestError", "NotFoundError", "InternalServerError", "NotImplementedError", "invalid_request_error")
+)
+"""What vLLM calls its errors (vllm/entrypoints/utils.py: create_error_response)."""
+
+
 class AnswerError(ValueError):
     """What came is no such answer; the message says what is wrong with it."""
 
@@ -84,8 +90,8 @@ def read(body: bytes) -> Answer:
         told = choice["logprobs"]
         tokens = tuple(str(token) for token in told["tokens"])
         likely = tuple({str(token): float(value) for token, value in found.items()} for found in told["top_logprobs"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AnswerError(f"it holds no log probabilities as vLLM returns them ({error!r:.200})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise AnswerError("it holds no log probabilities as vLLM returns them") from error
     if not tokens or len(tokens) > TOKENS or len(tokens) != len(likely):
         raise AnswerError(f"it has {len(tokens)} tokens and log probabilities of {len(likely)}")
     if not all(token in found for token, found in zip(tokens, likely, strict=True)):
@@ -94,11 +100,9 @@ def read(body: bytes) -> Answer:
 
 
 def complaint(body: bytes) -> str:
-    """What a refusal says, in short; empty where it says nothing that can be read."""
+    """Which of vLLM's errors a refusal is; empty where it is none of them."""
     try:
-        found = json.loads(body)
-        error = found.get("error", found)
-        said = error.get("message", "") if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
+        kind = json.loads(body)["error"]["type"]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return " ".join(str(said).split())[:200]
+    return kind if isinstance(kind, str) and kind in ERROR_TYPES else ""

@@ -1,11 +1,15 @@
 """Reads a metrics page of vLLM, Prometheus's text format, into a `Sample`.
 
-Only what Aerie needs is read, so that a page of 300 KiB takes milliseconds: lines are told apart by their name alone, and labels
-are looked at only where they matter. Guarantees: engines (data-parallel ranks) and served names are summed; label values are
-unescaped as the format says; a page that is cut short, malformed where it is read, or not vLLM's is a `PageError`, never a
-number. Whoever serves the page is not trusted: reading takes time in proportion to the bytes, whatever they are, and a `Sample`
-holds at most `MOST_VALUES` values of a label, each at most `LONGEST_VALUE` long. Not guaranteed: that lines which are not read
-are well-formed. OpenMetrics pages are not understood: ask for text/plain.
+Only what Aerie needs is read, so that a page of 50 KiB takes a millisecond: lines are told apart by their name alone, and labels
+are looked at only where they matter. A page comes from a container that anybody may have written, so it has limits: in bytes and
+lines, in the lines that are read and their length, in the labels of a line, and in the values of a label that are told apart.
+
+Guarantees: time is linear in a page's bytes, and the largest page takes some 20 ms whatever it says; a sample has at most 16 KiB;
+every number is finite, not negative and not above `HIGHEST`, sums over ranks included. Engines (data-parallel ranks) and served
+names are summed; label values are unescaped as the format says; a page that is cut short, over a limit, malformed where it is
+read, or not vLLM's is a `PageError`, never a number. A PageError says what is wrong in words of Aerie's own, the same for each
+page that has the fault: nothing that stands on the page is in it. Not guaranteed: that lines which are not read are well-formed.
+OpenMetrics pages are not understood: ask for text/plain.
 """
 
 from __future__ import annotations
@@ -14,18 +18,28 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aerie.engine.histogram import Histogram
 from aerie.engine.metrics import Kind, Metric
 from aerie.engine.samples import Counters, Gauges, Sample, Speculation
 
-MOST_VALUES = 128
-"""Values of one label of one series: engines behind a page, reasons, positions, buckets. vLLM has some 20 of the most."""
+LARGEST = 1024 * 1024
+"""Bytes of a page. vLLM 0.32 writes 58 KiB for one engine and 45 KiB for each further data-parallel rank: 16 ranks, as many as a
+node has GPUs, take 730 KiB with a model name of 33 characters, and one MiB with 70."""
+LINES = 20_000
+"""Of a page; 16 ranks have 6,200. What is left is for the lines about LoRA adapters, one for each set of them that ever ran."""
+READ = 4096
+"""Lines that are read; 16 ranks have 1,400."""
+LONGEST_LINE = 8192
+"""Bytes of a line that is read; the longest, the settings of the cache, has about 1,100."""
+LABELS, SETTINGS = 8, 128
+"""Labels of a line that is read; it has 2 or 3. Of the line with the settings of the cache, which are some 40."""
+_DIGITS = 18
 LONGEST_VALUE = 64
-"""Bytes of such a value."""
-LONGEST_LABELS = 16 * 1024
-"""Bytes of the labels of one line. vLLM's longest line, its cache configuration, has about one thousand."""
+"""Bytes of a label's value that is kept, or of a number."""
+HIGHEST = 1e18
+"""Of a counter: what an engine that makes a million tokens each second counts in 30,000 years."""
 
 
 class PageError(ValueError):
@@ -34,68 +48,75 @@ class PageError(ValueError):
 
 def parse(page: bytes) -> Sample:
     """Read a page in Prometheus's text format. Raises PageError."""
+    if len(page) > LARGEST:
+        raise PageError(f"the metrics page has more than {LARGEST} bytes.")
     if not page.endswith(b"\n"):
         raise PageError("the metrics page ends in the middle of a line: the connection was cut, scrape again.")
-    plain: dict[bytes, float] = {}
-    labelled: dict[bytes, dict[bytes, float]] = {}
-    capacity: float | None = None
-    for found in _LINE.finditer(page):
-        line = found[0]
+    if page.count(b"\n") > LINES:
+        raise PageError(f"the metrics page has more than {LINES} lines.")
+    found, lines = _Found(), 0
+    for line in page.split(b"\n"):
+        if not line.startswith(_PREFIX):
+            continue
         name, _, rest = line.partition(b"{")
         label = _READ.get(name)
         if label is None:
             continue
-        labels, _, tail = rest.rpartition(b"}")
+        lines += 1
         try:
+            if lines > READ:
+                raise _LineError(f"more than {READ} lines that are read")
+            if len(rest) > LONGEST_LINE:
+                raise _LineError(f"it is longer than {LONGEST_LINE} bytes")
+            labels, _, tail = rest.rpartition(b"}")
             if label == _SUM:
-                plain[name] = plain.get(name, 0.0) + _value(tail)
+                found.add(name, _value(tail))
             elif label == _CAPACITY:
-                capacity = _add_capacity(capacity, _labels(labels))
+                found.add_capacity(_labels(labels, SETTINGS))  # none of those that count needs an escape
             else:
-                _add(labelled.setdefault(name, {}), _label(labels, label), _value(tail))
-        except ValueError as error:
-            shown = line[:200].decode(errors="replace")
-            raise PageError(f"the metrics page has a line that cannot be read ({error}): {shown}") from None
-    try:
-        return _sample(_Found(plain, labelled), capacity, _started(page))
-    except PageError:
-        raise
-    except ValueError as error:  # a label's value that is no number, or no text
-        raise PageError(f"the metrics page has a label that cannot be read: {error}.") from None
+                found.add_labelled(name, label, _label(labels, label), _value(tail))
+        except _LineError as error:
+            raise _unreadable(name, error) from None
+    return found.sample(_started(page))
 
 
 def from_series(series: Iterable[tuple[str, Mapping[str, str], str]], started: str | None) -> Sample:
     """The same from the lines of one page taken apart: name, labels and value, and when the process began. Raises PageError."""
-    plain: dict[bytes, float] = {}
-    labelled: dict[bytes, dict[bytes, float]] = {}
-    capacity: float | None = None
+    found, lines = _Found(), 0
     for text, labels, value in series:
         name = text.encode()
         label = _READ.get(name)
+        if label is None:
+            continue
+        lines += 1
         try:
-            if label is None:
-                continue
+            if lines > READ:
+                raise _LineError(f"more than {READ} lines that are read")
             if label == _SUM:
-                plain[name] = plain.get(name, 0.0) + _value(value.encode())
+                found.add(name, _value(value.encode()))
             elif label == _CAPACITY:
-                capacity = _add_capacity(capacity, labels)
+                found.add_capacity({key.encode(): value.encode() for key, value in labels.items()})
+            elif (key := labels.get(label.decode())) is None:
+                raise _LineError(f"no label {label.decode()}")
             else:
-                if (key := labels.get(label.decode())) is None:
-                    raise ValueError(f"no label {label.decode()}")
-                _add(labelled.setdefault(name, {}), key.encode(), _value(value.encode()))
-        except ValueError as error:
-            raise PageError(f"the metrics page has a value that cannot be read ({error}): {text} {value}") from None
-    try:
-        return _sample(_Found(plain, labelled), capacity, None if started is None else _value(started.encode()))
-    except PageError:
-        raise
-    except ValueError as error:
-        raise PageError(f"the metrics page has a label or start time that cannot be read: {error}.") from None
+                found.add_labelled(name, label, key.encode(), _value(value.encode()))
+        except _LineError as error:
+            raise _unreadable(name, error) from None
+    return found.sample(None if started is None else _moment(started.encode()))
+
+
+class _LineError(Exception):
+    """What is wrong with a line, in words that are not the page's."""
+
+
+def _unreadable(name: bytes, error: _LineError) -> PageError:
+    """`name` is one of the table, so it is not the page's word either."""
+    return PageError(f"the metrics page has a line that cannot be read ({error}): {name.decode()}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines
 PROCESS_START = "process_start_time_seconds"
-_LINE = re.compile(rb"^vllm:[^\n]*", re.MULTILINE)
+_PREFIX = b"vllm:"
 _SUM, _CAPACITY = b"", b"\0"  # no label name is either
 
 
@@ -126,86 +147,121 @@ SERIES = frozenset(name.decode() for name in _READ)
 """Names of all series that are read, but for `PROCESS_START`."""
 
 
+_MOST: Mapping[bytes, int] = {b"engine": 64, b"position": 64, b"finished_reason": 32, b"source": 32, b"le": 128}
+"""By label, the values that are told apart in one series: vLLM has 5 reasons, 3 sources and 23 edges, and a user may change the
+edges; the other two are as many as the ranks and the draft tokens."""
+_QUOTED = re.compile(rb'[, \t]*+([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+"""A label and its value, still escaped; without going back, so that time is linear."""
+
+
 def _value(tail: bytes) -> float:
     """The value behind the labels; a timestamp may follow."""
+    if len(tail) > LONGEST_VALUE:
+        raise _LineError(f"a value longer than {LONGEST_VALUE} bytes")
     words = tail.split()
-    value = float(words[0]) if words else math.nan
+    try:
+        value = float(words[0]) if words else math.nan
+    except ValueError:
+        raise _LineError("a value that is no number") from None
     if not math.isfinite(value):
-        raise ValueError("no finite value")
+        raise _LineError("no finite value")
     if value < 0:  # nothing that is read can be: counters, sums of times, amounts
-        raise ValueError("a value below zero")
+        raise _LineError("a value below zero")
+    if value > HIGHEST:
+        raise _LineError(f"a value above {HIGHEST:g}")
     return value
 
 
-def _add(values: dict[bytes, float], key: bytes, value: float) -> None:
-    """Count the value in; raises ValueError where a sample would become larger than an engine's."""
-    if key not in values and (len(values) >= MOST_VALUES or len(key) > LONGEST_VALUE):
-        raise ValueError(f"more than {MOST_VALUES} values of one label, or a value of more than {LONGEST_VALUE} bytes")
-    values[key] = values.get(key, 0.0) + value
-
-
 def _label(labels: bytes, name: bytes) -> bytes:
-    """The value of one label, as it stands there when it holds no escape."""
-    if len(labels) > LONGEST_LABELS:
-        raise ValueError(f"more than {LONGEST_LABELS} bytes of labels")
-    if b"\\" not in labels:  # then every quote begins or ends a value
-        parts = labels.split(b'"')
-        for index in range(0, len(parts) - 1, 2):
-            if parts[index].strip(b", =") == name:
-                return parts[index + 1]
-        raise ValueError(f"no label {name.decode()}")
-    value = _labels(labels).get(name.decode())
+    """The value of one label."""
+    if b"\\" in labels:
+        escaped = _labels(labels, LABELS).get(name)
+        value = None if escaped is None else _unescape(escaped)
+    else:  # then every quote begins or ends a value
+        parts = labels.split(b'"', 2 * LABELS + 1)
+        if len(parts) > 2 * LABELS + 1:
+            raise _LineError(f"more than {LABELS} labels")
+        starts = range(0, len(parts) - 1, 2)
+        value = next((parts[index + 1] for index in starts if parts[index].strip(b", =") == name), None)
     if value is None:
-        raise ValueError(f"no label {name.decode()}")
-    return value.encode()
+        raise _LineError(f"no label {name.decode()}")
+    return value
 
 
-def _labels(text: bytes) -> dict[str, str]:
-    r"""All labels; in values \\, \" and \n stand for a backslash, a quote and a line feed."""
-    if len(text) > LONGEST_LABELS:
-        raise ValueError(f"more than {LONGEST_LABELS} bytes of labels")
-    labels, whole, at = {}, text.decode(), 0
-    while at < len(whole):
-        part = _LABEL.match(whole, at)
-        if part is None:
-            raise ValueError("malformed labels")
-        if part["name"] is not None:
-            labels[part["name"].strip()] = _unescape(part["value"])
-        at = part.end()
-    return labels
+def _labels(text: bytes, most: int) -> dict[bytes, bytes]:
+    """All labels, their values as they stand there."""
+    found: dict[bytes, bytes] = {}
+    at = number = 0
+    while match := _QUOTED.match(text, at):
+        number += 1
+        if number > most:
+            raise _LineError(f"more than {most} labels")
+        found[match[1]] = match[2]
+        at = match.end()
+    if text[at:].strip(b", \t"):
+        raise _LineError("malformed labels")
+    return found
 
 
-_LABEL = re.compile(r'[, \t]+|(?P<name>[^=]*)=\s*"(?P<value>[^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
-"""One label, or what stands between two: each character is looked at once."""
-
-
-def _unescape(value: str) -> str:
-    if "\\" not in value:
+def _unescape(value: bytes) -> bytes:
+    r"""\\, \" and \n stand for a backslash, a quote and a line feed."""
+    if b"\\" not in value:
         return value
-    pieces = value.split("\\\\")
-    return "\\".join(piece.replace('\\"', '"').replace("\\n", "\n") for piece in pieces)
-
-
-def _add_capacity(sum_so_far: float | None, labels: Mapping[str, str]) -> float | None:
-    """Tokens in the KV cache of one more engine; None when it does not say ("None" before its cache is sized)."""
-    try:
-        return (sum_so_far or 0.0) + int(labels["num_gpu_blocks"]) * int(labels["block_size"])
-    except (KeyError, ValueError):
-        return sum_so_far
+    pieces = value.split(b"\\\\")
+    return b"\\".join(piece.replace(b'\\"', b'"').replace(b"\\n", b"\n") for piece in pieces)
 
 
 def _started(page: bytes) -> float | None:
     at = page.find(f"\n{PROCESS_START} ".encode())
     if at < 0:
         return None
-    return _value(page[at : page.index(b"\n", at + 1)].partition(b" ")[2])
+    at += len(PROCESS_START) + 2
+    return _moment(page[at : min(page.index(b"\n", at), at + LONGEST_VALUE + 1)])
+
+
+def _moment(tail: bytes) -> float:
+    try:
+        return _value(tail)
+    except _LineError as error:
+        raise _unreadable(PROCESS_START.encode(), error) from None
 
 
 # --------------------------------------------------------------------------------------------------------------- sample
 @dataclass(frozen=True, slots=True)
 class _Found:
-    plain: Mapping[bytes, float]
-    labelled: Mapping[bytes, Mapping[bytes, float]]
+    """The numbers of a page, by name: sums, and what a label tells apart."""
+
+    plain: dict[bytes, float] = field(default_factory=dict)
+    labelled: dict[bytes, dict[bytes, float]] = field(default_factory=dict)
+    capacity: list[int | None] = field(default_factory=list)
+    """Tokens in the KV cache of each engine; None where it does not say ("None" before its cache is sized)."""
+
+    def add(self, name: bytes, value: float) -> None:
+        self.plain[name] = _sum(self.plain.get(name, 0.0), value)
+
+    def add_labelled(self, name: bytes, label: bytes, key: bytes, value: float) -> None:
+        values = self.labelled.setdefault(name, {})
+        if (known := values.get(key)) is not None:
+            values[key] = _sum(known, value)
+            return
+        if len(key) > LONGEST_VALUE:
+            raise _LineError(f"a value of {label.decode()} longer than {LONGEST_VALUE} bytes")
+        if len(values) == _MOST[label]:
+            raise _LineError(f"more than {_MOST[label]} values of {label.decode()}")
+        values[key] = value
+
+    def add_capacity(self, labels: Mapping[bytes, bytes]) -> None:
+        blocks, size = (labels.get(name, b"") for name in (b"num_gpu_blocks", b"block_size"))
+        if max(len(blocks), len(size)) > _DIGITS:
+            raise _LineError(f"a number of more than {_DIGITS} digits")
+        if len(self.capacity) == _MOST[b"engine"]:
+            raise _LineError(f"more than {_MOST[b'engine']} engines")
+        self.capacity.append(int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None)
+
+    def sample(self, started: float | None) -> Sample:
+        """All of it. Raises PageError."""
+        known = [tokens for tokens in self.capacity if tokens is not None]
+        return _sample(self, float(sum(known)) if known else None, started)
 
     def number(self, metric: Metric, suffix: str = "") -> float:
         name = metric.row.name + suffix
@@ -225,27 +281,47 @@ class _Found:
             raise _missing(name) from None
 
     def histogram(self, metric: Metric) -> Histogram:
-        buckets = sorted((float(edge), count) for edge, count in self.by_label(metric, "_bucket").items())
-        edges, counts = zip(*buckets, strict=True)
+        found, total = self.by_label(metric, "_bucket"), self.number(metric, "_sum")
         try:
-            return Histogram(_shared(edges), _with_shared_numbers(counts), self.number(metric, "_sum"))
-        except ValueError as error:
-            raise PageError(f"the metrics page's {metric} is no histogram: {error}") from None
+            edges, counts = zip(*sorted((_edge(edge), count) for edge, count in found.items()), strict=True)
+            return Histogram(_shared(edges), _with_shared_numbers(counts), total)
+        except ValueError:
+            told = "its buckets need different edges that are numbers, the last of them +Inf."
+            raise PageError(f"the metrics page's {metric} is no histogram: {told}") from None
 
     def speculation(self) -> Speculation | None:
         if Metric.DRAFTS.row.name.encode() not in self.plain:
             return None
-        accepted = {int(position): count for position, count in self.by_label(Metric.ACCEPTED_PER_POSITION).items()}
-        if sorted(accepted) != list(range(len(accepted))):
-            raise PageError(
-                f"the metrics page's {Metric.ACCEPTED_PER_POSITION} has the positions {sorted(accepted)}, with a gap."
-            )
+        accepted = self.by_label(Metric.ACCEPTED_PER_POSITION)
+        positions = [str(position).encode() for position in range(len(accepted))]
+        if accepted.keys() != set(positions):
+            raise PageError(f"the metrics page's {Metric.ACCEPTED_PER_POSITION} does not have the positions 0, 1, 2 and so on.")
         return Speculation(
             self.number(Metric.DRAFTS),
             self.number(Metric.DRAFT_TOKENS),
             self.number(Metric.ACCEPTED),
-            tuple(accepted[position] for position in range(len(accepted))),
+            tuple(accepted[position] for position in positions),
         )
+
+
+def _sum(known: float, value: float) -> float:
+    if known + value > HIGHEST:
+        raise _LineError(f"a sum above {HIGHEST:g}")
+    return known + value
+
+
+def _edge(text: bytes) -> float:
+    edge = float(text)
+    if math.isnan(edge):
+        raise ValueError("no number")
+    return edge
+
+
+def _text(value: bytes, metric: Metric) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise PageError(f"the metrics page's {metric} has a label that is no text in UTF-8.") from None
 
 
 @functools.lru_cache(maxsize=64)
@@ -265,7 +341,7 @@ def _missing(name: str) -> PageError:
 
 
 def _sample(found: _Found, capacity: float | None, started: float | None) -> Sample:
-    finished = {reason.decode(): count for reason, count in found.by_label(Metric.FINISHED).items()}
+    finished = {_text(reason, Metric.FINISHED): count for reason, count in found.by_label(Metric.FINISHED).items()}
     generated = found.by_label(Metric.GENERATION_TOKENS)
     usage = found.labelled.get(Metric.KV_CACHE_USAGE.row.name.encode(), {})
     counters = Counters(
@@ -286,4 +362,4 @@ def _sample(found: _Found, capacity: float | None, started: float | None) -> Sam
         speculation=found.speculation(),
     )
     gauges = Gauges(found.gauge(Metric.RUNNING), found.gauge(Metric.WAITING), max(usage.values(), default=None), capacity)
-    return Sample(counters, gauges, frozenset(engine.decode() for engine in generated), started)
+    return Sample(counters, gauges, frozenset(_text(engine, Metric.GENERATION_TOKENS) for engine in generated), started)

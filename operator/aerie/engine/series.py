@@ -7,14 +7,17 @@ For the newest scrape a range is asked for, and not the values of this moment: t
 of their own. For a history steps have to do, for samples would be many more; what is made of it is differences between steps.
 
 Guarantees: a scrape is whole, all its series have one time, and it is of one target; what is no number or lacks a series is
-refused as a page is. Series that Prometheus adds itself or that other containers of the pod have do not matter. Not guaranteed:
-that a scrape is whole on the server itself, where its answers are put together from several places; the newest one is then passed
-over as long as it has fewer series than the one before.
+refused as a page is. Series that Prometheus adds itself or that other containers of the pod have do not matter. The server may be
+anybody's: what is said of an answer is its kind of fault, an error type out of `ERROR_TYPES`, names of labels out of
+`TOLD_APART`, and never a word of its own; time is linear in its bytes, and `read` has limits on series and samples. Not
+guaranteed: that a scrape is whole on the server itself, where its answers are put together from several places; the newest one is
+then passed over as long as it has fewer series than the one before.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +30,25 @@ from aerie.engine.samples import Sample
 
 UP = "up"
 """What Prometheus says of each scrape: 1 when it succeeded."""
+
+ERROR_TYPES = frozenset(
+    (
+        "timeout",
+        "canceled",
+        "execution",
+        "bad_data",
+        "internal",
+        "unavailable",
+        "not_found",
+        "not_acceptable",
+        "too_many_requests",
+    )
+)
+"""What Prometheus calls its errors (web/api/v1/api.go), and one of Mimir's."""
+TOLD_APART = ("job", "instance", "container", "endpoint", "service", "prometheus", "cluster")
+"""Labels that usually tell one target from another, so that they may be named."""
+MOST_SERIES, MOST_SAMPLES = 20_000, 64
+"""Of an answer about a few pods' newest scrapes, and of one series in it: 8 pods of 16 ranks are 11,000."""
 
 Labels = Mapping[str, str]
 _ALL = (*SERIES, PROCESS_START, UP)
@@ -72,7 +94,10 @@ class Scrape:
 
 def read(answer: bytes, pod_label: str) -> Mapping[str, Scrape | str]:
     """By pod its newest whole scrape, or why there is none, as the rest of a sentence about it. Raises AnswerError."""
-    return {pod: _newest(series) for pod, series in _by_pod(result(answer), pod_label).items()}
+    found = result(answer)
+    if isinstance(found, list) and len(found) > MOST_SERIES:
+        raise AnswerError(f"answered with more than {MOST_SERIES} series")
+    return {pod: _newest(series) for pod, series in _by_pod(found, pod_label, samples=MOST_SAMPLES).items()}
 
 
 def history(found: Any, *pod_labels: str) -> list[tuple[float, str, Scrape | str]]:
@@ -89,19 +114,26 @@ def result(answer: bytes, kind: str = "matrix") -> Any:
     try:
         document = json.loads(answer)
         if document["status"] != "success" or document["data"]["resultType"] != kind:
-            raise AnswerError("answered with an error, or with another type of result than was asked for")
+            raise AnswerError(f"answered with no such result{error_type(answer)}")
         return document["data"]["result"]
     except AnswerError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise AnswerError(_NO_ANSWER) from None
+    except _STRANGE:
+        raise AnswerError("answered with what is no answer of Prometheus") from None
 
 
-def _by_pod(found: Any, *pod_labels: str) -> Mapping[str, list[_Series]]:
+_STRANGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of JSON that is not as it should be, when it is read or taken apart."""
+
+
+def _by_pod(found: Any, *pod_labels: str, samples: float = math.inf) -> Mapping[str, list[_Series]]:
     by_pod: dict[str, list[_Series]] = {}
     try:
         for one in found:
-            labels, values = one["metric"], {float(at): str(value) for at, value in one.get("values", ())}
+            labels, pairs = {str(name): str(value) for name, value in one["metric"].items()}, one.get("values", ())
+            if len(pairs) > samples:
+                raise AnswerError(f"answered with more than {samples} samples of a series")
+            values = {float(at): str(value) for at, value in pairs}
             pod = next((labels[label] for label in pod_labels if labels.get(label)), None)
             if pod is None:
                 raise AnswerError(f"answered with a series without the label {' or '.join(pod_labels)}")
@@ -109,8 +141,8 @@ def _by_pod(found: Any, *pod_labels: str) -> Mapping[str, list[_Series]]:
                 by_pod.setdefault(pod, []).append(_Series(labels["__name__"], labels, values))
     except AnswerError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise AnswerError(_NO_ANSWER) from None
+    except _STRANGE:
+        raise AnswerError("answered with what is no answer of Prometheus") from None
     return by_pod
 
 
@@ -182,9 +214,9 @@ def _pairs(one: _Series) -> _Pairs:
 
 
 def _twice(targets: Sequence[Labels]) -> str:
-    apart = sorted({name for one in targets for other in targets for name, value in one.items() if other.get(name) != value})
-    told = ", ".join(f"{name} {' and '.join(sorted(str(one.get(name)) for one in targets))}" for name in apart)
-    return f"is scraped more than once ({told})"
+    apart = [name for name in TOLD_APART if len({one.get(name) for one in targets}) > 1]
+    told = f" (by {', '.join(apart)})" if apart else ""
+    return f"is scraped more than once{told}"
 
 
 def _without(found: Sequence[_Series]) -> Scrape | str:
@@ -193,7 +225,7 @@ def _without(found: Sequence[_Series]) -> Scrape | str:
     if len(ups) != 1:
         return "has no metrics of vLLM there, and which of its scrapes would be the engine's does not show"
     at, value = max(ups[0].values.items())
-    if float(value) == 1:
+    if value == "1":
         return Scrape(at, (), None)  # a page, and none of vLLM's
     return "could not be scraped (up is 0)"
 
@@ -202,7 +234,7 @@ def complaint(body: bytes) -> str:
     """What Prometheus says is wrong, in brackets after a blank; empty where it says nothing. For whoever asks it by hand."""
     try:
         return f" ({str(json.loads(body)['error'])[:200]})"
-    except (ValueError, LookupError, TypeError):
+    except _STRANGE:
         return ""
 
 
@@ -210,14 +242,6 @@ def error_type(body: bytes) -> str:
     """The type of error that Prometheus names, in brackets after a blank; empty where it names none of its own."""
     try:
         kind = json.loads(body)["errorType"]
-    except (ValueError, LookupError, TypeError):
+    except _STRANGE:
         return ""
-    return f" ({kind})" if isinstance(kind, str) and kind in _ERROR_TYPES else ""
-
-
-_NO_ANSWER = "answered with what is no answer of Prometheus"
-_ERROR_TYPES = frozenset(
-    {"timeout", "canceled", "execution", "bad_data", "internal", "unavailable", "not_found", "not_acceptable"}
-)
-"""Those of Prometheus' API (web/api/v1/api.go). Nothing else of an answer is shown: whoever writes a resource names the server,
-and is not to read the answers of others through Aerie."""
+    return f" ({kind})" if isinstance(kind, str) and kind in ERROR_TYPES else ""

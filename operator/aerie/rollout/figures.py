@@ -13,12 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from aerie.api.status import Arm
-from aerie.engine import windows
 from aerie.engine.samples import Counters
-from aerie.engine.speculation import Static
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +38,50 @@ these are four standard errors or more, where requests differ in acceptance by 1
 _A = TypeVar("_A", bound=Arm)
 
 
+class Sums(NamedTuple):
+    """What the figures of a window are made of: a few numbers, so that those of a thousand pods are added up in a millisecond."""
+
+    positions: int | None
+    """Draft positions; None without a drafter."""
+    drafts: float
+    accepted: float
+    step_seconds: float
+    later_tokens: float
+    """Output tokens without first tokens."""
+    first_seconds: float
+    first_tokens: float
+
+    @classmethod
+    def of(cls, window: Counters) -> Sums:
+        speculation = window.speculation
+        return cls(
+            None if speculation is None else len(speculation.accepted_per_position),
+            0.0 if speculation is None else speculation.drafts,
+            0.0 if speculation is None else speculation.accepted,
+            window.step_seconds,
+            window.generation_tokens - window.first_tokens,
+            window.time_to_first_token.sum,
+            window.first_tokens,
+        )
+
+    def plus(self, other: Sums) -> Sums | None:
+        """Both together; None where one has a drafter and the other none, or they draft otherwise."""
+        if self.positions != other.positions:
+            return None
+        return Sums(self.positions, *(mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True)))
+
+    @property
+    def figures(self) -> Figures:
+        """Where nothing was counted, the figure is not known."""
+        length = None
+        if self.positions is not None and self.drafts > 0:
+            length = round(min(1.0 + max(1, self.positions), 1 + self.accepted / self.drafts), 2)
+        return Figures(length, _seconds(self.step_seconds, self.later_tokens), _seconds(self.first_seconds, self.first_tokens))
+
+
 def figures_of(window: Counters) -> Figures:
     """The figures of a window, or of several pods' windows together."""
-    length = None
-    if window.speculation is not None:
-        # The lower bound is the same for every setting that drafts as many positions.
-        found = windows.acceptance_length(window, Static(max(1, len(window.speculation.accepted_per_position))))
-        length = found.low if isinstance(found, windows.Bounds) else None
-    return Figures(
-        None if length is None else round(length, 2),
-        _seconds(windows.time_per_output_token(window)),
-        _seconds(windows.mean_time_to_first_token(window)),
-    )
+    return Sums.of(window).figures
 
 
 def settled(shown: Figures, found: Figures) -> Figures:
@@ -88,7 +118,8 @@ def _moved(before: float | None, after: float | None, tolerance: float) -> bool:
     return before is None or abs(after - before) > tolerance * abs(before)
 
 
-def _seconds(found: float | windows.Unknown) -> float | None:
-    if isinstance(found, windows.Unknown):
+def _seconds(seconds: float, of: float) -> float | None:
+    if not of > 0:
         return None
+    found = seconds / of
     return round(found, 2 - math.floor(math.log10(found))) if found > 0 else 0.0  # three digits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aerie.controller import fetch
+from aerie.controller import fetch, wire
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -39,7 +39,7 @@ def run() -> Run:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time where the sockets and the time are real."""
     monkeypatch.setattr(fetch, "SECONDS", 120.0)
-    monkeypatch.setattr(fetch, "CONNECT_SECONDS", 120.0)
+    monkeypatch.setattr(wire, "CONNECT_SECONDS", 120.0)
 
 
 def run_virtually(work: Coroutine[Any, Any, None]) -> None:

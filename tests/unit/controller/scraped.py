@@ -11,6 +11,7 @@ import httpx
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
+from aerie.controller.prometheus import Access
 from aerie.controller.queue import Key
 from aerie.controller.scrape import Scraper
 from aerie.rollout.figures import Figures
@@ -83,10 +84,10 @@ def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str 
 class Reader:
     """A scraper through a transport, and what it tells."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, access: Access | None = None) -> None:
         self.told: list[tuple[float, Key]] = []
         self.ends: Counter[str] = Counter()
-        self.scraper = Scraper(self._tell, self._count, transport)
+        self.scraper = Scraper(self._tell, self._count, transport, access=access)
 
     def _tell(self, key: Key) -> None:
         self.told.append((asyncio.get_running_loop().time(), key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from aerie.controller import fetch
 from aerie.engine.page import PageError, parse
+from benchmarks._hostile_pods import serve
 
 from .served import Answer, served
 
@@ -113,6 +115,88 @@ def test_garbage_is_fetched_and_refused_as_a_page(body: bytes) -> None:
 
     with pytest.raises(PageError):
         parse(got(answer))
+
+
+@pytest.mark.parametrize(
+    ("form", "reason", "says"),
+    [
+        ("chunks", "broken", "did not answer as a server of HTTP does"),
+        ("chunk-size", "broken", "did not answer as a server of HTTP does"),
+        ("interim", "broken", "did not answer as a server of HTTP does"),
+        ("headers", "broken", "did not answer as a server of HTTP does"),
+        ("header", "broken", "did not answer as a server of HTTP does"),
+        ("closed", "broken", "did not answer as a server of HTTP does"),
+        ("gzip", "broken", "answered in an encoding that was not asked for"),
+        ("endless-line", "too_large", "answered with more than 1048576 bytes"),
+        ("endless-page", "too_large", "answered with more than 1048576 bytes"),
+    ],
+)
+def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(form: str, reason: str, says: str) -> None:
+    async def run() -> str:
+        server = await serve("127.0.0.1", 0, form)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
+        async with server, fetch.client() as through:
+            with pytest.raises(fetch.ScrapeError) as failure:
+                await fetch.fetch(through, url)
+        assert failure.value.reason == reason
+        return str(failure.value).removeprefix(url).strip()
+
+    assert asyncio.run(run()) == says
+
+
+@pytest.mark.parametrize("form", ["drip", "silent"])
+def test_servers_that_take_their_time_are_left_when_it_is_over(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+
+    async def run() -> None:
+        server = await serve("127.0.0.1", 0, form)
+        async with server, fetch.client() as through:
+            await fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+
+    with pytest.raises(fetch.ScrapeError) as failure:
+        asyncio.run(run())
+    assert failure.value.reason == "timeout"
+
+
+RAW = [
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nab\n\r\nA\r\n0123456789\r\n0\r\n\r\n", b"ab\n0123456789"),
+    (b"HTTP/1.0 200\r\n\r\nuntil the end\n", b"until the end\n"),
+    (b"HTTP/1.1 200 OK\r\ncontent-length:4\r\n\r\nabc\nand more", b"abc\n"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b""),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc\n", None),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nabc\n", None),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Length: 4\r\n\r\nabc\n", None),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", None),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", None),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-3\r\nabc\r\n0\r\n\r\n", None),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", None),
+    (b"HTTP/2 200 OK\r\n\r\n", None),
+    (b"HTTP/1.1 200 OK\r\nContent-Le", None),
+]
+
+
+@pytest.mark.parametrize(("sent", "body"), RAW, ids=range(len(RAW)))
+def test_where_a_body_ends(sent: bytes, body: bytes | None) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            for at in range(0, len(sent), 7):  # however it is cut
+                writer.write(sent[at : at + 7])
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    async def run() -> bytes:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server, fetch.client() as through:
+            return await fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+
+    if body is not None:
+        assert asyncio.run(run()) == body
+        return
+    with pytest.raises(fetch.ScrapeError) as failure:
+        asyncio.run(run())
+    assert failure.value.reason == "broken"
+    assert str(failure.value).endswith("did not answer as a server of HTTP does")
 
 
 def test_nobody_listens() -> None:

@@ -282,8 +282,8 @@ def test_differences_are_kept_and_answers_are_not(run: Run) -> None:
     [
         ((401, b'{"error": "Unauthorized"}'), "the engines ask for an API key, and Aerie has none"),
         (
-            (404, b'{"error": {"message": "The model `chat` does not exist."}}'),
-            "http://10.0.0.1:8000/v1/completions answered with status 404 (The model `chat` does not exist)",
+            (404, b'{"error": {"message": "The model `chat` does not exist.", "type": "NotFoundError"}}'),
+            "http://10.0.0.1:8000/v1/completions answered with status 404 (NotFoundError)",
         ),
         ((400, b"<html>"), "http://10.0.0.1:8000/v1/completions answered with status 400"),
         (b"{}", "http://10.0.0.1:8000/v1/completions does not answer as vLLM does: it holds no log probabilities"),
@@ -414,6 +414,6 @@ def test_a_port_that_is_closed() -> None:
         async with client() as through:
             await probe.ask(through, "http://127.0.0.1:1/v1/completions", b"{}")
 
-    with pytest.raises(QuestionError, match="cannot be asked") as failure:
+    with pytest.raises(QuestionError, match="cannot be reached") as failure:
         asyncio.run(work())
     assert not failure.value.final

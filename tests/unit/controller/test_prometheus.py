@@ -51,7 +51,7 @@ def said(document: dict[str, Any]) -> httpx.Response:
 async def ask(transport: httpx.AsyncBaseTransport, *pods: str, access: Access | None = None, server: Prometheus = SERVER) -> Any:
     servers = Servers(access or Access(), transport)
     try:
-        return await servers.ask(server, "default", pods, 15.0)
+        return {pod: found async for some in servers.ask(server, "default", pods, 15.0) for pod, found in some.items()}
     finally:
         await servers.close()
 
@@ -103,7 +103,12 @@ def test_queries_at_once_are_bounded_over_all_resources(run: Run) -> None:
 
     async def story() -> None:
         servers = Servers(Access(), httpx.MockTransport(handle))
-        await asyncio.gather(*(servers.ask(SERVER, f"n{number}", ["chat-0"], 15.0) for number in range(20)))
+
+        async def ask_about(namespace: str) -> None:
+            async for _ in servers.ask(SERVER, namespace, ["chat-0"], 15.0):
+                pass
+
+        await asyncio.gather(*(ask_about(f"n{number}") for number in range(2 * AT_ONCE)))
         await servers.close()
         assert most == AT_ONCE
 
@@ -136,6 +141,67 @@ def test_a_token_is_read_each_time_and_goes_to_its_address_alone(run: Run, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("allowed", "address", "allows"),
+    [
+        ((), "http://169.254.169.254", True),
+        ((URL,), URL, True),
+        ((URL,), f"{URL}/", True),
+        ((f"{URL}/",), URL, True),
+        ((URL,), f"{URL}/tenant", True),
+        ((URL,), "http://PROMETHEUS.example:9090", True),
+        (("http://other.example", URL), URL, True),
+        (("http://prometheus.example",), "http://prometheus.example:80/", True),
+        ((URL,), "http://prometheus.example:9091", False),
+        ((URL,), "http://prometheus.example", False),
+        ((URL,), "https://prometheus.example:9090", False),
+        ((URL,), "http://prometheus.example.evil:9090", False),
+        ((URL,), "http://10.0.0.1:9090", False),
+        ((URL,), "http://prometheus.example:9090@10.0.0.1:9090", False),
+        ((f"{URL}/tenant",), f"{URL}/tenant/a", True),
+        ((f"{URL}/tenant",), f"{URL}/tenants", False),
+        ((f"{URL}/tenant",), f"{URL}/tenant/../other", False),
+        ((f"{URL}/tenant",), f"{URL}/tenant/%2e%2e/other", False),
+        ((f"{URL}/tenant",), URL, False),
+    ],
+)
+def test_only_servers_that_the_operator_allows_are_asked(run: Run, allowed: tuple[str, ...], address: str, allows: bool) -> None:
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return said(NOBODY)
+
+    async def story() -> None:
+        server = Prometheus.model_construct(**{**dict(SERVER), "address": address})
+        asking = ask(httpx.MockTransport(handle), "chat-0", access=Access(allowed=allowed), server=server)
+        if allows:
+            await asking
+        else:
+            says = f"^{re.escape(address)} is none of the addresses that this operator may ask: write one of them in spec.metrics"
+            with pytest.raises(ScrapeError, match=says) as failure:
+                await asking
+            assert failure.value.reason == "forbidden"
+        assert bool(asked) == allows
+
+    run(story())
+
+
+def test_a_reading_of_a_slow_server_ends(run: Run) -> None:
+    async def slow(_: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(4.9)
+        return said(NOBODY)
+
+    async def story() -> None:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ScrapeError, match="took more than 30 s") as failure:
+            await ask(httpx.MockTransport(slow), *(f"chat-{number}" for number in range(1000)))
+        assert failure.value.reason == "timeout"
+        assert asyncio.get_running_loop().time() - began < 36
+
+    run(story())
+
+
+@pytest.mark.parametrize(
     ("status", "body", "says"),
     [
         (401, b"Unauthorized", "status 401: name a token for this address in the chart value prometheus.tokens"),
@@ -146,12 +212,10 @@ def test_a_token_is_read_each_time_and_goes_to_its_address_alone(run: Run, tmp_p
             "status 302: spec.metrics.source.prometheus.address has to be where /api/v1/query of a Prometheus server begins",
         ),
         (404, b"404 page not found", "status 404: spec.metrics.source.prometheus.address has to be where"),
-        (
-            422,
-            b'{"status": "error", "errorType": "bad_data", "error": "root-password: hunter2"}',
-            "status 422 (bad_data): correct spec.metrics.source",
-        ),
-        (503, b'{"errorType": "hunter2", "error": ["x"]}', "status 503: see to the server"),
+        (422, b'{"errorType": "execution", "error": "too many samples"}', "status 422 (execution): correct spec.metrics.source"),
+        (422, b'{"errorType": "root-password: hunter2", "error": "x"}', "status 422: correct spec.metrics.source"),
+        (503, b'{"errorType": ["x"], "error": ["x"]}', "status 503: see to the server"),
+        (503, b"[" * 100_000, "status 503: see to the server"),
     ],
 )
 def test_a_status_is_told_with_the_way_out(run: Run, status: int, body: bytes, says: str) -> None:
@@ -180,7 +244,7 @@ def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
         ),
         (httpx.MockTransport(refuses), "unreachable", "cannot be reached: nobody listens: correct spec.metrics.source"),
         (answers(200, b" " * (LARGEST + 1)), "too_large", f"answered with more than {LARGEST} bytes"),
-        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: spec."),
+        (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: spec.metrics.source"),
     ]
 
     async def story() -> None:
@@ -247,8 +311,8 @@ class Server:
 class Follower(Reader):
     """Of resources that name the server."""
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(httpx.MockTransport(server))
+    def __init__(self, server: Server, access: Access | None = None) -> None:
+        super().__init__(httpx.MockTransport(server), access)
 
     def follow(self, *pods: dict[str, Any], rolling: bool = False, source: bool = True, interval: str = "15s") -> Key:
         of = resource(rolling=rolling, interval=interval)
@@ -400,5 +464,18 @@ def test_a_resource_without_pods_asks_nobody(run: Run) -> None:
         await follower.for_(100)
         assert server.calls == []
         assert follower.scraper.trouble(key) == ""
+
+    run(story())
+
+
+def test_a_server_that_is_not_allowed_is_a_trouble_of_its_resource_and_is_not_asked(run: Run) -> None:
+    async def story() -> None:
+        server = Server()
+        follower = Follower(server, Access(allowed=("http://other.example",)))
+        key = follower.follow(pod(), rolling=True)
+        await follower.for_(300)
+        assert server.calls == []
+        assert set(follower.ends) == {"forbidden"}
+        assert "is none of the addresses that this operator may ask" in str(follower.scraper.trouble(key))
 
     run(story())

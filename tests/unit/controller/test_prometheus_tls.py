@@ -82,7 +82,8 @@ def asked(server: Prometheus, access: Access) -> Scrape | str:
     async def story() -> Scrape | str:
         servers = Servers(access)
         try:
-            return (await servers.ask(server, "default", ["chat-1"], 15.0))["chat-1"]
+            (found,) = [some async for some in servers.ask(server, "default", ["chat-1"], 15.0)]
+            return found["chat-1"]
         finally:
             await servers.close()
 

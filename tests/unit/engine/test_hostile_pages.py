@@ -1,72 +1,149 @@
-"""Metrics pages that nobody would send but an engine that means harm: reading one costs in proportion to its bytes, and little
-of it stays."""
+"""Pages that a tenant makes up: what is refused, in which words, what an accepted one can cost, and that honest ones are read."""
 
 from __future__ import annotations
 
-import sys
+import pickle
+import time
+from collections import defaultdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import page
-from aerie.engine.page import LONGEST_LABELS, LONGEST_VALUE, MOST_VALUES, PageError, parse
+from aerie.engine import page as pages
+from aerie.engine.page import PageError, parse
+from aerie.engine.samples import Sample
+from benchmarks._hostile_pods import PAGES, filled, honest
 
-REASONS = b'vllm:request_success_total{finished_reason="%d"} 1\n'
+ACCEPTED = {"families", "ranks"}
+
+
+@pytest.mark.parametrize("form", sorted(PAGES.keys() - ACCEPTED))
+def test_a_made_up_page_is_refused_in_words_that_are_not_its_own(form: str) -> None:
+    with pytest.raises(PageError) as caught:
+        parse(PAGES[form]())
+    sentence = str(caught.value)
+    assert len(sentence) < 200
+    assert "\\" not in sentence
+    assert "1e308" not in sentence
 
 
 @pytest.mark.parametrize(
-    ("evil", "words"),
+    ("form", "why"),
     [
-        (b"vllm:cache_config_info{" + b'a="",' * 100_000 + b"} 1\n", f"more than {LONGEST_LABELS} bytes of labels"),
-        (b'vllm:request_success_total{finished_reason="' + b"x" * 100_000 + b'"} 1\n', "bytes of labels"),
-        (b"".join(REASONS % number for number in range(36_000)), f"more than {MOST_VALUES} values of one label"),
-        (
-            b'vllm:request_success_total{finished_reason="' + b"x" * (LONGEST_VALUE + 1) + b'"} 1\n',
-            f"of more than {LONGEST_VALUE} bytes",
-        ),
-        (b"vllm:generation_tokens_total{engine=" + b"\\" * 5_000 + b"} 1\n", "malformed labels"),
-        (b'vllm:generation_tokens_total{engine="0"} 1e999\n', "no finite value"),
-        (b"vllm:" * 100_000 + b"\n", "the metrics page has no vllm:"),
-        (b"\n" * 500_000, "the metrics page has no vllm:"),
+        ("labels", "longer than 8192 bytes"),
+        ("reasons", "more than 32 values of finished_reason"),
+        ("engines", "more than 64 values of engine"),
+        ("positions", "more than 64 values of position"),
+        ("edges", "more than 128 values of le"),
+        ("huge", "above 1e"),
+        ("nan", "no finite value"),
+        ("newlines", "more than 20000 lines"),
+        ("sums", "more than 20000 lines"),
     ],
 )
-def test_an_evil_page_is_refused_with_a_sentence(evil: bytes, words: str) -> None:
-    with pytest.raises(PageError, match="metrics page") as caught:
-        parse(evil)
-    assert words in str(caught.value)
-    assert len(str(caught.value)) < 500
+def test_the_limit_is_named(form: str, why: str) -> None:
+    with pytest.raises(PageError, match=why):
+        parse(PAGES[form]())
 
 
-@pytest.mark.parametrize("labels", [b'a="",' * 2_000, b'a="\\\\",' * 1_500, b"," * 15_000, b'a="' + b'\\"' * 7_000 + b'"'])
-def test_labels_are_read_in_one_walk(labels: bytes) -> None:
-    """Steps of the interpreter for twice the labels: twice as many, and not four times."""
-
-    def steps(text: bytes) -> int:
-        count = 0
-
-        def trace(frame: object, event: str, argument: object) -> object:  # noqa: ARG001
-            nonlocal count
-            count += event == "line"
-            return trace
-
-        sys.settrace(trace)  # type: ignore[arg-type]
-        try:
-            page._labels(text)
-        finally:
-            sys.settrace(None)
-        return count
-
-    half = labels[: len(labels) // 2 // 10 * 10]
-    if half.count(b'"') % 2 or half.endswith(b"\\"):
-        half = labels
-    assert steps(labels) <= 2.2 * steps(half) + 20
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('vllm:prompt_tokens_total{engine="1"} 1e19', r"a value above 1e\+18"),
+        ('vllm:prompt_tokens_total{engine="1"} 9e17\n' * 3, r"a sum above 1e\+18"),
+        ('vllm:prompt_tokens_total{engine="1"} ' + "9" * 65, "a value longer than 64 bytes"),
+        ('vllm:request_success_total{finished_reason="' + "a" * 65 + '"} 1', "a value of finished_reason longer than 64 bytes"),
+        ("vllm:request_success_total{" + 'a="",' * 8 + 'finished_reason="stop"} 1', "more than 8 labels"),
+        ("vllm:request_success_total{" + 'a="\\"",' * 9 + 'finished_reason="stop"} 1', "more than 8 labels"),
+        ("vllm:cache_config_info{" + "".join(f'a{n}="",' for n in range(129)) + "} 1", "more than 128 labels"),
+        ('vllm:cache_config_info{num_gpu_blocks="' + "9" * 19 + '",block_size="16"} 1', "a number of more than 18 digits"),
+        ('vllm:cache_config_info{num_gpu_blocks="9"} 1\n' * 65, "more than 64 engines"),
+        ("vllm:prompt_tokens_total{} 1\n" * 4096, "more than 4096 lines that are read"),
+        ("vllm:cache_config_info{a==} 1", "malformed labels"),
+    ],
+)
+def test_a_line_beyond_a_limit_makes_the_page_one_that_cannot_be_read(line: str, why: str) -> None:
+    with pytest.raises(PageError, match=why):
+        parse(honest() + line.encode() + b"\n")
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(max_size=20), max_size=6))
-def test_labels_are_read_as_they_were_written(labels: dict[str, str]) -> None:
-    written = ",".join(
-        '{}="{}"'.format(name, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
-        for name, value in labels.items()
-    )
-    assert page._labels(written.encode()) == labels
+def test_a_page_one_byte_too_large_is_refused_and_one_of_sixteen_ranks_is_not() -> None:
+    largest = filled(b"#", honest(), size=pages.LARGEST)
+    assert len(largest) == pages.LARGEST
+    assert parse(largest).counters == parse(honest()).counters
+    with pytest.raises(PageError, match="more than 1048576 bytes"):
+        parse(b"#" + largest)
+    assert len(parse(honest(16, "m" * 70)).engines) == 16
+
+
+def test_the_same_family_again_and_again_is_summed() -> None:
+    times = len(PAGES["families"]()) // len(honest())
+    assert parse(PAGES["families"]()).gauges == parse(honest()).gauges
+    one, all_of_them = (parse(text.replace(b" 0.0\n", b" 2.0\n")) for text in (honest(), PAGES["families"]()))
+    assert all_of_them.counters.prompt_tokens == times * one.counters.prompt_tokens > 0
+
+
+def fullest() -> Sample:
+    """Of a page that has as many values of each label as are allowed, each as long as it may be."""
+    lines = [
+        *(f'vllm:request_success_total{{finished_reason="{number:0>64}"}} 0.{number}7' for number in range(27)),
+        *(f'vllm:generation_tokens_total{{engine="{number:0>64}"}} 0.{number}7' for number in range(63)),
+        *(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{number}"}} 0.{number}7' for number in range(64)),
+        *(f'vllm:time_to_first_token_seconds_bucket{{le="{number}.123"}} 0.{number}7' for number in range(100)),
+        *(f'vllm:request_time_per_output_token_seconds_bucket{{le="{number}.123"}} 0.{number}7' for number in range(100)),
+    ]
+    return parse(honest() + "\n".join(lines).encode() + b"\n")
+
+
+def test_a_sample_is_small_whatever_its_page_says() -> None:
+    assert len(pickle.dumps(fullest())) < 16 * 1024
+    assert len(pickle.dumps(parse(honest(16)))) < 4 * 1024
+
+
+def seconds(page: bytes) -> float:
+    """The processor's time for one reading, the least of some."""
+    found = []
+    for _ in range(5):
+        began = time.process_time()
+        parse(page)
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+ESCAPED = b'vllm:prompt_tokens_by_source_total{a="' + b"\\\\" * 3900 + b'",source="a"} 1\n'
+MANY = b"vllm:prompt_tokens_by_source_total{" + b'a="\\"",' * 7 + b'source="a"} 1\n'
+PLAIN = b'vllm:prompt_tokens_by_source_total{a="' + b"}" * 7000 + b'",source="a"} 1\n'
+
+
+@pytest.mark.parametrize("line", [ESCAPED, MANY, PLAIN], ids=["escapes", "labels", "braces"])
+def test_four_times_the_page_takes_four_times_as_long_and_not_sixteen(line: bytes) -> None:
+    most = min(4000, (pages.LARGEST - len(honest())) // len(line)) // 4
+    small, large = (honest() + line * number for number in (most, 4 * most))
+    assert seconds(large) < 10 * seconds(small)
+
+
+TEXT = st.text(st.sampled_from('ab",\\{}=\n \N{GREEK SMALL LETTER MU}'), max_size=8)
+REASONS = st.sampled_from(["stop", "length", 'a"b', "a,b", "c\\n", "}", "le="])
+
+
+def escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+@given(
+    st.lists(st.tuples(REASONS, TEXT, TEXT, st.integers(0, 10**9), st.permutations([0, 1, 2])), max_size=20),
+    st.sampled_from(["", " ", "  "]),
+)
+def test_what_a_page_says_is_what_prometheus_reads_in_it(lines: list[tuple[str, str, str, int, list[int]]], blank: str) -> None:
+    made = ""
+    for reason, model, other, value, order in lines:
+        labels = [("finished_reason", reason), ("model_name", model), ("other", other)]
+        pairs = f",{blank}".join(f'{labels[index][0]}="{escaped(labels[index][1])}"' for index in order)
+        made += f"vllm:request_success_total{{{pairs}}} {value}.0{blank}\n"
+    expected = defaultdict(float, parse(honest()).counters.finished)
+    for family in text_string_to_metric_families(made):
+        for sample in family.samples:
+            expected[sample.labels["finished_reason"]] += sample.value
+    assert parse(honest() + made.encode()).counters.finished == expected

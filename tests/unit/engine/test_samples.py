@@ -244,13 +244,13 @@ def test_a_timestamp_behind_the_value_is_left_out() -> None:
         (b"vllm:generation_tokens_total", b"vllm:other", "has no vllm:generation_tokens_total"),
         (b"vllm:spec_decode_num_draft_tokens_total", b"vllm:other", "has no vllm:spec_decode_num_draft_tokens_total"),
         (b"vllm:inter_token_latency_seconds_count", b"vllm:other", "has no vllm:inter_token_latency_seconds_count"),
-        (b'position="1"', b'position="4"', "has the positions [0, 2, 4], with a gap"),
+        (b'position="1"', b'position="4"', "does not have the positions 0, 1, 2"),
         (b'le="+Inf"', b'le="9999"', "is no histogram"),
         (b'le="0.5",', b"", "cannot be read (no label le)"),
         (b" 448.0", b" NaN", "cannot be read (no finite value): vllm:spec_decode_num_accepted_tokens_total"),
         (b" 448.0", b"", "cannot be read (no finite value)"),
         (b" 448.0", b" -448.0", "cannot be read (a value below zero): vllm:spec_decode_num_accepted_tokens_total"),
-        (b" 448.0", b" many", "cannot be read (could not convert"),
+        (b" 448.0", b" many", "cannot be read (a value that is no number)"),
         (b'source="local_compute"', b'source="local\\', "cannot be read"),
     ],
 )
@@ -284,16 +284,18 @@ def test_a_damaged_page_is_read_or_refused(line: int, where: float, cut: int, pu
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "why"),
     [
-        (b'position="1"', b'position="one"'),
-        (b'le="0.5"', b'le="half"'),
-        (b'finished_reason="stop"', b'finished_reason="\xff"'),
-        (b"\nprocess_start_time_seconds 1", b"\nprocess_start_time_seconds x"),
+        (b'position="1"', b'position="one"', "does not have the positions 0, 1, 2"),
+        (b'le="0.5"', b'le="half"', "is no histogram: its buckets need different edges"),
+        (b'le="0.5"', b'le="nan"', "is no histogram: its buckets need different edges"),
+        (b'le="0.5"', b'le="1.0e0"', "is no histogram: its buckets need different edges"),
+        (b'finished_reason="stop"', b'finished_reason="\xff"', "no text in UTF-8"),
+        (b"\nprocess_start_time_seconds 1", b"\nprocess_start_time_seconds x", "cannot be read"),
     ],
 )
-def test_labels_that_are_no_numbers_are_refused(old: bytes, new: bytes) -> None:
-    with pytest.raises(PageError, match="cannot be read"):
+def test_labels_that_are_no_numbers_are_refused(old: bytes, new: bytes, why: str) -> None:
+    with pytest.raises(PageError, match=why):
         parse(page("ngram-2").replace(old, new))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from aerie.engine.page import PageError, parse
 from aerie.engine.samples import Counters, Reset, between
-from aerie.engine.series import AnswerError, Scrape, query, read
+from aerie.engine.series import MOST_SERIES, AnswerError, Scrape, query, read
 from aerie_lab.testing.prometheus import answer, merged
 
 DATA = Path(__file__).parent / "data"
@@ -99,7 +99,7 @@ def test_an_engine_that_began_anew_shows() -> None:
 def test_what_is_no_number(value: str) -> None:
     page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rf"\1 {value}".encode(), FIRST)
     assert page != FIRST
-    with pytest.raises(PageError, match=r"as Prometheus has it, the metrics page has a value that cannot be read \(no finite"):
+    with pytest.raises(PageError, match=r"as Prometheus has it, the metrics page has a line that cannot be read \(no finite"):
         scrape(answer({"a": [(T0, page)]})).sample()
 
 
@@ -130,7 +130,7 @@ def test_a_pod_that_could_not_be_scraped_is_not_one_with_a_false_page() -> None:
 def test_a_pod_that_is_scraped_twice_is_not_counted_twice() -> None:
     mine, other = answer({"a": [(T0, FIRST)]}), answer({"a": [(T0 + 3, FIRST)]}, job="annotations")
     assert found(mine, other) == (
-        "is scraped more than once (job annotations and engines): name one of them in spec.metrics.source.prometheus.matchLabels"
+        "is scraped more than once (by job): name one of them in spec.metrics.source.prometheus.matchLabels"
     )
 
 
@@ -151,11 +151,40 @@ GOOD = answer({"a": [(T0, FIRST)]})
         json.dumps(GOOD).replace(str(T0), '"soon"').encode(),
         json.dumps(GOOD)[:1000].encode(),
         b"\xff\xfe",
+        b"root-password: hunter2\nconnection: postgres://db",
+        b'{"status": "error", "errorType": "hunter2", "error": "hunter2"}',
+        b'{"status": "hunter2", "data": {"resultType": "matrix", "result": []}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"secret": "hunter2"}}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"pod": "a"}, "values": [["x", 1]]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"pod": "a"}, "values": [[1]]}]}}',
+        b"[" * 100_000,
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [' + b"{}," * MOST_SERIES + b"{}]}}",
+        json.dumps(GOOD).replace('"values": [', '"values": [' + f'[{T0}, "1"],' * 100, 1).encode(),
     ],
+    ids=range(20),
 )
-def test_an_answer_that_is_none(body: bytes) -> None:
-    with pytest.raises(AnswerError, match=r"^answered with"):
+def test_an_answer_that_is_none_is_told_by_its_kind_and_not_by_its_words(body: bytes) -> None:
+    with pytest.raises(AnswerError, match=r"^answered with") as caught:
         read(body, "pod")
+    assert re.sub(r" \(bad_data\)|\d+", "", str(caught.value)) in {
+        "answered with what is no answer of Prometheus",
+        "answered with no such result",
+        "answered with a series without the label pod",
+        "answered with more than  series",
+        "answered with more than  samples of a series",
+    }
+
+
+def test_a_pod_with_thousands_of_targets_is_told_by_names_of_labels_alone() -> None:
+    series = [
+        {
+            "metric": {"__name__": "vllm:num_preemptions_total", "pod": "a", "hunter2": str(n), "job": str(n)},
+            "values": [[T0, "1"]],
+        }
+        for n in range(10_000)
+    ]
+    told = found({"status": "success", "data": {"resultType": "matrix", "result": series}})
+    assert str(told).startswith("is scraped more than once (by job): name one")
 
 
 def test_an_answer_without_series_and_one_with_native_histograms() -> None:

@@ -159,7 +159,7 @@ def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
     page = TOLD["pages"]["chat-a"]
     twice = [answer({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
     with served(ranged(*twice)) as url:
-        assert fails(Server(url, "chat-.*")).endswith("of pod=~chat-.*: chat-a: is scraped more than once (job a and b)")
+        assert fails(Server(url, "chat-.*")).endswith("of pod=~chat-.*: chat-a: is scraped more than once (by job)")
 
 
 def test_pods_that_came_one_after_the_other_under_one_name_are_not_mixed_up() -> None:
