@@ -243,12 +243,14 @@ async def each(numbers: Iterable[int], work: Callable[[int], Awaitable[Any]], at
 async def repaired(client: KubeClient, number: int, within: float = 30.0) -> float:
     """Change the budget of a resource; the seconds until the change is seen to be taken back."""
     budgets = path("policy/v1", "poddisruptionbudgets", namespace_of(number))
+    (budget,) = (await client.get(budgets, labelSelector=f"aerie.dev/name={name(number)}"))["items"]
+    mine, before = budget["metadata"]["name"], budget["spec"]["maxUnavailable"]
     began = time.monotonic()
-    changed = await client.patch(f"{budgets}/{name(number)}", {"spec": {"maxUnavailable": 2}})
-    version, only = changed["metadata"]["resourceVersion"], f"metadata.name={name(number)}"
+    changed = await client.patch(f"{budgets}/{mine}", {"spec": {"maxUnavailable": 2}})
+    version, only = changed["metadata"]["resourceVersion"], f"metadata.name={mine}"
     async with asyncio.timeout(within):
         async for _, item in client.watch(budgets, version, fieldSelector=only):
-            if item.get("spec", {}).get("maxUnavailable") == 1:
+            if item.get("spec", {}).get("maxUnavailable") == before:
                 return time.monotonic() - began
     raise AssertionError("the watch has ended")
 

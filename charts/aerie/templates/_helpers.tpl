@@ -72,7 +72,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
+# What becomes of a rollout; and why a Job has no pod, which stands nowhere else.
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 {{- end }}

@@ -164,7 +164,8 @@ def unless_malformed(*durations: str) -> str:
     return " || ".join(f"!{name}.matches('{duration.PATTERN}')" for name in durations)
 
 
-def _number_as_text(value: object) -> object:
+def number_as_text(value: object) -> object:
+    """A whole number as its text, for fields that take either."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -172,7 +173,7 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 
 Quantity = Annotated[
     str,
-    BeforeValidator(_number_as_text),
+    BeforeValidator(number_as_text),
     Field(pattern=_QUANTITY, max_length=32),
     WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32, "x-type": "Quantity"}),
 ]

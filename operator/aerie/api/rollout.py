@@ -10,9 +10,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from aerie.api.base import DNS_LABEL, Between, Model, Name, Rule, rules, unless_malformed
+from aerie.api.base import DNS_LABEL, Between, Model, Name, Rule, number_as_text, rules, unless_malformed
 
 
 class Canary(Model):
@@ -196,12 +196,65 @@ class Traffic(Model):
     gateway: Gateway | None = None
 
 
+_AMOUNT = r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$"
+
+Amount = Annotated[
+    str,
+    BeforeValidator(number_as_text),
+    Field(pattern=_AMOUNT),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 4,
+            **rules(
+                Rule(
+                    f"type(self) == int ? self >= 1 && self <= 1000 : self.matches('{_AMOUNT}')",
+                    "write a number of pods from 1 to 1000, or a percentage from 1% to 100%; with 0 no node could be drained",
+                )
+            ),
+            "x-bounds": "1 to 1000, or 1% to 100%",
+            "x-type": "number or percentage",
+        }
+    ),
+]
+"""A number of pods or a share of them."""
+
+
+class Disruption(Model):
+    """What node drains and other voluntary disruptions may take. Each revision's pods have a PodDisruptionBudget of their own,
+    so that a canary that loads keeps no stable pod from being drained; control pods have none."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "!(self.budget == 'None' && has(self.maxUnavailable))",
+                "maxUnavailable is of no use with budget: None: leave one of them out",
+                field=".maxUnavailable",
+            ),
+        )
+    )
+
+    budget: Literal["Managed", "None"] = "Managed"
+    """Managed: Aerie makes the budgets. None: it makes none, so that there may be budgets of your own; where two select the same
+    pod, Kubernetes evicts it by neither."""
+    max_unavailable: Amount | None = None
+    """Pods of a revision that may be missing at a time, as a number or as a percentage of its pods, rounded up. A pod that does
+    not serve counts as missing, and may be evicted in any case. Default: 10%."""
+
+    @property
+    def amount(self) -> int | str:
+        """As a PodDisruptionBudget has it."""
+        given = self.max_unavailable or "10%"
+        return int(given) if given.isdecimal() else given
+
+
 class Rollout(Model):
-    """How a change of the resource reaches the fleet: canary, analysis, traffic, and time limits."""
+    """How a change of the resource reaches the fleet: canary, analysis, traffic, disruptions, and time limits."""
 
     canary: Canary = Canary()
     analysis: Analysis = Analysis()
     traffic: Traffic = Traffic()
+    disruption: Disruption = Disruption()
     progress_deadline: Annotated[timedelta, Between("1m", "24h")] = timedelta(minutes=30)
     """Time that a new pod has to become ready; it has to cover downloading and loading the model. A pod that has not served for
     so long is late. A late canary fails; in the ramp and the promotion more than 5 % of late pods, and more than one, roll it

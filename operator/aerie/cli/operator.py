@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -13,8 +14,11 @@ from typing import Annotated
 import kopf
 import typer
 
+from aerie.api import ResourceError
+from aerie.api.engine import Resources
 from aerie.cli.console import CommandError
 from aerie.cli.files import CATALOG, read_catalog
+from aerie.resources.preflight import RESOURCES, Runner
 
 
 class LogFormat(Enum):
@@ -30,6 +34,13 @@ def operator(
     lease_name: Annotated[str, typer.Option(help="Name of the leader's Lease.")] = "aerie-operator",
     preflight_image: Annotated[
         str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs: the operator's own.")
+    ] = None,
+    preflight_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(help="Secret of each resource's namespace by which that image is pulled; may be repeated."),
+    ] = None,
+    preflight_resources: Annotated[
+        str | None, typer.Option(help="Requests and limits of their container, as JSON. Default: what a usual quota asks for.")
     ] = None,
     catalog: Annotated[str | None, typer.Option(help=CATALOG)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
@@ -78,7 +89,7 @@ def operator(
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
     options = Options(
-        preflight_image=preflight_image,
+        runner=Runner(preflight_image, tuple(preflight_pull_secret or ()), _resources(preflight_resources)),
         catalog=rows,
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
@@ -95,6 +106,23 @@ def operator(
         dry_run=dry_run,
     )
     raise typer.Exit(asyncio.run(run(options)))
+
+
+def _resources(text: str | None) -> Resources:
+    if text is None:
+        return RESOURCES
+    try:
+        read = json.loads(text, parse_float=str)  # a quantity: 0.5
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise CommandError(
+            f'--preflight-resources is {text}: write JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.'
+        )
+    try:
+        return Resources.from_dict(read, unknown="refuse")
+    except ResourceError as error:
+        raise CommandError(f"--preflight-resources: {error}") from None
 
 
 def _token(text: str) -> tuple[str, Path]:

@@ -1,8 +1,8 @@
 """Gathers what there is about one resource, for the core to decide on: out of the mirror for nothing, or live.
 
 Live, everything is read from the API server itself, and the mirror hears of it. From the mirror, what is not mirrored is missing:
-objects of somebody else that bear the name of a child, and the last lines of crashed containers. Where those matter, the
-decision differs from what is written already, and is therefore made again on what was read live.
+objects of somebody else that bear the name of a child, the last lines of crashed containers, and why a Job has no pod. Where
+those matter, the decision differs from what is written already, and is therefore made again on what was read live.
 
 Guarantee: before an object is made, whatever its kind, its name is asked for (`strangers`).
 """
@@ -18,9 +18,11 @@ from aerie.api import SpeculativeDeployment
 from aerie.controller.client import BY_KIND, CHILDREN, PODS, ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
 from aerie.controller.queue import Key
+from aerie.controller.refusals import refusals
 from aerie.resources import names
 from aerie.rollout import pods
 from aerie.rollout.observed import Observed, labels, owned
+from aerie.rollout.verdict import without_pod
 
 _LINES = 8
 _CHARACTERS = 1200
@@ -40,7 +42,11 @@ async def observe(cluster: Cluster, mirror: Mirror, document: Object, skipped: C
         _live(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
     )
     found = _observed(document, [item for items in listed for item in items])
-    return replace(found, last_lines=await _last_lines(cluster, key.namespace, found.pods))
+    return replace(
+        found,
+        last_lines=await _last_lines(cluster, key.namespace, found.pods),
+        refusals=await refusals(cluster, key.namespace, without_pod(found)),
+    )
 
 
 async def strangers(cluster: Cluster, observed: Observed, items: Sequence[Object]) -> tuple[Object, ...]:

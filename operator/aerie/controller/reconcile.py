@@ -33,6 +33,7 @@ from aerie.controller.telemetry import Telemetry
 from aerie.controller.tuner import Tuner
 from aerie.controller.versions import Versions
 from aerie.engine.catalog import Catalog
+from aerie.resources.preflight import Runner
 from aerie.rollout.conditions import Finding
 from aerie.rollout.decide import NO_CATALOG, decide
 from aerie.rollout.hold import CRUCIAL, held, unlisted, unreadable
@@ -55,7 +56,7 @@ class Reconciler:
     telemetry: Telemetry
     scraper: Scraper
     prober: Prober
-    preflight_image: str
+    runner: Runner
     dry_run: bool = False
     catalog: Catalog = NO_CATALOG
     clock: Clock = field(default_factory=Clock)
@@ -120,7 +121,7 @@ class Reconciler:
             await self._hold(key, document, unlisted(gaps.kinds, forbidden=gaps.forbidden))
             return None
         self.telemetry.held(str(key), "")
-        plan = decide(observed, self.preflight_image, self.clock.now(), self.catalog)
+        plan = decide(observed, self.runner, self.clock.now(), self.catalog)
         if (not to_do(plan, document) or self._in_vain(key, plan, document)) and not self.dry_run:
             self._follow(key, observed, plan)
             self.notifier.look(key, observed.resource, plan.status, self.clock.now())
@@ -135,14 +136,14 @@ class Reconciler:
             return None
         observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
         now = self.clock.now()
-        plan = decide(observed, self.preflight_image, now, self.catalog)
+        plan = decide(observed, self.runner, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
         taken = await strangers(self.cluster, observed, plan.apply)
         if taken:
             observed = replace(observed, namesakes=taken)
-            plan = decide(observed, self.preflight_image, now, self.catalog)
+            plan = decide(observed, self.runner, now, self.catalog)
         self._follow(key, observed, plan)
         lasting = self.queue.failures(key) >= LASTING
         plan = await act(self.cluster, self.mirror, document, observed, plan, now, lasting=lasting)

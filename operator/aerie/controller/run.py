@@ -31,6 +31,7 @@ from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.controller.tuner import Tuner
 from aerie.engine.catalog import Catalog
+from aerie.resources.preflight import Runner
 
 _log = logging.getLogger(__name__)
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -44,7 +45,8 @@ _LAST_PASSES = 15.0
 class Options:
     """What the command line says."""
 
-    preflight_image: str
+    runner: Runner
+    """Of preflight Jobs."""
     identity: str
     catalog: Catalog
     """For resources that name no drafter."""
@@ -117,7 +119,7 @@ async def _lead(
     notifier = Notifier(options.hook, telemetry.noticed)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
-        cluster, mirror, queue, telemetry, scraper, prober, options.preflight_image, options.dry_run, options.catalog, clock
+        cluster, mirror, queue, telemetry, scraper, prober, options.runner, options.dry_run, options.catalog, clock
     )
     lists = Lister(cluster, mirror, queue, options.namespaces, telemetry)
     reconciler.notifier, reconciler.tuner, reconciler.lists = notifier, tuner, lists

@@ -20,6 +20,8 @@ CONTROL = "aerie.dev/control"
 ARM = "aerie.dev/arm"
 PREFLIGHT = "aerie.dev/preflight"
 """On pods of preflight Jobs, instead of NAME: they serve nothing."""
+TEMPLATE = "aerie.dev/template"
+"""Annotation of a Deployment: the digest of the template that it was made of."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 
 

@@ -1,26 +1,53 @@
 """The preflight Job: looks at configs and weight headers where the engine would, before a GPU is asked for.
 
 It runs `aerie preflight-job` of the operator's own image, without a GPU, with the volumes that the engine would have, and tells
-its verdict in its termination message. One Job per revision; it stays as long as the revision is wanted, as the record of its
-verdict.
+its verdict in its termination message. One Job per revision; it stays as long as the revision is wanted. The ConfigMap of the
+same name keeps the verdict too, so that it outlives the Job's pods, which anybody may clean up.
+
+Guarantees: the pod fits Pod Security's profile `restricted`, with every volume that a source can have; it sets requests and
+limits for all that a quota can ask for; the usual meshes are asked to inject nothing. Its images are pulled with the secrets
+that the operator was given and those of the engine's podTemplate, or where there are none with those of the engine's service
+account. The Job itself waits for a place, an image or a permission for as long as these are missing (`DEADLINE` only ends what
+was left behind, such as an injected container that never ends); how long the container may run is the operator's to say
+(rollout/verdict.py). Not guaranteed: that the cluster takes the pod; why it does not is shown to the user.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
+from aerie.api.engine import Resources
 from aerie.resources import names, pod
 
 REPORT = "/dev/termination-log"
-_NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
-_NO_PROXY = {"linkerd.io/inject": "disabled"}
-"""What keeps meshes from adding a container that never ends to the Job's pod. Istio reads the label, or once the annotation."""
 RESOURCE = "resource.json"
 TEMPLATE = "template.json"
+VERDICT = "verdict.json"
+CONTAINER = "preflight"
+DEADLINE = 6 * 60 * 60
+"""Seconds after which Kubernetes ends the Job, whatever it waits for."""
+RESOURCES = Resources(
+    requests={"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
+    limits={"cpu": "1", "memory": "512Mi", "ephemeral-storage": "256Mi"},
+)
 _FOLDER = "/etc/aerie"
+_NOT_INJECTED = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+"""As labels and as annotations, because injectors have moved from the ones to the others."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What every preflight Job of this operator runs with, whatever the resource."""
+
+    image: str
+    """The operator's own."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of the Secrets, in the resource's namespace, by which the image is pulled; those that are not there do no harm."""
+    resources: Resources = RESOURCES
 
 
 def name(resource_name: str, revision: str) -> str:
@@ -33,8 +60,14 @@ def labels(resource_name: str, revision: str) -> dict[str, str]:
     return {names.PREFLIGHT: resource_name, names.REVISION: revision, names.MANAGED_BY: names.FIELD_MANAGER}
 
 
-def record(resource: SpeculativeDeployment, revision: str, template: Mapping[str, Any]) -> dict[str, Any]:
-    """A ConfigMap with what the revision is: the resource as the Job reads it, and its pods, for when the spec is another one."""
+def record(
+    resource: SpeculativeDeployment,
+    revision: str,
+    template: Mapping[str, Any],
+    verdict: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A ConfigMap with what the revision is: the resource as the Job reads it, its pods, for when the spec is another one, and
+    the verdict."""
     spec = resource.spec.to_dict()
     document = {
         "apiVersion": resource.api_version,
@@ -51,12 +84,13 @@ def record(resource: SpeculativeDeployment, revision: str, template: Mapping[str
         "data": {
             RESOURCE: json.dumps(document, sort_keys=True),
             TEMPLATE: json.dumps(template, sort_keys=True),
+            **({VERDICT: json.dumps(verdict, sort_keys=True)} if verdict else {}),
         },
     }
 
 
-def job(resource: SpeculativeDeployment, revision: str, image: str) -> dict[str, Any]:
-    """The Job; `image` is the operator's."""
+def job(resource: SpeculativeDeployment, revision: str, runner: Runner) -> dict[str, Any]:
+    """The Job."""
     own = resource.metadata.name
     arguments = ["preflight-job", f"--file={_FOLDER}/resource.json", f"--report={REPORT}"]
     volumes: list[dict[str, Any]] = [{"name": "resource", "configMap": {"name": name(own, revision)}}]
@@ -66,8 +100,8 @@ def job(resource: SpeculativeDeployment, revision: str, image: str) -> dict[str,
         volumes.append(volume)
         mounts.append(mount)
     container: dict[str, Any] = {
-        "name": "preflight",
-        "image": image,
+        "name": CONTAINER,
+        "image": runner.image,
         "args": arguments,
         "env": pod.token(resource),
         "securityContext": {
@@ -75,28 +109,29 @@ def job(resource: SpeculativeDeployment, revision: str, image: str) -> dict[str,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
+        "resources": runner.resources.to_dict(),
         "terminationMessagePath": REPORT,
         "volumeMounts": mounts,
     }
-    given = resource.spec.engine.pod_template
-    # Where the engine's volumes can be mounted, and who may pull its images, is what the user said of the engine.
-    where = {key: given.spec[key] for key in ("nodeSelector", "tolerations", "imagePullSecrets") if given and key in given.spec}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": name(own, revision), "labels": names.common(own) | {names.REVISION: revision}},
         "spec": {
             "backoffLimit": 4,
-            "activeDeadlineSeconds": 1800,
-            # Status 1 is a verdict, not a failure that another try could mend.
+            "activeDeadlineSeconds": DEADLINE,
             "podFailurePolicy": {
-                "rules": [{"action": "FailJob", "onExitCodes": {"containerName": "preflight", "operator": "In", "values": [1]}}]
+                "rules": [
+                    # Status 1 is a verdict, not a failure that another try could mend.
+                    {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [1]}},
+                    # A drained or preempted pod says nothing about the files.
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
             },
             "template": {
-                "metadata": {"labels": {**labels(own, revision), **_NO_SIDECAR}, "annotations": {**_NO_SIDECAR, **_NO_PROXY}},
+                "metadata": {"labels": labels(own, revision) | _NOT_INJECTED, "annotations": dict(_NOT_INJECTED)},
                 "spec": {
-                    **where,
+                    **_of_the_engine(resource, runner),
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
@@ -107,3 +142,15 @@ def job(resource: SpeculativeDeployment, revision: str, image: str) -> dict[str,
             },
         },
     }
+
+
+def _of_the_engine(resource: SpeculativeDeployment, runner: Runner) -> dict[str, Any]:
+    """Where the engine's volumes can be mounted, and who may pull its images: as the user said of the engine."""
+    given = resource.spec.engine.pod_template
+    spec = given.spec if given is not None else {}
+    found: dict[str, Any] = {key: spec[key] for key in ("nodeSelector", "tolerations", "serviceAccountName") if key in spec}
+    secrets = {name: {"name": name} for name in runner.pull_secrets}
+    for secret in spec.get("imagePullSecrets") or []:
+        secrets.setdefault(str(secret.get("name")), secret)
+    # With any of these, the API server adds none of the service account's.
+    return {**found, "imagePullSecrets": list(secrets.values())} if secrets else found

@@ -1,7 +1,16 @@
-"""The Deployment of one group of pods, and the budget that keeps voluntary disruptions to one pod at a time."""
+"""The Deployment of one group of pods, and the budget that says how many pods of a revision a drain may take at a time.
+
+Guarantees: a budget's selector never changes and takes the pods of one revision alone, so that no two of them ever select the
+same pod (Kubernetes then evicts none), and a revision whose pods load does not keep those of another from being drained; control
+pods have none, because all that a comparison loses by one is time. Not guaranteed: anything where the user has a budget of their
+own on the same pods; `disruption.budget: None` makes room for it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
@@ -28,6 +37,7 @@ def deployment(
         "metadata": {
             "name": names.deployment(name, revision, control=control),
             "labels": {**names.common(name), **group, names.ARM: arm},
+            "annotations": {names.TEMPLATE: digest(template)},
         },
         "spec": {
             "replicas": replicas,
@@ -40,20 +50,28 @@ def deployment(
     }
 
 
+def digest(template: Mapping[str, Any]) -> str:
+    """By which a Deployment tells the template that it was made of from any other."""
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:32]
+
+
 def _with_labels(metadata: dict[str, Any], group: dict[str, str]) -> dict[str, Any]:
     return {**metadata, "labels": {**metadata.get("labels", {}), **group}}
 
 
-def disruption_budget(resource: SpeculativeDeployment) -> dict[str, Any]:
-    """At most one pod of the resource, of whatever arm, is drained at a time; a single pod can be drained too."""
+def disruption_budget(resource: SpeculativeDeployment, revision: str) -> dict[str, Any]:
+    """The budget of the revision's pods, but for control pods. A percentage is rounded up: a single pod can be drained too."""
     name = resource.metadata.name
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": name, "labels": names.common(name)},
+        "metadata": {
+            "name": names.deployment(name, revision, control=False),
+            "labels": names.common(name) | {names.REVISION: revision},
+        },
         "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": {names.NAME: name}},
+            "maxUnavailable": resource.spec.rollout.disruption.amount,
+            "selector": {"matchLabels": names.group(name, revision, control=False)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -2,7 +2,8 @@
 
 Guarantees: what is deleted is named by neither the status that was read nor the one that is written, so that a crash between the
 two loses nothing. The pods of a revision that the spec no longer says are built from the record that was made when it did: the
-ConfigMap of its preflight.
+ConfigMap of its preflight; but where its Deployment is there, only from the template that this was made of, whatever the record
+says now, because more people may write ConfigMaps than Deployments. Not guaranteed: that where the Deployment is gone too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.resources import names, network, preflight, workload
-from aerie.resources.drift import stamped
+from aerie.resources.drift import APPLIED, stamped
 from aerie.resources.history import name as history_name
 from aerie.resources.tuning import name as tuning_name
 from aerie.rollout import history, kept
@@ -26,16 +27,18 @@ from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
 
 
-def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, image: str) -> Iterator[dict[str, Any]]:
+def objects(
+    observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, runner: preflight.Runner
+) -> Iterator[dict[str, Any]]:
     """All that has to be there, in the order in which it is applied."""
     resource = observed.resource
-    made: list[dict[str, Any]] = [network.main_service(resource, course.only), workload.disruption_budget(resource)]
+    made: list[dict[str, Any]] = [network.main_service(resource, course.only), *_budgets(resource, course)]
     made += _traffic(resource, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     if needed and wanted.template is not None:
-        made.append(preflight.record(wanted.resource, wanted.revision, wanted.template))
+        made.append(preflight.record(wanted.resource, wanted.revision, wanted.template, verdict.record))
     if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
-        made.append(preflight.job(resource, wanted.revision, image))
+        made.append(preflight.job(resource, wanted.revision, runner))
     made += _deployments(observed, wanted, course)
     memory = observed.memory
     if memory is not None and history.due(memory, history.written(observed), rolling=course.canary is not None):
@@ -44,6 +47,16 @@ def objects(observed: Observed, wanted: Wanted, course: Course, verdict: Verdict
         made.append(kept.record(resource, observed.kept))
     for item in made:
         yield stamped(_owned_by(resource, item))
+
+
+def _budgets(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:
+    """One for each revision that has pods, unless the user wants none."""
+    if resource.spec.rollout.disruption.budget == "None":
+        return
+    revisions = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
+    for revision in dict.fromkeys(revisions):
+        if revision is not None:
+            yield workload.disruption_budget(resource, revision)
 
 
 def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:
@@ -92,23 +105,36 @@ def _with_control(course: Course) -> bool:
     return course.arms.control > 0
 
 
+def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: preflight.Runner) -> bool:
+    """Whether a Job without a verdict runs with what the operator was given before, such as pull secrets or an image."""
+    job = observed.child("Job", preflight.name(observed.resource.metadata.name, wanted.revision))
+    if job is None or verdict.state not in ("Running", "Error"):
+        return False
+    made = stamped(_owned_by(observed.resource, preflight.job(observed.resource, wanted.revision, runner)))
+    applied = (job["metadata"].get("annotations") or {}).get(APPLIED)
+    # What webhooks have changed in the Job is theirs; only what was asked for is compared.
+    return bool(applied != made["metadata"]["annotations"][APPLIED])
+
+
 def template_of(observed: Observed, wanted: Wanted, revision: str) -> dict[str, Any] | None:
     """The pods of a revision: as the spec says, or as was recorded when it did, or as they are; None when nothing tells."""
     if revision == wanted.revision:
         return wanted.template
     record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
     text = ((record or {}).get("data") or {}).get(preflight.TEMPLATE)
+    live = observed.deployment(revision)
     if text is not None:
         found: dict[str, Any] = json.loads(text)
-        return found
-    live = observed.deployment(revision)
+        made_of = ((live or {}).get("metadata", {}).get("annotations") or {}).get(names.TEMPLATE)
+        if made_of in (None, workload.digest(found)):
+            return found
     return None if live is None else dict(live["spec"]["template"])
 
 
 def superfluous(
     observed: Observed, wanted: Wanted, made: list[dict[str, Any]], course: Course, *, over: bool
 ) -> Iterator[Reference]:
-    """Our own objects that nothing asks for any more. `over`: the Job's error is so long ago that it is made anew."""
+    """Our own objects that nothing asks for any more. `over`: the Job is to be made anew."""
     resource = observed.resource
     status = resource.status or Status()
     before = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
@@ -123,6 +149,8 @@ def superfluous(
         of, kind = labels(child).get(names.REVISION), child["kind"]
         if kind == "Deployment" and of in named and (labels(child).get(names.CONTROL) != "true" or controlled):
             continue  # a crash may have kept what comes after it out of the status
+        if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
+            continue  # that of its pods
         if kind == "ConfigMap" and (of in named or of == wanted.revision):
             continue  # the record of its pods
         if key == ("ConfigMap", history_name(resource.metadata.name)):

@@ -34,7 +34,7 @@ from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.traffic import ALL
-from aerie.rollout.verdict import AGAIN_AFTER, Verdict
+from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
 
 RETRY = "aerie.dev/retry"
@@ -98,7 +98,8 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         analysis=status.analysis,
         rejected=_rejected(observed, wanted),
     )
-    if wanted.revision == serving.stable and verdict.state == "Absent":
+    if verdict.state not in ("Passed", "Refused") and wanted.revision in (serving.stable, known.revision if known else None):
+        # It has pods, so it has passed; what became of the Job since says nothing about it.
         serving = replace(serving, passed=Finding(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out"))
     if resource.spec.rollout.paused:
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
@@ -133,7 +134,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
     if known is None and (pause := _no_room(observed, wanted, status, now)) is not None:
         return replace(_waiting(serving, status), again=pause)
     if known is None and verdict.state != "Passed":  # of a canary under way, the record may be gone
-        refused, again = verdict.state == "Refused", AGAIN_AFTER if verdict.state == "Error" else None
+        refused, again = verdict.state == "Refused", verdict.again
         told = serving.passed
         finding = Finding(PROGRESSING, "False" if refused else "True", told.reason, told.message)
         phase: Phase = "Failed" if refused else "Preflight"

@@ -19,8 +19,9 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
+from aerie.resources.preflight import Runner
 from aerie.rollout import settling, tuned
-from aerie.rollout.children import objects, superfluous
+from aerie.rollout.children import objects, outdated, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, Finding, conditions, events
 from aerie.rollout.course import Course, course
@@ -40,8 +41,8 @@ LEAST_PAUSE = timedelta(seconds=1)
 """Between a decision that writes nothing and the next one."""
 
 
-def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Catalog = NO_CATALOG) -> Plan:
-    """What is to be done about the resource now. `preflight_image` is the operator's own, and so is the catalog."""
+def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog = NO_CATALOG) -> Plan:
+    """What is to be done about the resource now. `runner` and catalog are the operator's own."""
     choice = choose(observed.resource, catalog)
     resource = choice.resource
     observed, leftovers = without_leftovers(replace(observed, resource=resource))
@@ -53,13 +54,13 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
     resource = observed.resource
     asked = tuned.asked(observed, now)
     wanted = read_wanted(resource, choice.problem, asked.setting, asked.trial)
-    verdict = verdict_of(observed, wanted.revision)
+    verdict = verdict_of(observed, wanted.revision, now)
     way = tuned.with_end(course(observed, wanted, verdict, now), observed, asked, now)
     intent = tuned.intended(observed, asked, way, now)
     if observed.unlisted and not paused:
         why = unlisted(observed.unlisted, forbidden=observed.forbidden)
         way = replace(way, progressing=Finding(PROGRESSING, "False", why.reason, why.message))
-    made = [] if paused else list(objects(observed, wanted, way, verdict, preflight_image))
+    made = [] if paused else list(objects(observed, wanted, way, verdict, runner))
     made = [item for item in made if item["kind"] not in observed.unlisted]
     held_up = settling.left(observed, made, now)
     taken, missing = [], []
@@ -73,7 +74,8 @@ def decide(observed: Observed, preflight_image: str, now: datetime, catalog: Cat
             continue  # its requests would go to somebody else's pods
         elif drifted(live, item):
             missing.append(item)
-    delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, over=verdict.over(now)))
+    over = verdict.over or outdated(observed, wanted, verdict, runner)
+    delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, over=over))
     if held_up:
         delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))

@@ -37,6 +37,8 @@ class Observed:
     pods: tuple[Object, ...] = ()
     """The engines' pods."""
     preflight_pods: tuple[Object, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Why a Job under way has no pod, in the words of the cluster, by name of the Job."""
     last_lines: Mapping[str, str] = field(default_factory=dict)
     """Last lines that a crashed engine wrote, by name of the pod."""
     figures: Mapping[str, Figures] = field(default_factory=dict)

@@ -92,7 +92,7 @@ def _hopeless(observed: Observed, status: Status, trial: Trial, now: datetime) -
         return ""
     if problem := read_wanted(observed.resource, setting=read_shown(trial.setting)).problem:
         return problem
-    verdict = verdict_of(observed, trial.revision)
+    verdict = verdict_of(observed, trial.revision, now)
     if verdict.state == "Refused":
         return verdict.message
     if status.stable is not None and not any(map(pods.ready, observed.group(status.stable.revision))):

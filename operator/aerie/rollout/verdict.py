@@ -1,23 +1,35 @@
-"""What the preflight Job of a revision says.
+"""What preflight says of a revision, told by its Job, the Job's pods, and what was written down of them.
 
-The Job's own conditions tell whether it is over; its pod's termination message tells the verdict (`aerie preflight-job`): JSON
-with `ok` (true, false, or null for what could not be checked), `summary`, and sentences under `refused` and `warned`.
+Guarantees: a verdict counts as soon as the container `preflight` has ended with one, whatever other containers of its pod do;
+and once it was recorded (`Verdict.record`, kept in the revision's ConfigMap), it stays for as long as its Job does, with or
+without the pod. A Job that gets no pod, or whose pod gets no node, image or container, waits, and the cluster's own words are
+shown; it goes on by itself when the cause is gone. A Job that ends without a verdict, or runs for longer than `LONGEST`, is made
+anew after a pause that doubles with each one, up to `LONGEST_PAUSE`. Pods of another Job say nothing, whatever their labels.
+Not guaranteed: words about a pod that was refused for longer ago than Kubernetes keeps events.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from aerie.resources import names, preflight
+from aerie.resources import preflight
 from aerie.rollout import pods
 from aerie.rollout.conditions import PREFLIGHT_PASSED, Finding, Truth
-from aerie.rollout.observed import Object, Observed, labels
+from aerie.rollout.observed import Object, Observed, owned
 
-AGAIN_AFTER = timedelta(minutes=5)
+FIRST_PAUSE = timedelta(minutes=5)
 """After an error that is no verdict, such as a Hub that does not answer, the Job is made anew."""
+LONGEST_PAUSE = timedelta(hours=1)
+LONGEST = timedelta(minutes=30)
+"""Time that the container may run: configs and headers are read in seconds, and a volume may hang."""
+_SOON, _LATER = timedelta(seconds=10), timedelta(minutes=1)
+"""Between two looks at why a Job has no pod: in its first minute, and later; and how long it may have none without a word."""
+_WAITS = frozenset({"Unschedulable", "ImagePull", "Config"})
+"""Troubles of a pod that are worth more words than that the revision is looked at."""
 
 State = Literal["Absent", "Running", "Passed", "Refused", "Error"]
 
@@ -28,16 +40,20 @@ class Verdict:
 
     state: State
     message: str
-    ended_at: datetime | None = None
+    trouble: str = ""
+    """While it runs: in one word, what it waits for."""
+    record: Mapping[str, Any] | None = None
+    """What is to be kept in the revision's ConfigMap."""
+    over: bool = False
+    """Whether the Job has failed to find a verdict long enough ago to be made anew."""
+    again: timedelta | None = None
+    """When to look again although nothing is heard."""
 
     def finding(self, revision: str) -> Finding:
         """As the condition PreflightPassed."""
         status: Truth = {"Passed": "True", "Refused": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
-        return Finding(PREFLIGHT_PASSED, status, _REASONS[self.state], self.message or f"revision {revision} is looked at")
-
-    def over(self, now: datetime) -> bool:
-        """Whether the Job has failed to find a verdict long enough ago to be made anew."""
-        return self.state == "Error" and self.ended_at is not None and now >= self.ended_at + AGAIN_AFTER
+        message = self.message or f"revision {revision} is looked at"
+        return Finding(PREFLIGHT_PASSED, status, self.trouble or _REASONS[self.state], message)
 
 
 _REASONS = {
@@ -49,52 +65,149 @@ _REASONS = {
 }
 
 
-def verdict_of(observed: Observed, revision: str) -> Verdict:
+def verdict_of(observed: Observed, revision: str, now: datetime) -> Verdict:
     """The verdict on the revision, as far as there is one."""
     name = preflight.name(observed.resource.metadata.name, revision)
+    recorded = _recorded(observed, name)
     job = observed.child("Job", name)
     if job is None:
-        return Verdict("Absent", "")
+        return Verdict("Absent", "", record=recorded)
+    uid = job["metadata"].get("uid")
+    mine = sorted((pod for pod in observed.preflight_pods if owned(pod, uid)), key=_created, reverse=True)
+    known = recorded if recorded and recorded.get("job") == uid else {}
+    said = next((said for pod in mine if (said := _said(pod))), {}) or known
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
-    told = _told(observed, revision)
-    if "Complete" in conditions:
-        warned = told.get("warned") or []
-        return Verdict("Passed", " ".join([str(told.get("summary") or "passed"), *warned]))
     failed = conditions.get("Failed")
-    if failed is None:
-        return Verdict("Running", _hindrance(observed, revision))
-    if told.get("ok") is False:
+    if said.get("ok") is True or ("Complete" in conditions and said.get("ok") is not False):
+        message = " ".join([str(said.get("summary") or "passed"), *(said.get("warned") or [])])
+        return Verdict("Passed", message, record={**said, "job": uid})
+    if said.get("ok") is False:
         advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
-        return Verdict("Refused", " ".join([*(told.get("refused") or [str(told.get("summary"))]), advice]))
-    message = str(told.get("error") or failed.get("message") or "no reason is given")
-    ended = datetime.fromisoformat(failed["lastTransitionTime"]) if failed.get("lastTransitionTime") else None
-    return Verdict("Error", f"preflight could not be done, and is tried again: {message}", ended)
+        message = " ".join([*(said.get("refused") or [str(said.get("summary"))]), advice])
+        return Verdict("Refused", message, record={**said, "job": uid})
+    hangs = _began(mine) if failed is None else None
+    if failed is None and (hangs is None or now < hangs + LONGEST):
+        return _running(observed, job, mine, said, recorded, hangs, now)
+    # One error of the same Job is counted once, however often it is looked at.
+    tries = int(known.get("tries") or int((recorded or {}).get("tries") or 0) + 1)
+    why, ended, pause = _ended(failed, hangs, tries)
+    message = str(said.get("error") or _last_end(mine) or why)
+    left = ended + pause - now if ended is not None else None
+    return Verdict(
+        "Error",
+        f"preflight could not be done, and is tried again: {message}",
+        record={"ok": None, "error": message, "job": uid, "tries": tries},
+        over=left is not None and left <= timedelta(0),
+        again=max(left, timedelta(0)) if left is not None else None,
+    )
 
 
-def _hindrance(observed: Observed, revision: str) -> str:
-    """What keeps the Job's pod from running, in the cluster's words; empty while nothing does that is known."""
-    mine = preflight.labels(observed.resource.metadata.name, revision).items()
-    alive = [pod for pod in observed.preflight_pods if mine <= labels(pod).items() and not pods.dead(pod)]
-    trouble = pods.worst(alive, {})
-    if trouble is None or trouble.waits:
-        return ""
-    return f"preflight of revision {revision} cannot run: {trouble.message}"
+def _ended(failed: Object | None, began: datetime | None, tries: int) -> tuple[str, datetime | None, timedelta]:
+    """Why a Job has no verdict, when it ended, and the pause before the next one."""
+    pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 10), LONGEST_PAUSE)
+    if failed is None:
+        minutes = int(LONGEST.total_seconds() // 60)
+        why = f"it has run for more than {minutes} minutes: does a volume hang, or has another container of its pod not ended?"
+        return why, began + LONGEST if began is not None else None, pause
+    moment = failed.get("lastTransitionTime")
+    if failed.get("reason") == "DeadlineExceeded":
+        pause = timedelta(0)  # it has waited for hours already
+    return str(failed.get("message") or "no reason is given"), datetime.fromisoformat(moment) if moment else None, pause
 
 
-def _told(observed: Observed, revision: str) -> dict[str, Any]:
-    """The termination message of the latest pod that left one."""
-    mine = preflight.labels(observed.resource.metadata.name, revision)
-    own = [pod for pod in observed.preflight_pods if mine[names.REVISION] == labels(pod).get(names.REVISION)]
-    for pod in sorted(own, key=_created, reverse=True):
-        for container in (pod.get("status") or {}).get("containerStatuses") or []:
-            message = ((container.get("state") or {}).get("terminated") or {}).get("message")
-            try:
-                found = json.loads(message or "")
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                return found
-    return {}
+def _running(
+    observed: Observed,
+    job: Object,
+    mine: Sequence[Object],
+    said: Mapping[str, Any],
+    recorded: Mapping[str, Any] | None,
+    began: datetime | None,
+    now: datetime,
+) -> Verdict:
+    """No verdict yet: with what keeps it, where that is more than time."""
+    name = job["metadata"]["name"]
+    if not mine:
+        since = job["metadata"].get("creationTimestamp")
+        age = now - datetime.fromisoformat(since) if since is not None else timedelta(0)
+        if age < _SOON:  # its controller needs a moment
+            return Verdict("Running", "", record=recorded, again=_SOON)
+        # Said without a reason too: only what would be written anew is read live, and the mirror has no events.
+        words = (
+            f"Job {name} gets no pod, and Kubernetes tries again: {observed.refusals.get(name) or 'its events do not say why'}"
+        )
+        return Verdict("Running", words, "FailedCreate", recorded, again=_SOON if age < _LATER else _LATER)
+    waits = next((found for pod in mine if (found := pods.trouble_of(pod, {})) is not None and found.reason in _WAITS), None)
+    left = max(began + LONGEST - now, timedelta(0)) if began is not None else None
+    if waits is not None:
+        return Verdict("Running", f"preflight waits: {waits.message}", waits.reason, recorded, again=left)
+    if error := said.get("error") or _last_end(mine):
+        words = f"preflight could not be done, and is tried again: {error}"
+        return Verdict("Running", words, "PreflightError", recorded, again=left)
+    return Verdict("Running", "", record=recorded, again=left)
+
+
+def without_pod(observed: Observed) -> list[Object]:
+    """Jobs under way that have no pod: their events tell why."""
+    having = {
+        reference.get("uid") for pod in observed.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
+    }
+    return [
+        job
+        for job in observed.of("Job")
+        if job["metadata"].get("uid") not in having
+        and not any(c["status"] == "True" for c in (job.get("status") or {}).get("conditions") or [])
+    ]
+
+
+def _recorded(observed: Observed, name: str) -> dict[str, Any] | None:
+    """What the revision's ConfigMap keeps of a verdict."""
+    text = ((observed.child("ConfigMap", name) or {}).get("data") or {}).get(preflight.VERDICT)
+    return _document(text)
+
+
+def _said(pod: Object) -> dict[str, Any] | None:
+    """The termination message of the pod's own container."""
+    ended: Mapping[str, Any] = _container(pod).get("terminated") or {}
+    return _document(ended.get("message"))
+
+
+def _document(text: object) -> dict[str, Any] | None:
+    try:
+        read = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
+
+
+def _last_end(mine: Sequence[Object]) -> str:
+    """How the latest pod that failed has ended, where its container could say nothing itself."""
+    for pod in mine:
+        status, ended = pod.get("status") or {}, _container(pod).get("terminated") or {}
+        if ended.get("exitCode"):
+            return f"its container ended with status {ended['exitCode']}" + (
+                f" ({ended['reason']})" if ended.get("reason") else ""
+            )
+        if status.get("phase") == "Failed":
+            return f"its pod failed: {status.get('message') or status.get('reason') or 'no reason is given'}"
+    return ""
+
+
+def _began(mine: Sequence[Object]) -> datetime | None:
+    """When the container of a pod that has not ended began to run."""
+    for pod in mine:
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        state = _container(pod)
+        moment = (state.get("running") or state.get("terminated") or {}).get("startedAt")
+        if moment:
+            return datetime.fromisoformat(moment)
+    return None
+
+
+def _container(pod: Object) -> Mapping[str, Any]:
+    """The state of the pod's own container."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((status.get("state") or {} for status in statuses if status.get("name") == preflight.CONTAINER), {})
 
 
 def _created(pod: Object) -> str:

@@ -308,6 +308,23 @@ CASES = [
         "gateway is of no use in mode Service: write mode: Gateway, or leave gateway out",
         {"rollout.traffic": {"mode": "Service"}},
     ),
+    *(
+        Case(
+            f"disruption of {given}",
+            {"rollout.disruption.maxUnavailable": given},
+            "spec.rollout.disruption.maxUnavailable",
+            "write a number of pods from 1 to 1000, or a percentage from 1% to 100%; with 0 no node could be drained",
+            {"rollout.disruption.maxUnavailable": instead},
+        )
+        for given, instead in ((0, 1), (1001, 1000), ("0%", "1%"), ("101%", "100%"), ("all", "25%"))
+    ),
+    Case(
+        "disruptions of no budget",
+        {"rollout.disruption": {"budget": "None", "maxUnavailable": 2}},
+        "spec.rollout.disruption.maxUnavailable",
+        "maxUnavailable is of no use with budget: None: leave one of them out",
+        {"rollout.disruption": {"budget": "None"}},
+    ),
     Case(
         "host name with a scheme",
         gateway(hostnames=["https://chat.example.com"]),

@@ -104,7 +104,7 @@ def test_the_operator_makes_and_removes_children_everywhere(may: May, operator: 
         ("/nodes", set()),
         ("/namespaces", set()),
         ("apps/daemonsets", set()),
-        ("events.k8s.io/events", {"create", "patch"}),
+        ("events.k8s.io/events", {"list", "create", "patch"}),
         ("rbac.authorization.k8s.io/roles", set()),
         ("apiextensions.k8s.io/customresourcedefinitions", set()),
         ("coordination.k8s.io/leases", set()),

@@ -22,6 +22,7 @@ from aerie.controller.reconcile import Reconciler
 from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.resources import names
+from aerie.resources.preflight import Runner
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Place = tuple[str, str]
@@ -36,6 +37,8 @@ class Server(Cluster):
         self.versions, self.uids = itertools.count(1), itertools.count(1)
         self.calls: list[str] = []
         self.told: list[tuple[str, Object]] = []
+        self.events: list[Object] = []
+        """Events of Jobs that get no pods."""
         self.refuses: dict[str, ApiError] = {}
         """What is answered to an apply, by kind."""
         self.history: list[list[Object]] = []
@@ -94,6 +97,11 @@ class Server(Cluster):
         if known and known["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "another field manager owns its fields")
         return self._store({**known, **wanted})
+
+    async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
+        self.calls.append(f"{verb} {path}")
+        assert path.endswith("/events"), "the only call that has no method of its own"
+        return {"items": self.events}
 
     async def merge(self, wanted: Object, changes: Object) -> None:  # noqa: ARG002
         self.calls.append(f"MERGE {wanted['kind']} {wanted['metadata']['name']}")
@@ -163,7 +171,9 @@ class Operator:
         self.mirror = Mirror(self.queue.add)
         scraper = Scraper(self.queue.add, lambda *_: None)
         prober = Prober(self.queue.add)
-        self.reconciler = Reconciler(server, self.mirror, self.queue, Telemetry(), scraper, prober, "aerie.dev/aerie:test")
+        self.reconciler = Reconciler(
+            server, self.mirror, self.queue, Telemetry(), scraper, prober, Runner("aerie.dev/aerie:test")
+        )
         self.heard = 0
 
     def hear(self) -> None:
@@ -215,7 +225,7 @@ def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells
         operator = Operator(server)
         operator.hear()
         await operator.reconciler.reconcile(CHAT)
-        assert [call.split()[0] for call in server.writes] == ["APPLY"] * 4 + ["STATUS"]
+        assert [call.split()[0] for call in server.writes] == ["APPLY"] * 3 + ["STATUS"]
         assert len(operator.queue) == 1, "another pass follows"
         server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
@@ -425,6 +435,34 @@ def test_a_status_of_another_release_is_kept_and_nothing_is_done_by_it(run: Run,
         assert "install the operator" in message
         found = server.objects["SpeculativeDeployment", "chat"]["status"]
         assert {name for name in whole if found[name] != whole[name]} == {"conditions"}
+
+    run(work())
+
+
+def test_why_a_job_has_no_pod_is_read_from_its_events(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        server.edit()
+        operator = Operator(server)
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        ((_, name),) = (place for place in server.objects if place[0] == "Job")
+        job = server.objects["Job", name]
+        server._store({**job, "metadata": {**job["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z"}})
+        notes = {"00:01": f'pods "{name}-bcdfg" is forbidden: exceeded', "00:00": "older"}
+        server.events = [{"metadata": {}, "note": note, "deprecatedLastTimestamp": at} for at, note in notes.items()]
+        operator.hear()
+        again = await operator.reconciler.reconcile(CHAT)
+        status = server.objects["SpeculativeDeployment", "chat"]["status"]
+        (told,) = (one for one in status["conditions"] if one["type"] == "PreflightPassed")
+        assert (told["status"], told["reason"]) == ("Unknown", "FailedCreate")
+        assert told["message"].endswith(f'pods "{name}-..." is forbidden: exceeded')
+        assert again is not None
+        server.calls.clear()
+        server.events[0]["note"] = f'pods "{name}-hjklm" is forbidden: exceeded'
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        assert server.writes == [], "another attempt is no news"
 
     run(work())
 

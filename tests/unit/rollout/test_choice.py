@@ -10,6 +10,7 @@ import pytest
 from aerie.api import SpeculativeDeployment
 from aerie.engine.catalog import Catalog, published
 from aerie.engine.speculation import Static
+from aerie.resources.preflight import Runner
 from aerie.resources.revision import revision
 from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
@@ -48,7 +49,7 @@ def plan(one: SpeculativeDeployment, rows: Catalog, passed: str = "") -> Plan:
         "metadata": {"name": f"chat-{passed}-preflight"},
         "status": {"conditions": [{"type": "Complete", "status": "True"}]},
     }
-    return decide(Observed(one, (job,) if passed else ()), "image", NOW, rows)
+    return decide(Observed(one, (job,) if passed else ()), Runner("image"), NOW, rows)
 
 
 def deployment(of: Plan) -> dict[str, Any] | None:

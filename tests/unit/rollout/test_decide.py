@@ -166,7 +166,7 @@ def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
     world = serving()
     plain = copy.deepcopy(world.objects)
     world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
-    del world.objects["PodDisruptionBudget", "chat"]
+    del world.objects["PodDisruptionBudget", f"chat-{world.wanted}"]
     world.step()
     for key in plain:
         world.objects[key]["metadata"]["uid"] = plain[key]["metadata"]["uid"]
@@ -259,33 +259,3 @@ def test_a_source_that_is_gone_from_the_spec_is_no_trouble_any_more() -> None:
     world.step()
     assert world.condition("Degraded") == ("False", "AsExpected")
     assert world.status["phase"] == "Ready", "where metrics come from is no matter of a revision"
-
-
-def test_what_keeps_preflight_from_running_is_told_in_the_clusters_words() -> None:
-    world = World()
-    for _ in range(2):
-        world.step()
-    ((_, job),) = [key for key in world.objects if key[0] == "Job"]
-    template = world.objects["Job", job]["spec"]["template"]
-    waiting = {"reason": "ImagePullBackOff", "message": "pull access denied"}
-    status = {"containerStatuses": [{"name": "preflight", "image": "private/aerie", "state": {"waiting": waiting}}]}
-    world.checks = [{"kind": "Pod", "metadata": {"name": f"{job}-x", "labels": template["metadata"]["labels"]}, "status": status}]
-    world.step()
-    assert world.condition("PreflightPassed") == ("Unknown", "Preflight")
-    assert world.message("PreflightPassed").endswith("cannot get the image private/aerie: pull access denied")
-
-
-def test_the_preflight_pod_is_one_that_a_restricted_namespace_with_a_quota_and_a_mesh_takes() -> None:
-    world = World()
-    for _ in range(2):
-        world.step()
-    (job,) = [item for (kind, _), item in world.objects.items() if kind == "Job"]
-    metadata, spec = job["spec"]["template"]["metadata"], job["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    # https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert container["resources"]["limits"].keys() == container["resources"]["requests"].keys() == {"cpu", "memory"}
-    assert metadata["labels"]["sidecar.istio.io/inject"] == metadata["annotations"]["sidecar.istio.io/inject"] == "false"
-    assert metadata["annotations"]["linkerd.io/inject"] == "disabled"

@@ -13,6 +13,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, Status
 from aerie.engine.page import parse
 from aerie.engine.samples import Reset, between
+from aerie.resources.preflight import Runner
 from aerie.rollout.decide import decide
 from aerie.rollout.figures import Figures, figures_of, settled, with_figures
 from aerie.rollout.observed import Observed
@@ -117,7 +118,7 @@ def looked(status: dict[str, Any], found: Figures | None, after: float) -> Statu
     one = resource(**status)
     stable = one.status.stable.revision if one.status and one.status.stable else ""
     figures = {} if found is None else {f"chat-{stable}": found}
-    return decide(Observed(one, figures=figures), "image", NOW + timedelta(seconds=after)).status
+    return decide(Observed(one, figures=figures), Runner("image"), NOW + timedelta(seconds=after)).status
 
 
 def test_the_status_shows_the_figures_and_is_rewritten_only_when_they_move() -> None:
@@ -143,7 +144,7 @@ def test_a_canary_shows_its_own_figures_and_a_promoted_one_not_those_of_before()
         "status": {"conditions": [{"type": "Complete", "status": "True"}]},
     }
     figures = {"chat-old": Figures(2.01), f"chat-{revision}": Figures(2.9)}
-    rolling = decide(Observed(resource(**status), (job,), figures=figures), "image", NOW).status
+    rolling = decide(Observed(resource(**status), (job,), figures=figures), Runner("image"), NOW).status
     assert rolling.stable is not None
     assert rolling.canary is not None
     assert (rolling.stable.acceptance_length, rolling.canary.acceptance_length) == (2.0, 2.9)
@@ -154,7 +155,9 @@ def test_a_canary_shows_its_own_figures_and_a_promoted_one_not_those_of_before()
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     for known in (figures, {}):
-        promoted = decide(Observed(resource(**rolling.to_dict()), (job,), pods=(serving,), figures=known), "image", NOW).status
+        promoted = decide(
+            Observed(resource(**rolling.to_dict()), (job,), pods=(serving,), figures=known), Runner("image"), NOW
+        ).status
         assert promoted.stable is not None
         assert (promoted.stable.revision, promoted.stable.acceptance_length) == (revision, 2.9), (
             "its own, not those of the revision before"

@@ -16,6 +16,7 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.engine.catalog import Catalog
 from aerie.resources import names
+from aerie.resources.preflight import Runner
 from aerie.rollout import pods
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.lossless import Answers, Prompt
@@ -29,7 +30,7 @@ from aerie.rollout.tuned import asked
 from aerie.rollout.wanted import read_wanted
 from aerie.tuning.advice import Advice
 
-IMAGE = "aerie.dev/aerie:test"
+IMAGE = Runner("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
 K_OF_SPEC = 3
@@ -242,7 +243,8 @@ class World:
         job["status"] = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat()}]}
         state = {"terminated": {"exitCode": 0 if told["ok"] else 1, "message": json.dumps(told)}}
         labels = job["spec"]["template"]["metadata"]["labels"]
-        metadata = {"name": f"{name}-x", "labels": labels, "creationTimestamp": self.now.isoformat()}
+        owner = {"controller": True, "uid": job["metadata"]["uid"]}
+        metadata = {"name": f"{name}-x", "labels": labels, "creationTimestamp": self.now.isoformat(), "ownerReferences": [owner]}
         self.checks.append(
             {"kind": "Pod", "metadata": metadata, "status": {"containerStatuses": [{"name": "preflight", "state": state}]}}
         )

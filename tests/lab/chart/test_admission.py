@@ -1,0 +1,133 @@
+"""Who writes a SpeculativeDeployment gains nothing that he may not do himself: tried as real users, with the chart's defaults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie_lab.cluster import Lab
+from aerie_lab.errors import LabError
+from aerie_lab.testing import Namespace, until
+from aerie_lab.testing.plugin import new_namespace
+
+Release = Callable[..., contextlib.AbstractContextManager[None]]
+EDITOR, ROUTER, WRITER = "editor", "router", "writer"
+"""With the cluster's role edit; with that and HTTPRoutes; with nothing but the chart's own role for SpeculativeDeployments."""
+GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "shared", "namespace": "infra"}], "hostnames": ["a.example"]}}
+
+
+def resource(**spec: Any) -> dict[str, Any]:
+    commit = "0e9e39f249a16976918f6564b8830bc894c89659"
+    return {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"source": {"huggingFace": {"repo": "a/b", "revision": commit}}},
+            "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+            **spec,
+        },
+    }
+
+
+def binding(user: str, role: str, kind: str = "ClusterRole") -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"{user}-{role}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+
+
+@pytest.fixture(scope="module")
+def team(lab: Lab, chart: Path, release: Release) -> Iterator[Namespace]:
+    """A namespace with its users; the policy is in force, and no operator runs."""
+    routes = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "routes"},
+        "rules": [{"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["create"]}],
+    }
+    with (
+        new_namespace(lab, "aerie-system") as home,
+        new_namespace(lab, "team") as found,
+        release(home.name, chart, "--set", "replicas=0"),
+    ):
+        found.apply(routes, binding(EDITOR, "edit"), binding(ROUTER, "edit"), binding(ROUTER, "routes", "Role"))
+        found.apply(binding(WRITER, "aerie-edit"), binding(WRITER, "aerie-view"))
+        until(lambda: "Deployments nor pods" in refusal(found, WRITER, resource(), "--dry-run=server"), "it is in force")
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def alone(team: Namespace) -> None:
+    team.kubectl("delete", "specdep", "--all")
+
+
+def apply(team: Namespace, user: str, document: dict[str, Any], *more: str) -> None:
+    team.kubectl("apply", f"--as={user}", "-f", "-", *more, stdin=json.dumps(document))
+
+
+def refusal(team: Namespace, user: str, document: dict[str, Any], *more: str) -> str:
+    try:
+        apply(team, user, document, *more)
+    except LabError as error:
+        return str(error)
+    return ""
+
+
+def patch(team: Namespace, user: str, *more: str, **spec: Any) -> None:
+    team.kubectl("patch", "specdep", "chat", f"--as={user}", "--type=merge", "-p", json.dumps({"spec": spec}), *more)
+
+
+def test_an_editor_gets_no_route_that_he_may_not_make_himself(team: Namespace) -> None:
+    said = refusal(team, EDITOR, resource(rollout={"traffic": GATEWAY}))
+    assert "user editor may not create httproutes.gateway.networking.k8s.io" in said
+    assert "write mode: Service" in said
+    apply(team, EDITOR, resource())
+    with pytest.raises(LabError, match="may not create httproutes"):
+        patch(team, EDITOR, rollout={"traffic": GATEWAY})
+    patch(team, ROUTER, rollout={"traffic": GATEWAY})
+
+
+def test_of_a_route_that_is_there_an_editor_changes_nothing_and_all_the_rest(team: Namespace) -> None:
+    apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
+    with pytest.raises(LabError, match="may not create httproutes"):
+        patch(team, EDITOR, rollout={"traffic": {"gateway": {"hostnames": ["theirs.example"]}}})
+    patch(team, EDITOR, replicas=3, engine={"args": ["--max-model-len=8192"]}, rollout={"paused": True})
+    patch(team, EDITOR, rollout={"traffic": {"mode": "Service", "gateway": None}})
+    with pytest.raises(LabError, match="may not create httproutes"):
+        patch(team, EDITOR, rollout={"traffic": GATEWAY})
+
+
+def test_the_role_alone_says_no_pods_and_all_the_rest(team: Namespace) -> None:
+    assert "user writer may create neither Deployments nor pods" in refusal(team, WRITER, resource())
+    apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
+    for what in (
+        {"engine": {"podTemplate": {"spec": {"serviceAccountName": "admin"}}}},
+        {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}]}},
+        {"model": {"source": {"huggingFace": None, "volumeClaim": {"claimName": "theirs"}}}},
+        {"drafter": {"source": {"volumeClaim": {"claimName": "theirs"}}}},
+    ):
+        with pytest.raises(LabError, match="may create neither Deployments nor pods"):
+            patch(team, WRITER, **what)
+    patch(team, WRITER, replicas=2, speculation={"tokens": 2}, rollout={"canary": {"replicas": 2}})
+    team.kubectl("scale", "specdep", "chat", f"--as={WRITER}", "--replicas=4")
+    team.kubectl("annotate", "specdep", "chat", f"--as={WRITER}", "aerie.dev/promote=abc")
+    team.kubectl("delete", "specdep", "chat", f"--as={WRITER}")
+
+
+def test_a_status_may_be_written_by_whoever_may_write_it(team: Namespace) -> None:
+    rules = [{"apiGroups": ["aerie.dev"], "resources": ["speculativedeployments/status"], "verbs": ["patch"]}]
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "status"}, "rules": rules}
+    team.apply(role, binding(WRITER, "status", "Role"))
+    apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
+    patched = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": {"phase": "Ready"}}))
+    team.kubectl("patch", "specdep", "chat", f"--as={WRITER}", *patched)
+    assert team.get("specdep", "chat")["status"]["phase"] == "Ready"

@@ -1,0 +1,105 @@
+"""The budgets of a drain: one for the pods of each revision, never two for a pod, whatever a rollout does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.api import ResourceError, SpeculativeDeployment
+from aerie.resources import names, workload
+from tests.unit.rollout.world import World, canarying, serving, watching
+
+
+def budgets(world: World) -> dict[str, Mapping[str, str]]:
+    """Their selectors, by name."""
+    return {
+        name: item["spec"]["selector"]["matchLabels"]
+        for (kind, name), item in world.objects.items()
+        if kind == "PodDisruptionBudget"
+    }
+
+
+def of(world: World, pod: dict[str, Any]) -> list[str]:
+    labels = pod["metadata"]["labels"]
+    return [name for name, selector in budgets(world).items() if selector.items() <= labels.items()]
+
+
+def holds(world: World) -> None:
+    """No pod has two, a control pod none, and each of the stable revision and the canary its own."""
+    asked = {arm["revision"] for arm in (world.status["stable"], world.status.get("canary")) if arm}
+    for pod in world.pods:
+        labels = pod["metadata"]["labels"]
+        revision, control = labels[names.REVISION], labels[names.CONTROL] == "true"
+        assert len(of(world, pod)) <= 1
+        if control:
+            assert not of(world, pod)
+        elif revision in asked:
+            assert of(world, pod) == [f"chat-{revision}"]
+
+
+def amount(**rollout: Any) -> object:
+    document = {**World().document, "spec": {**World().document["spec"], "rollout": rollout}}
+    return workload.disruption_budget(SpeculativeDeployment.from_dict(document), "r1")["spec"]["maxUnavailable"]
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [(None, "10%"), (1, 1), ("1", 1), (1000, 1000), ("25%", "25%"), ("100%", "100%")],
+)
+def test_the_user_says_how_many(given: object, made: object) -> None:
+    assert amount(**({} if given is None else {"disruption": {"maxUnavailable": given}})) == made
+
+
+@pytest.mark.parametrize("given", [0, -1, 1001, "0%", "101%", "10 %", "a few", "", True, 1.5])
+def test_what_is_no_amount_is_refused_and_named(given: object) -> None:
+    with pytest.raises(ResourceError, match=r"spec\.rollout\.disruption\.maxUnavailable"):
+        amount(disruption={"maxUnavailable": given})
+
+
+@pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
+@pytest.mark.parametrize("ramp", [[], [25, 50]])
+def test_through_a_whole_rollout_no_pod_has_two(capacity: str, ramp: list[int]) -> None:
+    world, old = watching(replicas=6, rollout={"canary": {"capacity": capacity, "ramp": ramp}})
+    holds(world)
+    world.settle()
+    holds(world)
+    world.now += timedelta(minutes=11)
+    world.settle()
+    assert list(budgets(world)) == [f"chat-{world.wanted}"], f"that of {old} is gone"
+
+
+@pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Promoting"])
+def test_a_canary_that_loads_is_in_no_budget_of_the_stable_pods(phase: str) -> None:
+    world, old = canarying(phase, replicas=4)
+    holds(world)
+    world.schedule()  # its pods are Pending
+    holds(world)
+    found = budgets(world)
+    assert set(found) == {f"chat-{old}", f"chat-{world.wanted}"}
+    assert found[f"chat-{old}"] == names.group("chat", old, control=False)
+
+
+def test_a_promotion_changes_no_selector_and_takes_away_no_budget_of_what_serves() -> None:
+    world, _ = canarying("Promoting", replicas=4, rollout={"canary": {"scaleDownDelay": "10m"}})
+    mine = f"chat-{world.wanted}"
+    before = budgets(world)[mine]
+    while world.status["phase"] == "Promoting":
+        world.schedule()
+        world.ready()
+        world.step()
+        assert budgets(world)[mine] == before
+        holds(world)
+
+
+def test_none_are_made_where_none_are_wanted_and_those_that_are_there_go() -> None:
+    world = serving()
+    assert budgets(world)
+    world.edit(rollout={"disruption": {"budget": "None"}})
+    world.settle()
+    assert not budgets(world)
+    world.edit(rollout={})
+    world.settle()
+    assert list(budgets(world)) == [f"chat-{world.wanted}"]

@@ -1,0 +1,236 @@
+"""What becomes of a preflight that cannot run, hangs, or whose pod does not end: said, tried again, never forgotten."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.resources import preflight
+from aerie.resources.preflight import Runner
+from aerie.rollout.decide import decide
+from aerie.rollout.plan import Plan
+from tests.unit.rollout.world import IMAGE, World
+
+PASSES = {"ok": True, "summary": "checked.", "refused": [], "warned": ["⚠ C3 norms: a bit low."]}
+REFUSES = {"ok": False, "summary": "no.", "refused": ["✗ C9 weights: torn."], "warned": []}
+HUB = {"ok": None, "error": "the Hub does not answer"}
+
+
+class Cluster(World):
+    """A world in which the Job's pod is made by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step()
+        self.name = preflight.name("chat", self.wanted)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        return self.objects["Job", self.name]
+
+    def pod(self, phase: str = "Pending", state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+        self.job["metadata"].setdefault("creationTimestamp", self.now.isoformat())
+        statuses = [{"name": "preflight", "image": "aerie:1", "state": state}] if state else []
+        metadata = {
+            "name": f"{self.name}-x",
+            "labels": self.job["spec"]["template"]["metadata"]["labels"],
+            "creationTimestamp": self.now.isoformat(),
+            "ownerReferences": [{"controller": True, "uid": self.job["metadata"]["uid"]}],
+        }
+        self.checks[:] = [
+            {"kind": "Pod", "metadata": metadata, "status": {"phase": phase, "containerStatuses": statuses, **status}}
+        ]
+        return self.checks[0]
+
+    def says(self, document: dict[str, Any], phase: str = "Running") -> None:
+        """The container ends with this message; another one of the pod goes on."""
+        code = {True: 0, False: 1, None: 2}[document["ok"]]
+        ended = {"exitCode": code, "message": json.dumps(document), "startedAt": self.now.isoformat()}
+        self.pod(phase, {"terminated": ended})
+
+    def fails(self, reason: str = "BackoffLimitExceeded") -> None:
+        moment = self.now.isoformat()
+        failed = {"type": "Failed", "status": "True", "lastTransitionTime": moment, "reason": reason, "message": "it has failed"}
+        self.job["status"] = {"conditions": [failed]}
+
+    def look(self, **observed: Any) -> Plan:
+        plan = decide(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
+        self.document["status"] = plan.status.to_dict()
+        return plan
+
+
+@pytest.mark.parametrize(("said", "phase"), [(PASSES, "Starting"), (REFUSES, "Failed")])
+def test_a_verdict_counts_as_soon_as_it_is_there_whatever_else_runs_in_the_pod(said: dict[str, Any], phase: str) -> None:
+    cluster = Cluster()
+    cluster.says(said)
+    cluster.step()
+    assert cluster.status["phase"] == phase
+
+
+@pytest.mark.parametrize(("said", "status", "words"), [(PASSES, "True", "C3 norms"), (REFUSES, "False", "C9 weights: torn.")])
+def test_a_verdict_outlives_the_pod_that_gave_it(said: dict[str, Any], status: str, words: str) -> None:
+    cluster = Cluster()
+    cluster.says(said)
+    cluster.step()
+    cluster.checks.clear()  # somebody cleans up, or the Job's deadline ends a pod whose other container never did
+    cluster.fails("DeadlineExceeded")
+    cluster.now += timedelta(hours=7)
+    cluster.step()
+    assert cluster.condition("PreflightPassed")[0] == status
+    assert words in cluster.message("PreflightPassed")
+    assert ("Job", cluster.name) in cluster.objects
+
+
+def test_a_job_that_is_deleted_looks_again() -> None:
+    cluster = Cluster()
+    cluster.says(REFUSES)
+    cluster.step()
+    old = copy.deepcopy(cluster.checks)
+    del cluster.objects["Job", cluster.name]
+    cluster.step()
+    cluster.step()
+    assert cluster.checks == old, "its pod has not gone yet"
+    assert cluster.condition("PreflightPassed") == ("Unknown", "Preflight"), "another Job's verdict does not count"
+    cluster.says(PASSES)
+    cluster.step()
+    assert cluster.status["phase"] == "Starting"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]},
+            "Unschedulable",
+            "0/3 nodes are available",
+        ),
+        (
+            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}},
+            "ImagePull",
+            "pull access denied",
+        ),
+        (
+            {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}}},
+            "Config",
+            'secret "hub" not found',
+        ),
+    ],
+)
+def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dict[str, Any], reason: str, words: str) -> None:
+    cluster = Cluster()
+    cluster.pod(**status)
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("Unknown", reason)
+    assert words in cluster.message("PreflightPassed")
+    assert words in cluster.message("Progressing")
+    cluster.now += timedelta(hours=3)
+    plan = cluster.step()
+    assert (plan.apply, plan.delete, plan.events) == ((), (), ()), "Kubernetes goes on trying, and nothing has changed"
+    cluster.says(PASSES, "Succeeded")
+    cluster.step()
+    assert cluster.status["phase"] == "Starting"
+
+
+def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
+    cluster = Cluster()
+    cluster.job["metadata"]["creationTimestamp"] = cluster.now.isoformat()
+    plan = cluster.look()
+    assert plan.again is not None
+    assert plan.again <= timedelta(seconds=10), "no event of a Job is watched"
+    cluster.now += plan.again
+    cluster.look()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
+    words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
+    plan = cluster.look(refusals={cluster.name: words})
+    assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate")
+    assert words in cluster.message("PreflightPassed")
+    cluster.now += timedelta(hours=2)
+    plan = cluster.look(refusals={cluster.name: words})
+    assert not plan.delete
+    assert plan.again == timedelta(minutes=1)
+
+
+def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
+    cluster, pauses = Cluster(), []
+    for _ in range(7):
+        cluster.says(HUB, "Failed")
+        cluster.fails()
+        plan = cluster.step()
+        assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
+        assert "the Hub does not answer" in cluster.message("PreflightPassed")
+        assert plan.again is not None
+        pauses.append(plan.again)
+        assert cluster.step().again == plan.again, "an error is counted once"
+        cluster.checks.clear()
+        cluster.now += plan.again - timedelta(seconds=1)
+        cluster.step()
+        assert ("Job", cluster.name) in cluster.objects
+        cluster.now += timedelta(seconds=1)
+        cluster.step()
+        assert ("Job", cluster.name) not in cluster.objects
+        cluster.step()
+    assert [pause.total_seconds() / 60 for pause in pauses] == [5, 10, 20, 40, 60, 60, 60]
+    cluster.says(PASSES)
+    cluster.step()
+    assert cluster.status["phase"] == "Starting"
+
+
+def test_a_job_that_has_waited_for_hours_is_made_anew_at_once() -> None:
+    cluster = Cluster()
+    cluster.fails("DeadlineExceeded")
+    cluster.step()
+    assert ("Job", cluster.name) not in cluster.objects
+
+
+@pytest.mark.parametrize("state", ["running", "terminated"])
+def test_a_container_that_hangs_is_given_up(state: str) -> None:
+    """Its volume hangs; or it could not read the Hub, and another container keeps the pod from ending, so no other is made."""
+    cluster = Cluster()
+    began = {"startedAt": cluster.now.isoformat()}
+    cluster.pod("Running", {state: began | ({"exitCode": 2, "message": json.dumps(HUB)} if state == "terminated" else {})})
+    plan = cluster.step()
+    assert plan.again == timedelta(minutes=30)
+    cluster.now += timedelta(minutes=30)
+    plan = cluster.step()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
+    assert plan.again == timedelta(minutes=5)
+    cluster.now += timedelta(minutes=5)
+    cluster.step()
+    assert ("Job", cluster.name) not in cluster.objects
+
+
+def test_how_a_container_ended_is_told_where_it_could_not_say_it() -> None:
+    cluster = Cluster()
+    cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": cluster.now.isoformat()}})
+    cluster.fails()
+    cluster.step()
+    assert "status 137 (OOMKilled)" in cluster.message("PreflightPassed")
+
+
+def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
+    cluster = Cluster()
+    cluster.says(PASSES)
+    cluster.step()
+    assert cluster.status["phase"] == "Starting"
+    cluster.checks.clear()
+    cluster.objects["ConfigMap", cluster.name]["data"].pop(preflight.VERDICT)
+    cluster.fails()
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("True", "Passed")
+
+
+def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> None:
+    cluster = Cluster()
+    cluster.pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
+    cluster.step()
+    given = Runner(IMAGE.image, ("registry",))
+    plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
+    assert [(item.kind, item.name) for item in plan.delete] == [("Job", cluster.name)]
+    cluster.says(PASSES)
+    plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
+    assert not plan.delete, "its verdict holds"

@@ -1,0 +1,41 @@
+"""The record of a revision's pods is a ConfigMap, which more people may write than Deployments: a forged one makes no pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aerie.resources import preflight
+from tests.unit.rollout.world import World, canarying
+
+
+def forged(world: World, revision: str) -> dict[str, Any]:
+    """Its record says that it runs something else, as somebody who may write ConfigMaps could have it."""
+    record = world.objects["ConfigMap", preflight.name("chat", revision)]
+    template = json.loads(record["data"][preflight.TEMPLATE])
+    template["spec"]["serviceAccountName"] = "admin"
+    record["data"][preflight.TEMPLATE] = json.dumps(template)
+    return record
+
+
+def accounts(world: World) -> list[str | None]:
+    found = (item for (kind, _), item in world.objects.items() if kind == "Deployment")
+    return [item["spec"]["template"]["spec"].get("serviceAccountName") for item in found]
+
+
+def test_a_forged_record_of_the_revision_before_changes_no_deployment() -> None:
+    world, old = canarying("Starting")
+    forged(world, old)
+    world.step()
+    assert accounts(world) == [None] * 3
+
+
+def test_a_record_that_is_true_repairs_a_deployment() -> None:
+    world, old = canarying("Starting")
+    for (kind, name), item in world.objects.items():
+        if kind == "Deployment" and old in name:
+            item["spec"]["template"]["spec"]["serviceAccountName"] = "other"
+    world.step()
+    live = [item["spec"]["template"]["spec"] for (kind, _), item in world.objects.items() if kind == "Deployment"]
+    wanted = json.loads(world.objects["ConfigMap", preflight.name("chat", old)]["data"][preflight.TEMPLATE])["spec"]
+    assert sum(spec["containers"] == wanted["containers"] for spec in live) == 2
