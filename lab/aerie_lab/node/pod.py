@@ -29,7 +29,7 @@ from aerie_lab.node.container import Container, Surroundings
 from aerie_lab.node.environment import service_variables
 from aerie_lab.node.events import EventRecorder
 from aerie_lab.node.status import ContainerState, PodFacts, pod_status, tells, timestamp
-from aerie_lab.node.support import is_processless, unsupported
+from aerie_lab.node.support import is_processless, seconds_to_load, unsupported
 from aerie_lab.node.volumes import PodVolumes, VolumeError
 from aerie_lab.sandbox.network import PodNetwork, PodNetworks
 
@@ -232,7 +232,12 @@ class PodWorker:
         await asyncio.Event().wait()
 
     async def _pretend(self) -> None:
-        """Be Ready without a process."""
+        """Be Ready without a process, after as long as the pod says that it loads."""
+        if loads := seconds_to_load(self.pod):
+            for state in self._states():
+                state.container_id, state.running_since = "processless", self._started_at
+            self._dirty.set()
+            await asyncio.sleep(loads)
         for state in self._states():
             state.container_id = "processless"
             if state.init:

@@ -69,6 +69,22 @@ def is_processless(pod: Object) -> bool:
     return bool((pod["metadata"].get("annotations") or {}).get(PROCESSLESS) == "true")
 
 
+LOADS = "lab.aerie.dev/processless-loads"
+"""Seconds that a processless pod is not Ready, as an engine that loads its model."""
+
+
+def seconds_to_load(pod: Object) -> float:
+    """Seconds until a processless pod is Ready. Raises ValueError for what is no such number."""
+    text = (pod["metadata"].get("annotations") or {}).get(LOADS, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise ValueError(f"the annotation {LOADS} is {text!r}, and has to be a number of seconds from 0 to 86400")
+    return seconds
+
+
 def unsupported(pod: Object) -> list[str]:
     """The paths of all fields of the pod that the lab does not honour; empty when it can run the pod as asked."""
     return list(_unsupported(pod["spec"]))

@@ -394,6 +394,9 @@ OF_THE_MOMENT = re.compile(
     r"uid|resourceVersion|creationTimestamp|generation|managedFields|clusterIPs?|.*Time|(started|ended)At|.*[/-]uid|aerie\.dev/applied"
 )
 
+RECORDED_JOB = re.compile(r'(?<=\\"job\\": \\")[0-9a-f-]{36}(?=\\")')
+"""In the JSON of a record's verdict, the uid of the Job that came to it."""
+
 
 def everything(lab: Lab, namespace: str | None = None) -> dict[str, State]:
     """All that there is of the namespace, or of each, without names and times of the moment."""
@@ -418,7 +421,8 @@ def everything(lab: Lab, namespace: str | None = None) -> dict[str, State]:
             if plural != "speculativedeployments":
                 counts = ("replicas", "readyReplicas", "succeeded")
                 item["status"] = {key: item["status"][key] for key in counts if key in item.get("status", {})}
-            found[where][f"{plural} {name}"] = json.loads(json.dumps(_lasting(item)).replace(where, "NAMESPACE"))
+            lasting = RECORDED_JOB.sub("UID", json.dumps(_lasting(item)))
+            found[where][f"{plural} {name}"] = json.loads(lasting.replace(where, "NAMESPACE"))
     return found
 
 

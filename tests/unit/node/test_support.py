@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie_lab.node.support import is_processless, unsupported
+from aerie_lab.node.support import LOADS, is_processless, seconds_to_load, unsupported
 
 C = "spec.containers[c]"
 CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}, "imagePullPolicy": "Always", "tty": True}
@@ -39,3 +39,14 @@ def test_fields(spec: dict[str, Any], container: dict[str, Any], refused: list[s
 )
 def test_processless(annotations: dict[str, str] | None, expected: bool) -> None:
     assert is_processless({"metadata": {"annotations": annotations}}) is expected
+
+
+def test_seconds_to_load() -> None:
+    assert seconds_to_load({"metadata": {}}) == 0
+    assert seconds_to_load({"metadata": {"annotations": {LOADS: "2.5"}}}) == 2.5
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "1e9"])
+def test_seconds_to_load_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=f"the annotation {LOADS} is '{text}', and has to be a number of seconds"):
+        seconds_to_load({"metadata": {"annotations": {LOADS: text}}})
