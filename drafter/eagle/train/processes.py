@@ -53,5 +53,8 @@ def join() -> Iterator[Processes]:
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        # A sharded target keeps the group's threads past its end (PyTorch registers FSDP modules for ever). A thread that still
+        # lets go of the last sum's tensors when the interpreter ends aborts the process; after a barrier it has done so.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
