@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+import httpx
 
 IMAGE = "bench.example/preflight:1"
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -58,12 +59,21 @@ def quantile(buckets: list[tuple[float, float]], share: float) -> float:
 class Operator:
     """One process; ended with the block."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        command = [sys.executable, "-m", "aerie.cli", "operator", "--lease-namespace", "default", "--preflight-image", IMAGE]
-        command += ["--health-port", "0", "--metrics-port", str(self._port)]
+    def __init__(
+        self, kubeconfig: Path, log: Path, port: int | None = None, within: Sequence[str] = (), reached_by: Path | None = None
+    ) -> None:
+        """`within`: what runs a command where the operator is to run; `reached_by`: a socket that leads to its `port` there."""
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+        self._http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            transport=httpx.HTTPTransport(uds=None if reached_by is None else str(reached_by)),
+            headers={"Connection": "close"},
+        )
+        command = [*within, sys.executable, "-m", "aerie.cli", "operator", "--lease-namespace", "default"]
+        command += ["--preflight-image", IMAGE, "--health-port", "0", "--metrics-port", str(port)]
         self.began = time.monotonic()
         with log.open("ab") as output:
             environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
@@ -77,14 +87,14 @@ class Operator:
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """End it, if it has not ended yet."""
+        self._http.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
             self.process.wait(60)
 
     def metrics(self) -> Metrics:
         """What it says now."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as answer:
-            return Metrics(answer.read().decode())
+        return Metrics(self._http.get("/metrics").text)
 
     def until(self, look: Callable[[Metrics], bool], what: str, within: float = 120.0, every: float = 0.1) -> float:
         """Ask until it says so; the seconds since the start of its process."""
@@ -93,7 +103,7 @@ class Operator:
             try:
                 if look(self.metrics()):
                     return time.monotonic() - self.began
-            except OSError:
+            except httpx.TransportError:
                 pass  # it does not listen yet
             if self.process.poll() is not None:
                 raise RuntimeError(f"the operator has ended with status {self.process.returncode}")

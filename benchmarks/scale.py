@@ -17,6 +17,12 @@ at once), Deployment, Service and budget; the pods of both are there besides.
 | failover_s                | from kill -9 of the leader to the first write of the second operator; the longest of three        |
 | cost_ms_100, cost_ms_1000 | CPU time of one pass with nothing to do, its event included, with 100 and with 1,000 resources    |
 | cost_ratio_1000_to_100    | the second over the first                                                                         |
+| large_pods                | pods of one resource more, besides five of 200; the operator reads the pages of all, 3,000        |
+| large_cpu_pct, _rollout_s | CPU time in percent of a core, and seconds, while all pods of the large resource are replaced     |
+| large_loop_lag_p99_ms     | how late the event loop runs a timer meanwhile; large_rss_mib: most resident memory until then    |
+| hostile_*                 | the same over ten minutes with 20 hostile pods (one of each form) among 500 of the five, all five |
+|                           | with a rollout under way; hostile_rss_mib is that of a process of its own                         |
+| lease_lost                | whether one of these operators lost its lease                                                     |
 """
 
 from __future__ import annotations
@@ -27,7 +33,8 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +44,7 @@ from aerie_lab.cluster import Lab, Settings
 from aerie_lab.kube.client import KubeClient, path
 from aerie_lab.node.support import PROCESSLESS
 from aerie_lab.testing import until
+from benchmarks._scale_fleets import Fleets
 from benchmarks._scale_operator import IMAGE, Operator, quantile
 
 NAMESPACES = [f"scale-{number}" for number in range(10)]
@@ -64,16 +72,30 @@ entrypoint = ["/bin/sh", "-c", "printf '{\\"ok\\": true, \\"summary\\": \\"passe
 
 
 def measure() -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder:
-        table, log = Path(folder) / "images.toml", Path(folder) / "operator.log"
-        table.write_text(TABLE)
-        settings = Settings(name="scale", nodes=4, pods=1000, gateway=False, images=[str(table)])
+    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as folder, small_lab(Path(folder)) as lab:
+        log = Path(folder) / "operator.log"
         try:
-            with Lab.up(settings) as lab:
-                return Scale(lab, log).measure()
+            scale = Scale(lab, log)
+            return scale.measure() | Fleets(lab, Path(folder), log, scale.say).measure()
         except BaseException:
             print(log.read_text(errors="replace")[-5000:] if log.exists() else "")
             raise
+
+
+@contextmanager
+def small_lab(folder: Path) -> Iterator[Lab]:
+    """A lab without a gateway, whose preflight Jobs pass at once, with the definition in it."""
+    table = folder / "images.toml"
+    table.write_text(TABLE)
+    settings = Settings(
+        name="scale", nodes=8, pods=1000, gpus=64, cpus=1024, memory_gib=65536, gateway=False, images=[str(table)]
+    )
+    with Lab.up(settings) as lab:
+        lab.apply(yaml.safe_load(DEFINITION.read_text()))
+        # It fails at once for as long as the definition has no conditions at all.
+        wait = ("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
+        until(lambda: lab.kubectl(*wait), "the definition is established", within=60)
+        yield lab
 
 
 class Scale:
@@ -89,10 +111,6 @@ class Scale:
         return Operator(self.lab.kubeconfig, self.log)
 
     def measure(self) -> dict[str, float]:
-        self.lab.apply(yaml.safe_load(DEFINITION.read_text()))
-        # It fails at once for as long as the definition has no conditions at all.
-        wait = ("wait", "--for=condition=Established", "crd/speculativedeployments.aerie.dev", "--timeout=30s")
-        until(lambda: self.lab.kubectl(*wait), "the definition is established", within=60)
         for name in NAMESPACES:
             self.lab.kubectl("create", "namespace", name)
         self.populate(0, SMALL)
