@@ -20,6 +20,7 @@ Count = Annotated[int, Field(ge=0)]
 Phase = Literal[
     "Pending",
     "Preflight",
+    "Queued",
     "Starting",
     "Ready",
     "WarmingUp",
@@ -35,6 +36,7 @@ Phase = Literal[
     "Paused",
     "Failed",
 ]
+Purpose = Literal["Rollout", "Trial"]
 CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
 
 
@@ -105,6 +107,15 @@ class Arm(Model):
     accepted_length: float | None = None
     """The acceptance length with which it was accepted: the mean over the blocks of its analysis. Absent where it was not
     compared."""
+
+
+class Queued(Model):
+    """A rollout or a trial that may not begin yet, because as many are under way as the operator allows."""
+
+    purpose: Purpose
+    """Rollout: of what the spec asks for. Trial: of a speculation setting, by tuning."""
+    since: Time
+    """Since when it waits. In a namespace, what has waited for longest comes first."""
 
 
 class Waiting(Model):
@@ -366,10 +377,10 @@ class Status(Model):
     observed_generation: Count | None = None
     """Generation of the resource that the status speaks of."""
     phase: Phase | None = None
-    """What is going on, in a word. Preflight to Promoting, and RollingBack, are a rollout; AwaitingApproval and Held wait for a
-    person, by the annotation aerie.dev/promote or aerie.dev/rollback; Watching and Rechecking: it is promoted, and pods of the
-    revision before stay for a while; RolledBack: the stable revision serves, and what the spec asks for was rejected; Ready,
-    Paused and Failed are what the conditions explain. docs/rollouts.md has each."""
+    """What is going on, in a word. Preflight to Promoting, and RollingBack, are a rollout, which waits for its turn while
+    Queued; AwaitingApproval and Held wait for a person, by the annotation aerie.dev/promote or aerie.dev/rollback; Watching and
+    Rechecking: it is promoted, and pods of the revision before stay for a while; RolledBack: the stable revision serves, and
+    what the spec asks for was rejected; Ready, Paused and Failed are what the conditions explain. docs/rollouts.md has each."""
     conditions: Annotated[
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
@@ -387,6 +398,8 @@ class Status(Model):
     """The revision under judgement, while there is one; and the first one, until it serves."""
     previous: PreviousArm | None = None
     """The revision before the stable one, while pods of it stay for an instant return."""
+    queued: Queued | None = None
+    """What waits for its turn, while something does."""
     analysis: AnalysisStatus | None = None
     """What decides about the canary; after its end, what has decided, until the next rollout."""
     speculation: SpeculationStatus | None = None

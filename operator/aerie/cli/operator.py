@@ -19,6 +19,7 @@ from aerie.api.engine import Resources
 from aerie.cli.console import CommandError
 from aerie.cli.files import CATALOG, read_catalog
 from aerie.resources.preflight import RESOURCES, Runner
+from aerie.rollout.slots import Limits
 
 
 class LogFormat(Enum):
@@ -42,6 +43,15 @@ def operator(
     preflight_resources: Annotated[
         str | None, typer.Option(help="Requests and limits of their container, as JSON. Default: what a usual quota asks for.")
     ] = None,
+    max_concurrent_rollouts: Annotated[
+        int, typer.Option(min=0, help="Rollouts under way in the cluster at the same time; further ones wait. 0: any number.")
+    ] = 20,
+    max_concurrent_rollouts_per_namespace: Annotated[
+        int, typer.Option(min=0, help="The same in any one namespace. 0: any number.")
+    ] = 10,
+    max_concurrent_trials: Annotated[
+        int, typer.Option(min=0, help="Trials of speculation settings, by tuning, at the same time. 0: any number.")
+    ] = 10,
     catalog: Annotated[str | None, typer.Option(help=CATALOG)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
@@ -102,6 +112,9 @@ def operator(
             dict(map(_token, prometheus_token or [])),
             Path(prometheus_ca) if prometheus_ca else None,
             tuple(map(_allowed, prometheus_allow or [])),
+        ),
+        limits=Limits(
+            max_concurrent_rollouts or None, max_concurrent_rollouts_per_namespace or None, max_concurrent_trials or None
         ),
         dry_run=dry_run,
     )

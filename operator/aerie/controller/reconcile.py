@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from aerie.api import ResourceError
 from aerie.controller.act import act, status_of, to_do
+from aerie.controller.allotment import Allotter
 from aerie.controller.client import RESOURCES, ApiError, Cluster, Object
 from aerie.controller.clock import Clock
 from aerie.controller.listing import NO_GAPS, Gaps, Lister
@@ -39,6 +41,7 @@ from aerie.rollout.decide import NO_CATALOG, decide
 from aerie.rollout.hold import CRUCIAL, held, unlisted, unreadable
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
+from aerie.rollout.slots import Limits
 
 _log = logging.getLogger(__name__)
 WORKERS = 8
@@ -64,8 +67,11 @@ class Reconciler:
     tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
     lists: Lister | None = None
     """What knows of kinds that cannot be listed; None: all can."""
+    limits: Limits = field(default_factory=Limits)
+    """Of rollouts and trials that are under way at the same time."""
 
     def __post_init__(self) -> None:
+        self.allotter = Allotter(self.limits, self.queue.add, self.telemetry.slots)
         self.versions = Versions(self.telemetry)
 
     async def work(self) -> None:
@@ -101,6 +107,7 @@ class Reconciler:
     async def reconcile(self, key: Key) -> timedelta | None:
         """One pass. When to make the next although nothing has changed. Raises ApiError, ResourceError."""
         document = self.mirror.resource(key)
+        self.allotter.begin(self._all)
         if document is None or document["metadata"].get("deletionTimestamp"):
             self.scraper.forget(key)
             self.notifier.forget(key)
@@ -108,7 +115,9 @@ class Reconciler:
             self.tuner.forget(key)
             self.telemetry.held(str(key), "")
             self.versions.forget(key)
+            self.allotter.note(key, None)
             return None
+        self.allotter.note(key, document, able=self.queue.failures(key) < LASTING)
         gaps = self.lists.gaps(document) if self.lists is not None else NO_GAPS
         if gaps.waiting:
             return None  # it is queued when that has changed
@@ -152,6 +161,10 @@ class Reconciler:
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
 
+    def _all(self) -> Iterator[Object]:
+        """What the mirror holds of all resources."""
+        return filter(None, map(self.mirror.resource, self.mirror.resources()))
+
     def _in_vain(self, key: Key, plan: Plan, document: Object) -> bool:
         """Whether all there is to write is a status that has been written already, and of which the API server drops a part."""
         known = self.versions.written(key, status_of(plan, document), document.get("status") or {})
@@ -160,6 +173,7 @@ class Reconciler:
     async def _hold(self, key: Key, document: Object, finding: Finding) -> None:
         """Leave everything as it is, and say why."""
         self.telemetry.held(str(key), finding.reason)
+        self.allotter.note(key, document, able=False)
 
         def status(item: Object) -> Object:
             return held(item.get("status"), finding, item["metadata"].get("generation"), self.clock.now())
@@ -192,6 +206,7 @@ class Reconciler:
             memory=scraper.memory(key, uid),
             advice=self.tuner.advice(key, uid),
             kept=self.tuner.kept(key, uid),
+            turn=self.allotter.turn(key),
             unlisted=gaps.kinds,
             forbidden=gaps.forbidden,
             outdated=self.versions.trouble,

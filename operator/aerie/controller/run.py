@@ -32,6 +32,7 @@ from aerie.controller.telemetry import Telemetry
 from aerie.controller.tuner import Tuner
 from aerie.engine.catalog import Catalog
 from aerie.resources.preflight import Runner
+from aerie.rollout.slots import Limits
 
 _log = logging.getLogger(__name__)
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -61,6 +62,8 @@ class Options:
     """Who is told of rollouts, besides those who read events."""
     access: Access = field(default_factory=Access)
     """Of Prometheus servers that resources name."""
+    limits: Limits = field(default_factory=Limits)
+    """Of rollouts and trials that are under way at the same time."""
     dry_run: bool = False
 
 
@@ -119,7 +122,17 @@ async def _lead(
     notifier = Notifier(options.hook, telemetry.noticed)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
-        cluster, mirror, queue, telemetry, scraper, prober, options.runner, options.dry_run, options.catalog, clock
+        cluster,
+        mirror,
+        queue,
+        telemetry,
+        scraper,
+        prober,
+        options.runner,
+        options.dry_run,
+        options.catalog,
+        clock,
+        limits=options.limits,
     )
     lists = Lister(cluster, mirror, queue, options.namespaces, telemetry)
     reconciler.notifier, reconciler.tuner, reconciler.lists = notifier, tuner, lists

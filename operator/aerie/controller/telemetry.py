@@ -9,7 +9,7 @@ at all is not, so that an upgrade that takes its rights away does not go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -99,6 +99,13 @@ class Telemetry:
             "Fields and values of the status that the installed CustomResourceDefinition does not have.",
             registry=self.registry,
         )
+        self._rollouts = Gauge(
+            "aerie_rollouts",
+            "Rollouts, and trials of speculation settings, that are under way and wait for nobody (UnderWay), or wait for their "
+            "turn (Queued).",
+            ["purpose", "state"],
+            registry=self.registry,
+        )
         self._reasons: dict[str, str] = {}
         """Why, by resource."""
         self._failing: set[tuple[str, str]] = set()
@@ -133,6 +140,11 @@ class Telemetry:
             self._reasons[resource] = reason
         for one in {before, reason} - {""}:
             self._resources_held.labels(one).set(sum(each == one for each in self._reasons.values()))
+
+    def slots(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """So many rollouts and trials there are, by purpose and state."""
+        for labels, count in counts.items():
+            self._rollouts.labels(*labels).set(count)
 
     def fields_dropped(self, count: int) -> None:
         """So many fields of the status are not stored."""

@@ -1,8 +1,9 @@
 """The revision: a hash of all that determines an engine's pod.
 
 Target, engine, drafter, served name and speculation setting are in it; replicas, rollout, metrics and pausing are not, so
-that changing those touches no pod. The number of the pods' form is in it too: a release of Aerie that builds other pods makes
-a new revision, which reaches the fleet by canary as any other change, instead of restarting it behind the user's back.
+that changing those touches no pod. Nor is how a release of Aerie builds a pod of them: pods of a revision stay as they were
+built when it was first rolled out (rollout/templates.py), so that an upgrade of Aerie rolls out nothing. Who wants pods as the
+present release builds them asks for a renewal, by the annotation `RENEW`, which is a change like any other.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import asdict
 from aerie.api import SpeculativeDeployment
 from aerie.engine.speculation import Setting
 
-FORM = 1
-"""Raise it with every change of `pod.py` that changes a pod; tests/unit/resources/test_pod.py notices one that forgets it."""
+RENEW = "aerie.dev/renew"
+"""Annotation of the resource: each new value makes a new revision of the same spec."""
 LENGTH = 10
 
 
@@ -23,12 +24,14 @@ def revision(resource: SpeculativeDeployment, setting: Setting) -> str:
     """Ten characters of 0-9a-f; equal for equal pods and, but for chance, for no others."""
     spec = resource.spec
     content = {
-        "form": FORM,
+        "form": 1,  # of the first release; what is hashed stays what it was
         "servedName": resource.served_name,
         "target": spec.model.source.to_dict(),
         "engine": spec.engine.to_dict(),
         "drafter": spec.drafter.to_dict() if spec.drafter else None,
         "setting": [type(setting).__name__, asdict(setting)],
     }
+    if renewed := resource.metadata.annotations.get(RENEW):
+        content["renewed"] = renewed
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]

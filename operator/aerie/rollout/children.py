@@ -1,14 +1,11 @@
 """The objects that have to be there for a course, as they would be applied, and those that nothing asks for any more.
 
 Guarantees: what is deleted is named by neither the status that was read nor the one that is written, so that a crash between the
-two loses nothing. The pods of a revision that the spec no longer says are built from the record that was made when it did: the
-ConfigMap of its preflight; but where its Deployment is there, only from the template that this was made of, whatever the record
-says now, because more people may write ConfigMaps than Deployments. Not guaranteed: that where the Deployment is gone too.
+two loses nothing.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +19,7 @@ from aerie.rollout import history, kept
 from aerie.rollout.course import Course
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
+from aerie.rollout.templates import template_of
 from aerie.rollout.traffic import ALL
 from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
@@ -35,8 +33,9 @@ def objects(
     made: list[dict[str, Any]] = [network.main_service(resource, course.only), *_budgets(resource, course)]
     made += _traffic(resource, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
-    if needed and wanted.template is not None:
-        made.append(preflight.record(wanted.resource, wanted.revision, wanted.template, verdict.record))
+    template = template_of(observed, wanted, wanted.revision)
+    if needed and template is not None:
+        made.append(preflight.record(wanted.resource, wanted.revision, template, verdict.record))
     if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
         made.append(preflight.job(resource, wanted.revision, runner))
     made += _deployments(observed, wanted, course)
@@ -82,8 +81,9 @@ def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[s
 def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator[dict[str, Any]]:
     resource, arms = observed.resource, course.arms
     if course.stable is None:
-        if course.rolling is not None and wanted.template is not None:
-            yield workload.deployment(resource, wanted.template, course.rolling, "stable", arms.canary)
+        first = template_of(observed, wanted, course.rolling) if course.rolling is not None else None
+        if course.rolling is not None and first is not None:
+            yield workload.deployment(resource, first, course.rolling, "stable", arms.canary)
         return
     stable = template_of(observed, wanted, course.stable)
     if stable is not None:
@@ -114,21 +114,6 @@ def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: prefl
     applied = (job["metadata"].get("annotations") or {}).get(APPLIED)
     # What webhooks have changed in the Job is theirs; only what was asked for is compared.
     return bool(applied != made["metadata"]["annotations"][APPLIED])
-
-
-def template_of(observed: Observed, wanted: Wanted, revision: str) -> dict[str, Any] | None:
-    """The pods of a revision: as the spec says, or as was recorded when it did, or as they are; None when nothing tells."""
-    if revision == wanted.revision:
-        return wanted.template
-    record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
-    text = ((record or {}).get("data") or {}).get(preflight.TEMPLATE)
-    live = observed.deployment(revision)
-    if text is not None:
-        found: dict[str, Any] = json.loads(text)
-        made_of = ((live or {}).get("metadata", {}).get("annotations") or {}).get(names.TEMPLATE)
-        if made_of in (None, workload.digest(found)):
-            return found
-    return None if live is None else dict(live["spec"]["template"])
 
 
 def superfluous(

@@ -71,5 +71,5 @@ def events(before: Status | None, after: Status) -> Iterator[Event]:
         yield Event("Normal" if normal else "Warning", condition.reason, condition.message)
 
 
-_EXPECTED = frozenset({"Complete", "Starting", "Preflight", "Paused", "ScaledToZero"})
+_EXPECTED = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero"})
 """Reasons for a condition that is not good and needs nobody."""

@@ -8,6 +8,7 @@
                           ├─ preflight: none yet, running, refused ────► no engine pod; say what is wrong
                           └─ preflight passed ─┬─ a third revision has pods ─► these go first
                                                ├─ nothing is stable ───► its pods start; when all serve, it is stable
+                                               ├─ others come first ───► it waits for its turn (slots.py)
                                                └─ otherwise ───────────► the canary (canary.py)
 
 Guarantees: a function of its arguments; one transition at a time; at most two revisions have pods. What serves is stable: a
@@ -67,6 +68,8 @@ class Course:
     """The revision before the stable one, of which pods stay for a while."""
     accepted: float | None = None
     """The acceptance length with which the revision was accepted that has become stable just now."""
+    queued: bool = False
+    """Whether the rollout would begin, and claims a slot for that."""
 
     @property
     def all_serve(self) -> bool:
@@ -147,6 +150,8 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         return _first(observed, wanted, replace(serving, preflight=True), known, now)
     if replicas == 0 and known is None:
         return _adopted(serving, wanted, known, status, "no pods are asked for", now)
+    if known is None and not _may_begin(observed, wanted, stable):
+        return _queued(serving, wanted, observed.turn.waits_for)
     way = canary.begin(observed, wanted, stable, now) if known is None else canary.go_on(observed, wanted, stable, known, now)
     ended = way.outcome
     if ended is not None and ended.result == "Promoted":
@@ -265,6 +270,24 @@ def _waiting(serving: Course, status: Status) -> Course:
         finding = Finding(PROGRESSING, "False", "ProgressDeadlineExceeded", why)
         return replace(serving, phase="Failed", progressing=finding)
     return replace(serving, phase="RolledBack", progressing=Finding(PROGRESSING, "False", "RolledBack", why))
+
+
+def _may_begin(observed: Observed, wanted: Wanted, stable: Arm) -> bool:
+    """Whether its canary may begin, however many others are under way."""
+    if "Rollout" in observed.turn.may_begin or wanted.trial is not None:  # a trial has had its turn
+        return True
+    asked_for = canary.word(observed.resource, wanted.revision) == "promote"
+    return asked_for or not any(map(pods.ready, observed.group(stable.revision)))
+
+
+def _queued(serving: Course, wanted: Wanted, waits_for: str) -> Course:
+    """Preflight has passed, and the canary has to wait."""
+    told = f"revision {wanted.revision} has passed preflight"
+    if not waits_for:  # the claim is not written yet, and whether anybody comes first is not known
+        finding = Finding(PROGRESSING, "True", "Preflight", told)
+        return replace(serving, phase="Preflight", progressing=finding, preflight=True, queued=True)
+    finding = Finding(PROGRESSING, "True", "Queued", f"{told} and waits for its turn: {waits_for}")
+    return replace(serving, phase="Queued", progressing=finding, preflight=True, queued=True)
 
 
 def _first(observed: Observed, wanted: Wanted, serving: Course, known: CanaryArm | None, now: datetime) -> Course:

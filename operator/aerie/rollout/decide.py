@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Status
+from aerie.api.status import Purpose, Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
 from aerie.resources.preflight import Runner
-from aerie.rollout import settling, tuned
+from aerie.rollout import settling, slots, tuned
 from aerie.rollout.children import objects, outdated, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, Finding, conditions, events
@@ -79,7 +79,10 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     if held_up:
         delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))
-    status = report(observed, wanted, way, taken, now, asked, intent).model_copy(update={"drafters": chosen})
+    claims: Purpose | None = "Rollout" if way.queued else "Trial" if intent.queued else None
+    queued = slots.queued(claims, resource.status or Status(), now)
+    status = report(observed, wanted, way, taken, now, asked, intent)
+    status = status.model_copy(update={"drafters": chosen, "queued": queued})
     news = (*choice.events(), *events(resource.status, status), *_outcome(way), *_next_share(resource.status, status))
     told = dict.fromkeys(news)  # two conditions may say the same
     soon = timedelta(0) if intent.trial is not None else tuned.again(observed, asked, way, now)

@@ -20,6 +20,7 @@ from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures
 from aerie.rollout.pods import Trouble
+from aerie.rollout.slots import Turn
 from aerie.tuning.advice import Advice
 
 Object = Mapping[str, Any]
@@ -61,6 +62,8 @@ class Observed:
     """Whether listing them is refused, rather than failing."""
     outdated: str = ""
     """What is amiss with the CustomResourceDefinition; empty where nothing is."""
+    turn: Turn = field(default_factory=Turn)
+    """What may begin, as far as the operator limits that."""
     kept: Kept | None = None
     """What the tuner knows and would have written down; None where it has decided nothing."""
 

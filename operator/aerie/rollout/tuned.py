@@ -136,6 +136,8 @@ class Intent:
     reason: str = ""
     """As the condition has it; empty where nothing stands in the way."""
     message: str = ""
+    queued: bool = False
+    """Whether a trial would begin, and claims a slot for that."""
 
 
 def current_advice(observed: Observed, way: Course) -> Advice | None:
@@ -167,6 +169,10 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
     ended = max((one.timestamp() for one in _moments(said)), default=0.0)
     if not ended <= advice.at or now.timestamp() - advice.at > FRESH * tuning.interval.total_seconds():
         return Intent()  # of a time before the last change, or too long ago: the next one counts
+    if "Trial" not in observed.turn.may_begin:
+        waits_for = observed.turn.waits_for
+        told = f"{named(advice.setting)} waits for its turn: {waits_for}" if waits_for else ""
+        return Intent(reason="Queued" if told else "", message=told, queued=True)
     trial = Trial(
         setting=shown(advice.setting),
         purpose="Change" if advice.action == "Change" else "Explore",

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from aerie.controller.scrape import Scraper
 from aerie.controller.telemetry import Telemetry
 from aerie.resources import names
 from aerie.resources.preflight import Runner
+from aerie.rollout.slots import Limits
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Place = tuple[str, str]
@@ -230,6 +232,32 @@ def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells
         server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert server.calls == []
+
+    run(work())
+
+
+def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        operator.reconciler = replace(operator.reconciler, limits=Limits(rollouts=1))
+        status = {"stable": {"revision": "a"}, "canary": {"phase": "Analyzing", "startedAt": "2026-01-01T00:00:00Z"}}
+        about = {"namespace": "default", "name": "other", "uid": "o", "generation": 1}
+        other = {"kind": "SpeculativeDeployment", "apiVersion": "aerie.dev/v1alpha1", "metadata": about, "spec": {}}
+        operator.mirror.put({**other, "metadata": {**about, "resourceVersion": "1000000"}, "status": status})
+        operator.server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        await operator.settle()
+        waiting = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert (waiting["phase"], waiting["queued"]["purpose"]) == ("Queued", "Rollout")
+        while len(operator.queue):
+            operator.queue.done((await operator.queue.get())[0])
+        gone = {**other, "metadata": {**about, "resourceVersion": "1000001"}}
+        operator.mirror.deleted(gone)
+        await operator.reconciler.reconcile(Key("default", "other"))
+        woken = [(await operator.queue.get())[0].name for _ in range(len(operator.queue))]
+        assert "chat" in woken
+        await operator.settle()
+        status = operator.server.objects["SpeculativeDeployment", "chat"]["status"]
+        assert ("queued" in status, status["phase"]) == (False, "WarmingUp")
 
     run(work())
 

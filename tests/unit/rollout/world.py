@@ -26,6 +26,7 @@ from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
+from aerie.rollout.slots import Turn
 from aerie.rollout.tuned import asked
 from aerie.rollout.wanted import read_wanted
 from aerie.tuning.advice import Advice
@@ -66,6 +67,7 @@ class World:
         self.memory: Memory | None = None
         self.answers: Answers | None = None
         self.advice: Advice | None = None
+        self.turn = Turn()
         self.dated = False
         """Whether the route tells when it was changed; else requests follow it at once."""
         self.chance = random.Random(1)  # noqa: S311 - no secrets
@@ -95,6 +97,7 @@ class World:
             memory=self.memory,
             answers=self.answers,
             advice=self.advice,
+            turn=self.turn,
         )
 
     def plan(self) -> Plan:
