@@ -27,9 +27,14 @@ import kopf
 from kopf._cogs.structs.ephemera import AnyMemo
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
-from aerie.controller.client import PAGE, Kind, Object
+from aerie.controller.client import Kind, Object
 from aerie.controller.listing import MIRRORED
 from aerie.controller.mirror import Mirror
+
+
+_CHUNK = 25
+"""Objects in one answer to a list of Kopf's, which lists all kinds at the same time and holds what it has read for a while: what is
+held then was a third of the operator's memory at its most."""
 
 
 class _ForEver(Iterable[float]):
@@ -108,12 +113,12 @@ def settings() -> kopf.OperatorSettings:
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
     made.networking.error_backoffs = _ForEver()
-    made.watching.chunk_size = PAGE
+    made.watching.chunk_size = _CHUNK
     for kind, selector in MIRRORED.items():
         if selector:
             made.watching.label_selectors[_address(kind)] = selector
     made.persistence.diffbase_storage = _NoMemory()
-    made.queueing.idle_timeout = 0.1  # until a worker, one per object, lets go of the object that it saw last
+    made.queueing.idle_timeout = 0.001  # until a worker, one per object, lets go of the object that it saw last; 0 spins
     made.process.ultimate_exiting_timeout = 10
     return made
 
