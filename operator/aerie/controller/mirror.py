@@ -35,7 +35,7 @@ from aerie.controller.queue import Key
 from aerie.resources import names
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_DATED = frozenset({"HTTPRoute"})
+_DATED = frozenset({"HTTPRoute", "Service"})
 """Kinds of which it matters when they were last changed; of all others that is dropped, and of these what it was."""
 
 
@@ -212,10 +212,8 @@ def _version(item: Object) -> int:
 
 def _packed(item: Object) -> bytes:
     metadata: dict[str, Any] = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
-    if item["kind"] in _DATED:
-        metadata["managedFields"] = [
-            {key: entry.get(key) for key in ("manager", "time")} for entry in item["metadata"].get("managedFields") or []
-        ]
+    if item["kind"] in _DATED and (entries := item["metadata"].get("managedFields")):
+        metadata["managedFields"] = [{key: entry.get(key) for key in ("manager", "time")} for entry in entries]
     if _LAST_APPLIED in (metadata.get("annotations") or {}):
         metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED}
     return zlib.compress(json.dumps({**item, "metadata": metadata}, separators=(",", ":")).encode(), level=1)

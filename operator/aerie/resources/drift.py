@@ -23,9 +23,14 @@ _AMOUNTS = frozenset({"limits", "requests", "sizeLimit"})
 
 
 def stamped(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with the digest of its content."""
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+    """The object with the digest of its content; a digest of before is not part of that."""
     metadata = wanted["metadata"]
+    if APPLIED in (annotations := metadata.get("annotations") or {}):
+        others = {key: value for key, value in annotations.items() if key != APPLIED}
+        metadata = {key: value for key, value in metadata.items() if key != "annotations"}
+        metadata |= {"annotations": others} if others else {}
+        wanted = {**wanted, "metadata": metadata}
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
     return {**wanted, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
 
 

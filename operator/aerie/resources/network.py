@@ -9,6 +9,7 @@ from aerie.api import SpeculativeDeployment
 from aerie.resources import names
 
 GATEWAY_API = "gateway.networking.k8s.io/v1"
+ARMS = ("stable", "canary", "control", "previous")
 
 
 def service(name: str, resource_name: str, selector: Mapping[str, str]) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def main_service(resource: SpeculativeDeployment, only: str | None = None) -> di
 
 
 def arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:
-    """The Service of one arm (stable, canary or control), which the route gives a weight."""
+    """The Service of one of the ARMS, which the route gives a weight."""
     name = resource.metadata.name
     return service(f"{name}-{arm}", name, names.group(name, revision, control=arm == "control"))
 
@@ -47,9 +48,9 @@ def route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[s
     if gateway is None:
         raise ValueError(f"{resource.metadata.name} has no gateway: a route belongs to rollout.traffic.mode Gateway.")
     name = resource.metadata.name
-    backends = [{"name": f"{name}-{arm}", "port": 80, "weight": weight} for arm, weight in weights.items()]
+    sent = backends({f"{name}-{arm}": weight for arm, weight in weights.items()})
     parents = [parent.to_dict() for parent in gateway.parent_refs]
-    spec: dict[str, Any] = {"parentRefs": parents, "rules": [{"backendRefs": backends, "timeouts": {"request": "0s"}}]}
+    spec: dict[str, Any] = {"parentRefs": parents, "rules": [{"backendRefs": sent, "timeouts": {"request": "0s"}}]}
     if gateway.hostnames:
         spec["hostnames"] = list(gateway.hostnames)
     return {
@@ -58,3 +59,8 @@ def route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[s
         "metadata": {"name": name, "labels": names.common(name)},
         "spec": spec,
     }
+
+
+def backends(weights: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The route's backends, by name of the Service."""
+    return [{"name": name, "port": 80, "weight": weight} for name, weight in weights.items()]

@@ -1,6 +1,6 @@
 """The decision about one resource: from what was observed to what is to be done.
 
-    choice ─► tuned ─► wanted ─► verdict ─► course ─► children ─► Plan
+    choice ─► tuned ─► wanted ─► verdict ─► course ─► children ─► handover ─► Plan
                                                 └──► report ──►
 
 Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on. While a kind cannot be
@@ -20,7 +20,7 @@ from aerie.api.status import Purpose, Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
 from aerie.resources.preflight import Runner
-from aerie.rollout import settling, slots, tuned
+from aerie.rollout import handover, settling, slots, tuned
 from aerie.rollout.children import objects, outdated, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, Finding, conditions, events
@@ -62,7 +62,8 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
         way = replace(way, progressing=Finding(PROGRESSING, "False", why.reason, why.message))
     made = [] if paused else list(objects(observed, wanted, way, verdict, runner))
     made = [item for item in made if item["kind"] not in observed.unlisted]
-    held_up = settling.left(observed, made, now)
+    made, handed_over = handover.ordered(observed, made, now)
+    held_up = min(filter(None, (handed_over, settling.left(observed, made, now))), default=None)
     taken, missing = [], []
     for item in made:
         if item in leftovers or (held_up and settling.shrinks(observed, item)):

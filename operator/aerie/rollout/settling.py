@@ -1,5 +1,8 @@
 """Requests first, pods afterwards: nothing that a gateway may still send to is taken away.
 
+Its counterpart is handover.py: what requests are to go to is there first. While a Service that they go to, or are to go to, has
+yet to be known to the gateway's proxies, nothing is taken away either.
+
 A weight of 0 is in force when the gateway's proxies have it, which is some time after the API server has it. A pod that goes
 before leaves an arm of which nobody serves with a share of the requests, and a gateway answers those with 503. So while a change
 of the route is young, or no gateway has seen it, Deployments keep their size, and neither they nor Services are deleted.
@@ -35,12 +38,15 @@ def left(observed: Observed, made: Sequence[Mapping[str, Any]], now: datetime) -
     live = wanted and observed.child("HTTPRoute", wanted["metadata"]["name"])
     if wanted is None or live is None:
         return None
-    if drifted(live, wanted):
-        return SETTLES
-    changed = _changed(live)
-    if changed is None or now >= changed + PATIENCE:
+    return SETTLES if drifted(live, wanted) else unsettled(observed, live, now)
+
+
+def unsettled(observed: Observed, live: Object, now: datetime) -> timedelta | None:
+    """Time until requests go as the route that is there says, as far as that is known; None when they do."""
+    since = changed(live)
+    if since is None or now >= since + PATIENCE:
         return None
-    young = changed + SETTLES - now
+    young = since + SETTLES - now
     if young > timedelta(0):
         return min(young, SETTLES)  # the server's clock may be ahead
     return None if _seen(observed, live) else _LOOK
@@ -57,8 +63,8 @@ def may_go(reference: Reference) -> bool:
     return reference.kind not in _BEHIND
 
 
-def _changed(live: Object) -> datetime | None:
-    """When Aerie last changed the route."""
+def changed(live: Object) -> datetime | None:
+    """When Aerie last changed the object."""
     mine = [one for one in live["metadata"].get("managedFields") or [] if one.get("manager") == names.FIELD_MANAGER]
     times = [datetime.fromisoformat(one["time"]) for one in mine if one.get("time")]
     return max(times, default=None)

@@ -4,7 +4,8 @@ Guarantees: the weights sum to `ALL`; an arm without a serving pod gets none whi
 503 for its share, and neither does one that is to have no pods from now on; the arm that stands in for the stable one is the
 control, of the same revision, before the canary. While all arms serve, each pod of canary and control has the load of a stable
 pod, in fleets of up to 1,000 pods to within 1 %. Where nobody serves, the stable arm has all. Not guaranteed in mode Service,
-where the pods are the shares; nor that endpoints of a Service which was made or changed a moment ago are there already.
+where the pods are the shares; nor that the gateway knows the endpoints of a Service already: when the route may follow these
+weights is the matter of handover.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import copy
 import itertools
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -62,7 +63,7 @@ def test_a_resource_and_what_belongs_to_it_are_found_by_its_key() -> None:
 
 def test_the_servers_bookkeeping_is_left_out_and_a_reader_cannot_change_what_is_kept() -> None:
     heard = Heard()
-    item = made("Service", "chat", 1)
+    item = made("PodDisruptionBudget", "chat", 1)
     applied = "kubectl.kubernetes.io/last-applied-configuration"
     item["metadata"] |= {"managedFields": [{"manager": "x"}], "annotations": {applied: "{...}", "mine": "yes"}}
     heard.mirror.put(item)
@@ -72,6 +73,17 @@ def test_the_servers_bookkeeping_is_left_out_and_a_reader_cannot_change_what_is_
     assert found["metadata"]["annotations"] == {"mine": "yes"}
     found["metadata"]["name"] = "changed"
     assert heard.names() == {"chat": "1"}
+
+
+@pytest.mark.parametrize("kind", ["HTTPRoute", "Service"])
+def test_of_what_requests_go_through_it_is_kept_who_changed_it_when(kind: str) -> None:
+    heard = Heard()
+    item = made(kind, "chat", 1)
+    at = "2026-01-01T00:00:00Z"
+    item["metadata"]["managedFields"] = [{"manager": "aerie", "time": at, "fieldsV1": {"f:spec": {}}, "operation": "Apply"}]
+    heard.mirror.put(item)
+    (found,) = heard.mirror.belonging(CHAT)
+    assert found["metadata"]["managedFields"] == [{"manager": "aerie", "time": at}]
 
 
 def test_an_older_version_never_follows_a_newer_one_and_a_repetition_is_no_news() -> None:

@@ -1,15 +1,16 @@
 """All that may happen to a resource, in any order: users, people's words, figures, crashes of the operator, pods that come and
 go.
 
-Safety: what serves is not given up, no engine starts before its preflight has passed, nothing is promoted without evidence or
-a person's word, one transition at a time. Liveness: left alone, it ends with what the spec asks for or says why not, and then
-nothing is written any more.
+Safety: what serves is not given up, nothing is sent to where nobody serves while somebody else does, no engine starts before its
+preflight has passed, nothing is promoted without evidence or a person's word, one transition at a time. Liveness: left alone, it
+ends with what the spec asks for or says why not, and then nothing is written any more.
 """
 
 from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aerie.rollout.pods import ready
 from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
 
+GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
 NEIGHBOURS: dict[str | None, set[str | None]] = {
     None: {None, "Starting", "Promoting"},
     "Starting": {"Starting", "WarmingUp", "RollingBack"},
@@ -46,14 +48,21 @@ class Rollouts(RuleBasedStateMachine):
     @initialize(
         phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Watching", "Rechecking"]),
         replicas=st.integers(1, 4),
+        gateway=st.sampled_from([True, True, False]),
+        reuse=st.booleans(),
     )
-    def somewhere_on_the_way(self, phase: str | None, replicas: int) -> None:
+    def somewhere_on_the_way(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
+        rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
         if phase in ("Watching", "Rechecking"):
-            self.world, _ = watching(replicas=replicas)
+            self.world, _ = watching(replicas=replicas, rollout=rollout)
             self.world.measure_alone(4 if phase == "Rechecking" else 0, 2.4)
             assert self.world.status["phase"] == phase
         elif phase is not None:
-            self.world, _ = canarying(phase, replicas=replicas)
+            if reuse and replicas > 2:
+                rollout["canary"] = {"capacity": "Reuse"}
+            self.world, _ = canarying(phase, replicas=replicas, rollout=rollout)
+        self.world.now += timedelta(minutes=1)
+        self.world.dated = True
 
     @rule(times=st.integers(1, 6))
     def all_goes_well(self, times: int) -> None:
@@ -86,6 +95,8 @@ class Rollouts(RuleBasedStateMachine):
         said = dict(world.document["metadata"].get("annotations") or {})
         self.seen = self.serving() if parts == 1000 else None
         plan = world.step(parts)
+        if parts == 1000 and world.document["spec"]["replicas"] and world.status["phase"] != "Paused":
+            assert not world.lost(), "requests go where nobody serves"
         deleted = {reference.name for reference in plan.delete}
         assert served is None or f"chat-{served['revision']}" not in deleted, "what serves by the status is never deleted"
         after = world.status
@@ -127,7 +138,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(paused=st.booleans(), reuse=st.booleans(), gateway=st.booleans(), delay=st.sampled_from(["0s", "10m", "3h"]))
     def other_terms(self, paused: bool, reuse: bool, gateway: bool, delay: str) -> None:
-        traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}} if gateway else {"mode": "Service"}
+        traffic = GATEWAY if gateway else {"mode": "Service"}
         capacity = "Reuse" if reuse and self.world.document["spec"]["replicas"] > 2 else "Surge"
         canary = {"capacity": capacity, "scaleDownDelay": delay}
         self.seen = None
@@ -161,9 +172,9 @@ class Rollouts(RuleBasedStateMachine):
     def what_is_new_crashes(self, restarts: int) -> None:
         self.world.crash((self.world.status.get("canary") or self.world.status["stable"])["revision"], restarts)
 
-    @rule(minutes=st.sampled_from([1, 6, 31]))
-    def time_passes(self, minutes: int) -> None:
-        self.world.now += timedelta(minutes=minutes)
+    @rule(seconds=st.sampled_from([3, 60, 360, 1860]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.now += timedelta(seconds=seconds)
 
     @rule(data=st.data())
     @precondition(lambda self: self.world.objects)
@@ -194,7 +205,7 @@ class Rollouts(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone, with a person who says yes, it ends; and then nothing is written any more."""
         world = self.world
-        world.edit(rollout={"paused": False})
+        world.edit(rollout={**world.document["spec"].get("rollout", {}), "paused": False})
         for _ in range(60):
             self.look()
             world.check()

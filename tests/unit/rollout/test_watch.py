@@ -53,6 +53,7 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     assert world.status["phase"] == "Watching"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
     assert selector(world) == {names.NAME: "chat", names.REVISION: new}
+    world.step()  # the stable Service first, and then the route
     assert weights(world) == {"stable": ALL}
     assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
     assert world.status["stable"]["revision"] == new
@@ -122,11 +123,11 @@ def test_paused_they_stay_and_go_when_it_goes_on() -> None:
 def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str, Any]) -> None:
     world, old = watching(rollout=rollout)
     new = world.wanted
+    world.step()
     world.annotate(rollback=new)
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
     assert selector(world) == {names.NAME: "chat"}
-    assert not rollout or weights(world) == {"stable": ALL // 2, "canary": ALL // 2}, "two of four"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
     assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
     assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
@@ -134,6 +135,13 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
         "models/eagle31",
         "models/eagle3",
     )
+    shares = []
+    for _ in range(4 if rollout else 0):
+        shares.append(weights(world))
+        world.step()
+    if rollout:
+        assert shares[0] == {"stable": 0, "canary": ALL}, "the promoted pods, until the stable Service leads to the others"
+        assert shares[-1] == {"stable": ALL // 2, "canary": ALL // 2}, "two of four"
     on_the_way_back(world, "RolledBack")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
@@ -198,6 +206,7 @@ def fallen() -> tuple[World, str]:
 
 def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with() -> None:
     world, _ = fallen()
+    world.step()  # their Service first, and then the route
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
     assert selector(world) == {names.NAME: "chat"}
     assert "2.40 since the promotion, 20 % below the 3.0" in world.status["analysis"]["reason"]

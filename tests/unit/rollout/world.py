@@ -1,6 +1,7 @@
 """A world for the operator's decisions, that does what Kubernetes would: it keeps objects, its pods start, crash and go.
 
-The operator may crash after any part of a plan. Blocks of an analysis come from `measure`, as a scraper would have closed them.
+The operator may crash after any part of a plan. Endpoints follow the selector of a Service after `LAG`. Blocks of an analysis
+come from `measure`, as a scraper would have closed them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
+from aerie.rollout.handover import ENDPOINTS
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 from aerie.rollout.slots import Turn
@@ -34,6 +36,8 @@ from aerie.tuning.advice import Advice
 IMAGE = Runner("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
+LAG = timedelta(seconds=5)
+"""From a change of a Service until the gateway's proxies know the pods behind it."""
 K_OF_SPEC = 3
 """Where the spec names none."""
 
@@ -69,7 +73,9 @@ class World:
         self.advice: Advice | None = None
         self.turn = Turn()
         self.dated = False
-        """Whether the route tells when it was changed; else requests follow it at once."""
+        """Whether Services and the route tell when they were changed; else requests follow them at once."""
+        self.led: dict[str, list[tuple[datetime, dict[str, str]]]] = {}
+        """Selectors of each Service, by its uid, and since when the API server has them."""
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -131,15 +137,21 @@ class World:
         self.objects[key] = copy.deepcopy(item)
         metadata = self.objects[key]["metadata"]
         metadata["uid"] = uid
-        if item["kind"] == "HTTPRoute" and self.dated:
+        if item["kind"] == "Service":
+            led = self.led.setdefault(uid, [])
+            if not led or led[-1][1] != item["spec"]["selector"]:
+                led.append((self.now, copy.deepcopy(item["spec"]["selector"])))
+        if item["kind"] in ("HTTPRoute", "Service") and self.dated:
             metadata["generation"] = before.get("metadata", {}).get("generation", 0) + 1
             metadata["managedFields"] = [{"manager": names.FIELD_MANAGER, "time": self.now.isoformat()}]
         if kept:
             self.objects[key]["status"] = kept
 
     def _nobody_is_sent_to(self, deployment: dict[str, Any]) -> None:
-        """The route gives nothing to an arm whose last pods go: a gateway would answer with 503. But where no pod is wanted."""
-        if self.document["spec"]["replicas"] == 0:
+        """The route gives nothing to an arm whose last pods go: a gateway would answer with 503. But where no pod is wanted any
+        more, or no route."""
+        traffic = self.document["spec"].get("rollout", {}).get("traffic", {})
+        if self.document["spec"]["replicas"] == 0 or traffic.get("mode") != "Gateway":
             return
         mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pods.ready(pod)]
         route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
@@ -151,6 +163,39 @@ class World:
                 for pod in self.pods
             )
             assert not hit or left or backend["weight"] == 0, f"{backend} gets requests, and its last pods go"
+
+    # -- the gateway
+    def sent(self) -> dict[str, int]:
+        """What the route gives each Service."""
+        route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
+        backends = route["spec"]["rules"][0]["backendRefs"] if route else ()
+        return {backend["name"]: backend["weight"] for backend in backends}
+
+    def endpoints(self, service: str, at: datetime, age: timedelta = LAG) -> int:
+        """Pods that serve, of those that proxies know to be behind the Service at a time, if nothing changes until then. Of a
+        Service that leads to them for less than `age` by then, none."""
+        item = self.objects.get(("Service", service))
+        known = [one for one in self.led[item["metadata"]["uid"]] if one[0] + LAG <= at] if item else []
+        if not known or known[-1][0] + age > at:
+            return 0
+        return sum(known[-1][1].items() <= pod["metadata"]["labels"].items() and pods.ready(pod) for pod in self.pods)
+
+    def lost(self) -> list[str]:
+        """Arms that get requests, now or when endpoints have followed, and of which nobody serves then, while an arm that has
+        long been there could serve them."""
+        arms = [name for kind, name in self.objects if kind == "Service" and name != self.document["metadata"]["name"]]
+        found = []
+        for at, age in ((self.now, ENDPOINTS), (self.now + LAG, ENDPOINTS + LAG)):
+            others = [name for name in arms if self.endpoints(name, at, age)]
+            found += [name for name, weight in self.sent().items() if weight and others and not self.endpoints(name, at)]
+        return found
+
+    def heaviest(self) -> float:
+        """The largest load of a pod, of all that proxies send to now, as a multiple of what it would be if all that serve had
+        the same."""
+        sent = self.sent()
+        each = [weight / sum(sent.values()) / max(1, self.endpoints(name, self.now)) for name, weight in sent.items()]
+        return max(each) * self.serving()
 
     # -- the cluster
     def deployments(self, *, control: bool = False) -> dict[str, dict[str, Any]]:
