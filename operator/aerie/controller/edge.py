@@ -33,8 +33,7 @@ from aerie.controller.mirror import Mirror
 
 
 _CHUNK = 25
-"""Objects in one answer to a list of Kopf's, which lists all kinds at the same time and holds what it has read for a while: what is
-held then was a third of the operator's memory at its most."""
+"""Objects in one answer to a list of Kopf's, which lists all kinds at the same time and holds what it has read for a while."""
 
 
 class _ForEver(Iterable[float]):
