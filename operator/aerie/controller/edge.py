@@ -31,7 +31,6 @@ from aerie.controller.client import Kind, Object
 from aerie.controller.listing import MIRRORED
 from aerie.controller.mirror import Mirror
 
-
 _CHUNK = 25
 """Objects in one answer to a list of Kopf's, which lists all kinds at the same time and holds what it has read for a while."""
 
