@@ -512,6 +512,15 @@ class Cluster(World):
                 pod.become("Loading", self.now, self.now + timedelta(seconds=self.load))
         self.react()
 
+    def cure(self) -> None:
+        """What is wrong with drafters passes too."""
+        for revision, drafter in self.drafters.items():
+            self.drafters[revision] = "good" if drafter in BROKEN else drafter
+        for pod in self.fleet:
+            if pod.alive and pod.state == "Loading" and pod.serves_at is None:
+                pod.become("Crashing", self.now)
+        self.heal()
+
     def branch(self) -> Cluster:
         """A copy to try something on."""
         return copy.deepcopy(replace_callback(self))

@@ -62,6 +62,10 @@ def no_serving_pod_given_up(look: Look) -> str:
     excused = 0 if replicas < 3 else max(1, replicas // 20)
     if after >= min(before, floor - excused):
         return ""
+    status = look.observed.resource.status
+    last = status.history[0] if status and status.history else None
+    if last is not None and "cannot stand in" in last.reason and 2 * after >= before:
+        return ""  # neither of two revisions can start a pod any more, and a third is asked for: the larger one stays
     return f"{before} pods served, {after} are left, and the spec ({replicas} replicas) allows {floor} less {excused} late ones"
 
 
@@ -103,9 +107,9 @@ def taken_up(cluster: Cluster) -> str:
 
 
 def faultless_is_promoted(cluster: Cluster) -> str:
-    """When nothing is wrong with the cluster any more, nor with the drafter that is asked for, it is promoted, of whatever size:
-    where there are requests by itself, and else by a person's word."""
-    cluster.heal()
+    """When nothing is wrong any more with the cluster, nor with drafters that serve or are asked for, what is asked for is
+    promoted, of whatever size: where there are requests by itself, and else by a person's word."""
+    cluster.cure()
     _good_spec(cluster)
     wanted = cluster.wanted
 
@@ -179,6 +183,8 @@ def _decided(cluster: Cluster) -> str:
     canary, message = status.get("canary"), cluster.message("Progressing")
     if status["phase"] == "Paused":
         return "Paused"
+    if status.get("previous") and "do not serve" in message and "aerie.dev/rollback" in message:
+        return str(status["phase"])
     if canary is None:
         return "" if status.get("previous") or status["phase"] not in _FINAL else str(status["phase"])
     if "aerie.dev/promote" in message or any(words in message for words in _ROOM):
@@ -205,7 +211,8 @@ def _good_spec(cluster: Cluster) -> None:
     """A spec that nobody has asked for before and with which nothing is wrong, and nobody's word against it."""
     spec = cluster.document["spec"]
     cluster.document["metadata"].pop("annotations", None)
-    rollout = {**spec.get("rollout", {}), "paused": False}
+    rollout = {**spec.get("rollout", {}), "paused": False, "progressDeadline": "1h"}
+    rollout["analysis"] = {**rollout.get("analysis", {}), "onInconclusive": "Hold"}
     cluster.edit(rollout=rollout, drafter={"source": {"volumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}})
 
 
