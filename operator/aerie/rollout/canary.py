@@ -33,7 +33,7 @@ from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
 from aerie.rollout.observed import Observed
 from aerie.rollout.questions import unasked
 from aerie.rollout.route import refusal, refused_since
-from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, told
+from aerie.rollout.sentences import PROMOTE, ROLL_BACK, finding_of, stuck, told
 from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
@@ -143,6 +143,8 @@ def _ended(
         done = Finding(PROGRESSING, "False", "Complete", f"revision {known.revision} is rolled out")
         return Way(None, Arms(fleet.stable.pods.asked), {}, done, analysis, outcome, timedelta(0))  # watch.py goes on with it
     trouble = _trouble(observed, stable, known)
+    if step.end == "Failed" and fleet.only_control_missing:
+        why = f"{why} Its own serve; those of its control, which are of the stable revision {stable.revision}, do not."
     if step.end == "Failed" and trouble is not None:
         why = f"{why} {trouble.message[:1].upper()}{trouble.message[1:]}"
     elif step.end == "Failed" and (unrouted := refusal(observed)):
@@ -165,20 +167,19 @@ def withdraw(
     resource = observed.resource
     since = stalled_since(known) if known.phase == "RollingBack" else None
     fleet = Fleet.of(observed, stable.revision, known.revision, now, since, grows="stable")
-    replicas, given_up = resource.spec.replicas, known.step_started_at is not None
-    arms = Arms(min(replicas, capacity.judged(fleet.places).stable), fleet.canary.pods.asked)
-    if given_up:  # stable pods have made room for it
-        arms = capacity.withdrawn(fleet.places, fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
-    elif outcome is None:
-        arms = replace(arms, canary=0)
-    owed = ALL - ALL * min(fleet.stable.pods.serving, replicas) // max(1, replicas) if given_up else 0
-    weights = traffic.shared(owed, replicas, arms, fleet.stable.pods, fleet.canary.pods)
-    if outcome is None and arms.canary == 0:
+    replicas, groups = resource.spec.replicas, (fleet.stable.pods, fleet.canary.pods, fleet.control.pods)
+    arms = capacity.withdrawn(fleet.places, *groups)
+    weights = traffic.standing_in(replicas, arms, *groups)
+    if outcome is not None and known.step_started_at is None:  # traffic first
+        arms = replace(arms, canary=fleet.canary.pods.asked)
+    if outcome is None and arms.canary == arms.control == 0:
         done = Finding(PROGRESSING, "False", "RolledBack", f"revision {known.revision} is gone")
         return Way(None, arms, weights, done, analysis, again=timedelta(0))
     said = outcome or next((one for one in (resource.status or Status()).history if one.revision == known.revision), None)
     why = f"{said.reason} " if said else ""
     message = f"{why}{fleet.stable.pods.serving} of {replicas} pods of revision {stable.revision} serve."
+    if outcome is None and fleet.stuck_back:
+        message = f"{message} {stuck(resource, stable, known)}"
     finding = Finding(PROGRESSING, "True", "RollingBack", message)
     arm = known.model_copy(update={"phase": "RollingBack"})
     arm = arm.model_copy(update={"waiting": _waiting(known, arm, fleet, arms, now)})

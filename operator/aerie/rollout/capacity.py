@@ -97,11 +97,14 @@ def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) 
 
 
 def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:
-    """On the way back to the stable arm alone, after stable pods have made room: a canary's pod goes when a stable one serves."""
+    """On the way back to the stable arm alone: pods of control and canary stand in for stable ones that do not serve, and one
+    goes when a stable one serves."""
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(places.replicas - stable.asked, free))
-    kept = max(0, min(canary.asked, places.floor - stable.done)) if canary.serving else 0
-    return Arms(min(places.replicas, stable.asked + more_stable), kept)
+    needed = places.floor - stable.done
+    same = max(0, min(control.asked, needed)) if control.serving else 0
+    kept = max(0, min(canary.asked, needed - min(same, control.serving))) if canary.serving else 0
+    return Arms(min(places.replicas, stable.asked + more_stable), kept, same)
 
 
 def kept(places: Places) -> int:

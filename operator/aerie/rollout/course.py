@@ -32,6 +32,7 @@ from aerie.rollout import canary, pods, rollback, watch
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
+from aerie.rollout.fleet import Fleet
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.traffic import ALL
@@ -74,7 +75,7 @@ class Course:
     @property
     def all_serve(self) -> bool:
         """Whether requests are for all pods that there are."""
-        return self.previous is None or self.previous.phase == "Rechecking"
+        return self.previous is None or self.previous.phase == "Rechecking" or self.weights.get("previous", 0) > 0
 
     @property
     def only(self) -> str | None:
@@ -188,6 +189,10 @@ def _watched(observed: Observed, wanted: Wanted, serving: Course, stable: Arm, p
         why = "The spec is that of the revision before again."
         found = watch.taken_back(observed, stable, previous, why, status.analysis, now, "Superseded")
         return _with(serving, found)
+    fleet = Fleet.of(observed, previous.revision, stable.revision, now)
+    if watch.standing_in(fleet):  # the promoted pods cannot do without them, so one of the two has to become whole first
+        why = f"The spec has changed, and only {fleet.canary.pods.serving} of its pods serve."
+        return _with(serving, watch.taken_back(observed, stable, previous, why, status.analysis, now, "Superseded"))
     message = f"pods of revision {previous.revision}, which were kept since the promotion of {stable.revision}, go first"
     over = watch.Watch(None, watch.closed(status.analysis), serving.weights, Finding(PROGRESSING, "True", "Preflight", message))
     return replace(_with(serving, over), phase="Preflight", again=timedelta(0))

@@ -47,7 +47,7 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     resource = choice.resource
     observed, leftovers = without_leftovers(replace(observed, resource=resource))
     observed, overdue = observed.alive(now)
-    observed = recovered(observed)
+    observed = recovered(observed, now)
     paused = observed.resource.spec.rollout.paused
     if observed.unlisted:
         observed = replace(observed, resource=_resting(observed.resource))

@@ -13,7 +13,7 @@ from typing import Literal
 
 from aerie.rollout import capacity, pods
 from aerie.rollout.capacity import Arms, Places, Pods
-from aerie.rollout.lateness import Lateness, lateness
+from aerie.rollout.lateness import STALL, Lateness, lateness
 from aerie.rollout.observed import Object, Observed
 
 _GROWING = ("Ramping", "Promoting")
@@ -63,6 +63,10 @@ class Fleet:
     stable: Group
     canary: Group
     control: Group
+    stalled: bool = False
+    """Whether the arm that grows has got no further for so long that it is late, whether its pods have ever been made or not."""
+    stalls_at: datetime | None = None
+    """When it will be; None when it is, or is not waited for."""
 
     @classmethod
     def of(
@@ -76,12 +80,15 @@ class Fleet:
     ) -> Fleet:
         """`stalled_since`: since when pods of the arm that `grows` have been waited for without progress, by the status."""
         spec = observed.resource.spec
+        stalls = stalled_since + STALL * spec.rollout.progress_deadline if stalled_since is not None else None
         forth, back = (stalled_since, None) if grows == "canary" else (None, stalled_since)
         return cls(
             Places.of(spec.replicas, spec.rollout.canary),
             Group.of(observed, stable, now, stalled_since=back),
             Group.of(observed, canary, now, stalled_since=forth),
             Group.of(observed, stable, now, control=True, stalled_since=forth),
+            stalls is not None and now >= stalls,
+            stalls if stalls is not None and now < stalls else None,
         )
 
     def asked(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> Arms:
@@ -111,7 +118,12 @@ class Fleet:
     @property
     def stuck_back(self) -> bool:
         """Whether so many stable pods are late, for whatever reason, that the way back to them does not end by itself."""
-        return _missed(self.stable)
+        return _missed(self.stable) or (self.stalled and not self.stable.lateness.wants_room)
+
+    @property
+    def only_control_missing(self) -> bool:
+        """Whether a canary that starts waits for pods of the stable revision alone."""
+        return self.canary.pods.done >= self.places.canary and self.control.pods.done < self.places.control
 
     def late(self, phase: str) -> bool:
         """Whether pods that the phase waits for are late, and too many of them to be excused.
@@ -121,7 +133,8 @@ class Fleet:
         """
         if phase in _GROWING:
             return self.canary.too_late
-        return any(_missed(group) for group in (self.canary, self.control))
+        groups = (self.canary, self.control)
+        return any(map(_missed, groups)) or (self.stalled and not any(group.lateness.wants_room for group in groups))
 
     def roomless(self) -> bool:
         """Whether all that is late waits for room: of what the canary is, nothing is known then."""
@@ -131,7 +144,8 @@ class Fleet:
     def late_at(self, phase: str) -> datetime | None:
         """When the next pod that the phase waits for becomes late."""
         groups = (self.canary,) if phase in _GROWING else (self.canary, self.control)
-        return min((group.lateness.next_at for group in groups if group.lateness.next_at is not None), default=None)
+        moments = [group.lateness.next_at for group in groups] + ([] if phase in _GROWING else [self.stalls_at])
+        return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _missed(group: Group) -> bool:

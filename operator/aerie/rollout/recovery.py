@@ -1,43 +1,52 @@
 """What is stable where the status does not say it any more: after a restore without status, or `status: null` by hand.
 
 The status is the only record of what is stable, but the pods that serve are there to be seen. A resource without a status, of
-which pods serve, gets the revision of those pods back as its stable one; what the revision is, its preflight's record
-says. From there on all is as ever: where the spec asks for another revision, it goes out by a canary.
+which pods serve, gets the revision of most of those pods back as its stable one, and of as many the one that was it; what the
+revision is, its preflight's record says. Another revision of which pods serve is a canary on its way out, so that its pods stay
+as long as they are needed. From there on all is as ever: where the spec asks for another revision, it goes out by a canary.
+
+The same holds where the status says that nothing is stable yet, and pods serve of which it knows nothing.
 
 Guarantees: pure; pods that serve are not deleted because nobody remembers them. Not guaranteed: the rest of what was lost, such
-as a canary under way, which is withdrawn and begins anew, and the history.
+as a canary under way, which begins anew, and the history.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.status import Arm, Status
+from aerie.api.status import Arm, CanaryArm, Status
 from aerie.resources import names, preflight
 from aerie.rollout import pods
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.wanted import read_wanted
 
 
-def recovered(observed: Observed) -> Observed:
-    """The same, with a stable arm in the status where there is no status and pods serve."""
+def recovered(observed: Observed, now: datetime) -> Observed:
+    """The same, with a stable arm in the status where it has none and pods serve that it does not know."""
     resource, status = observed.resource, observed.resource.status or Status()
-    if status.phase is not None:  # written by Aerie, and so whole: an arm that is not there has not begun
+    first = status.canary
+    if status.stable is not None or (first is not None and any(map(pods.ready, observed.group(first.revision)))):
         return observed
-    serving: dict[str, tuple[bool, int]] = {}
+    serving: dict[str, tuple[int, bool]] = {}
     for item in observed.of("Deployment"):
         revision = labels(item).get(names.REVISION)
         if revision is None or labels(item).get(names.CONTROL) == "true" or not owned(item, resource.metadata.uid):
             continue
         count = sum(map(pods.ready, observed.group(revision)))
         if count:
-            serving[revision] = (labels(item).get(names.ARM) == "stable", count)
+            serving[revision] = (count, labels(item).get(names.ARM) == "stable")
     if not serving:
         return observed
-    revision = max(serving, key=lambda each: (*serving[each], each))
-    status = status.model_copy(update={"stable": _arm(observed, revision)})
+    stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)
+    update: dict[str, Arm] = {"stable": _arm(observed, stable)}
+    if others and first is None:
+        known = dict(_arm(observed, others[0]))
+        update["canary"] = CanaryArm(**known, change="", phase="RollingBack", started_at=now, ready_at=now, step_started_at=now)
+    status = status.model_copy(update=update)
     return replace(observed, resource=resource.model_copy(update={"status": status}))
 
 

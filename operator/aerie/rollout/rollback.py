@@ -7,8 +7,8 @@ The image, the token or the nodes of the stable revision may be gone; its pods t
 clients have. Nobody is asked to wait for that: from progressDeadline on, a new spec or the annotation aerie.dev/promote is heard.
 
 Guarantees: pure; no pod that serves is given up; what was rejected becomes stable only by a person's word or under a newer spec
-that follows at once. Where neither revision can start a pod any more, the second such step gives up what is left of the leaving
-revision, so that a new spec is taken up in any case.
+that follows at once. Where neither revision can start a pod any more, the second such step gives up what is left of that of which
+fewer serve, so that a new spec is taken up in any case.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from aerie.rollout.observed import Observed
 from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
+_LIMIT = "Its pods have not served again for spec.rollout.progressDeadline"
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -41,11 +43,11 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
     promoted = canary.word(observed.resource, known.revision) == "promote"
     third = wanted.revision not in (known.revision, stable.revision) and not wanted.problem
     fleet = Fleet.of(observed, stable.revision, known.revision, now, canary.stalled_since(known), grows="stable")
-    if not (promoted or third) or known.step_started_at is None or not fleet.stuck_back:
+    if not (promoted or third) or not fleet.stuck_back:
         return None
     status = observed.resource.status or Status()
     last = status.history[0] if status.history else None
-    both = last is not None and (last.revision, last.result) == (known.revision, "Failed")
+    both = last is not None and last.revision == known.revision and last.reason.startswith(_LIMIT)
     leaving = CanaryArm(
         **dict(stable),
         change=known.change,
@@ -54,17 +56,22 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
         ready_at=known.started_at,
         step_started_at=now,
     )
-    limit, serving = "Its pods have not served again for spec.rollout.progressDeadline", fleet.canary.pods.serving
+    serving = fleet.canary.pods.serving
     if third and (both or not serving):
-        why = f"{limit}, and revision {known.revision} cannot stand in for it: revision {wanted.revision} follows."
+        kept, other = (known, stable) if serving > fleet.stable.pods.serving else (stable, known)
+        why = f"{_LIMIT}, and revision {other.revision} cannot stand in for {kept.revision}: revision {wanted.revision} follows."
         outcome = outcome_of(leaving, "Failed", why, status, None, now)
         finding = Finding(PROGRESSING, "True", "RollingBack", why)
-        return Turn(
-            stable, Way(None, Arms(observed.resource.spec.replicas), {"stable": ALL}, finding, None, outcome, timedelta(0))
-        )
-    why = f"{limit}. So revision {known.revision}, of which {serving} pods serve, is the stable one."
+        way = Way(None, Arms(observed.resource.spec.replicas), {"stable": ALL}, finding, None, outcome, timedelta(0))
+        return Turn(_arm(kept), way)
+    why = f"{_LIMIT}. So revision {known.revision}, of which {serving} pods serve, is the stable one."
     outcome = outcome_of(leaving, "Failed", why, status, None, now)
     way = canary.withdraw(observed, known, leaving, None, outcome, now)
     # Traffic first: its pods go with the next look, when it is written that they are to.
     way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, fleet.stable.pods.asked)))
-    return Turn(Arm(**{name: getattr(known, name) for name in Arm.model_fields}), way)
+    return Turn(_arm(known), way)
+
+
+def _arm(found: Arm) -> Arm:
+    """Without what makes it a canary."""
+    return Arm(**{name: getattr(found, name) for name in Arm.model_fields})

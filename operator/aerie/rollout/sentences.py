@@ -61,8 +61,20 @@ def told(
             return analysis.reason if analysis else "the analysis has begun"
 
 
-def kept(resource: SpeculativeDeployment, stable: Arm, previous: PreviousArm, analysis: AnalysisStatus | None) -> str:
-    """What is going on while pods of the revision before stay."""
+def stuck(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
+    """What a person can do where pods of the stable revision do not come back."""
+    where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
+    return (
+        f"Pods of revision {stable.revision} have not served for spec.rollout.progressDeadline; should they never, write another "
+        f"spec, which is taken up, or keep revision {canary.revision}: kubectl annotate --overwrite {where} "
+        f"{PROMOTE}={canary.revision}"
+    )
+
+
+def kept(
+    resource: SpeculativeDeployment, stable: Arm, previous: PreviousArm, analysis: AnalysisStatus | None, needed: int = 0
+) -> str:
+    """What is going on while pods of the revision before stay. `needed`: so many promoted pods do not serve, and time is over."""
     where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     back = f"to go back to them at once: kubectl annotate --overwrite {where} {ROLL_BACK}={stable.revision}"
     pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
@@ -70,6 +82,11 @@ def kept(resource: SpeculativeDeployment, stable: Arm, previous: PreviousArm, an
         until = previous.since + RECHECK
         why = analysis.reason if analysis else ""
         return f"{why} So {pods} of revision {previous.revision} get requests until {until:%H:%M:%S} UTC, to compare; {back}"
+    if needed:
+        return (
+            f"{needed} pods of revision {stable.revision}, which is promoted, do not serve, so {pods} of revision "
+            f"{previous.revision} stay until they do; {back}"
+        )
     until = previous.since + resource.spec.rollout.canary.scale_down_delay
     return (
         f"revision {stable.revision} is promoted and has all requests; {pods} of revision {previous.revision} stay ready until "

@@ -20,7 +20,7 @@ from typing import Any
 
 from aerie.resources import names
 from aerie.resources.drift import drifted
-from aerie.rollout.observed import Object, Observed
+from aerie.rollout.observed import Object, Observed, owned
 from aerie.rollout.plan import Reference
 from aerie.rollout.route import spoken
 
@@ -35,6 +35,8 @@ _BEHIND = ("Deployment", "Service")
 def left(observed: Observed, made: Sequence[Mapping[str, Any]], now: datetime) -> timedelta | None:
     """Time until requests go as the route among `made` says, as far as that is known; None when they do."""
     wanted = next((item for item in made if item["kind"] == "HTTPRoute"), None)
+    if wanted is None and made and not observed.unlisted and any(owned(one, _uid(observed)) for one in observed.of("HTTPRoute")):
+        return SETTLES  # mode Gateway has ended: the route goes first
     live = wanted and observed.child("HTTPRoute", wanted["metadata"]["name"])
     if wanted is None or live is None:
         return None
@@ -61,6 +63,10 @@ def shrinks(observed: Observed, item: Mapping[str, Any]) -> bool:
 def may_go(reference: Reference) -> bool:
     """Whether it may be deleted although the route has not settled."""
     return reference.kind not in _BEHIND
+
+
+def _uid(observed: Observed) -> str | None:
+    return observed.resource.metadata.uid
 
 
 def changed(live: Object) -> datetime | None:

@@ -63,6 +63,16 @@ def shared(most: int, replicas: int, arms: Arms, stable: Pods, canary: Pods) -> 
     return ramped(min(most, able), _staying(stable, arms.stable), _staying(canary, arms.canary))
 
 
+def standing_in(replicas: int, arms: Arms, stable: Pods, canary: Pods, control: Pods) -> dict[str, int]:
+    """While the canary goes: it has what the serving pods of the stable revision cannot bear, if any of its pods stays."""
+    both = Pods(serving=stable.serving + min(control.serving, arms.control))
+    owed = ALL - ALL * min(both.serving, replicas) // max(1, replicas)
+    asked = Arms(arms.stable + arms.control, arms.canary)
+    weights = shared(owed, replicas, asked, both, canary)
+    of_control = weights["stable"] * (both.serving - stable.serving) // max(1, both.serving)
+    return {"stable": weights["stable"] - of_control, "canary": weights["canary"], "control": of_control}
+
+
 def _staying(pods: Pods, asked: int) -> Pods:
     """Of an arm's pods, those that are asked for."""
     return replace(pods, serving=min(pods.serving, asked))

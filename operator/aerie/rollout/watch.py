@@ -80,7 +80,8 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
     """The watch, one look later; the spec asks for the stable revision."""
     resource, status = observed.resource, observed.resource.status or Status()
     fleet = Fleet.of(observed, previous.revision, stable.revision, now)
-    count = min(capacity.kept(fleet.places), previous.replicas)
+    needed = min(previous.replicas, standing_in(fleet))
+    count = max(needed, min(capacity.kept(fleet.places), previous.replicas))
     if not count:
         return _over(stable, status.analysis)
     previous = previous.model_copy(update={"replicas": count})
@@ -99,6 +100,8 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
     frozen = status.analysis.parameters if status.analysis else resource.spec.rollout.analysis
     step = advance(stage, looks, Terms(resource.spec.rollout.canary, frozen, patience), now)
     analysis = _written(status.analysis, evidence)
+    if step.end == "Over" and needed:
+        return _at(observed, stable, previous, fleet, analysis, _soon(fleet, now), needed)
     if step.end == "Over":
         if analysis is not None and previous.phase == "Rechecking":
             said = f"{analysis.reason} Pods of revision {previous.revision} were not certainly better at the same time."
@@ -114,6 +117,11 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
         analysis = _written(analysis, evidence and evidence.renewed(now))
         analysis = analysis and analysis.model_copy(update={"reason": step.why})
     return _at(observed, stable, previous, fleet, analysis, step.again)
+
+
+def standing_in(fleet: Fleet) -> int:
+    """Kept pods that clients cannot do without, because so many promoted ones do not serve."""
+    return max(0, fleet.places.floor - fleet.canary.pods.done) if fleet.stable.pods.serving else 0
 
 
 def taken_back(
@@ -153,15 +161,24 @@ def _at(
     fleet: Fleet,
     analysis: AnalysisStatus | None,
     again: timedelta | None,
+    needed: int = 0,
 ) -> Watch:
     resource = observed.resource
-    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis))
+    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis, needed))
     weights = {"stable": traffic.ALL}
+    if previous.phase == "Watching" and fleet.stable.pods.serving and not fleet.canary.pods.serving:
+        weights = {"stable": 0, "previous": traffic.ALL}
     if previous.phase == "Rechecking":
         arms = Arms(resource.spec.replicas, previous.replicas)
         found = traffic.in_proportion(arms, fleet.canary.pods, fleet.stable.pods, Pods())
         weights = {"stable": found["stable"], "previous": found["canary"]}
     return Watch(previous, analysis, weights, finding, again=again)
+
+
+def _soon(fleet: Fleet, now: datetime) -> timedelta | None:
+    """When another promoted pod is late, and may be excused."""
+    late_at = fleet.canary.lateness.next_at
+    return max(timedelta(0), late_at - now) if late_at is not None else None
 
 
 def _over(stable: Arm, analysis: AnalysisStatus | None) -> Watch:

@@ -65,7 +65,6 @@ class Tuning(Rollouts):
 
     def look(self, parts: int = 1000) -> None:
         world, before = self.world, self.world.status
-        said = dict(world.document["metadata"].get("annotations") or {})
         super().look(parts)
         after = world.status
         if after == before:
@@ -80,7 +79,7 @@ class Tuning(Rollouts):
             known = after.get("canary")
             assert known is None or known["revision"] == trial["revision"] or known["phase"] == "RollingBack", "one at a time"
             assert after.get("previous") is None
-        self.proven(before, after, said, alone)
+        self.proven(before, after, alone)
         chosen = tuning.get("chosen")
         if chosen is not None:
             event("a choice")
@@ -88,14 +87,14 @@ class Tuning(Rollouts):
             assert chosen["revision"] in {arm.get("revision") for arm in arms}
             assert chosen["revision"] != chosen["basis"]
 
-    def proven(self, before: dict[str, Any], after: dict[str, Any], said: dict[str, str], alone: str) -> None:
+    def proven(self, before: dict[str, Any], after: dict[str, Any], alone: str) -> None:
         """What has become stable by this pass is the spec's, or was before, or has passed a trial."""
         was, now = (before.get("stable") or {}).get("revision"), (after.get("stable") or {}).get("revision")
         if now in (was, alone, (before.get("previous") or {}).get("revision")) or was is None:
             return
         trial = (before.get("speculation") or {})["trial"]
         assert now == trial["revision"]
-        assert (after.get("analysis") or {}).get("verdict") == "Promote" or said.get("aerie.dev/promote") == now
+        assert (after.get("analysis") or {}).get("verdict") == "Promote" or now in self.words
         event("a trial was promoted")
 
 

@@ -1,0 +1,197 @@
+"""What serves goes on serving: pods that a rollout would take away stand in for those that do not serve."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.unit.rollout.cluster import MINUTE, Cluster
+from tests.unit.rollout.test_walk import come_to
+
+
+def fail(cluster: Cluster, revision: str, count: int = 1000) -> None:
+    """So many pods of the revision crash, and stay so."""
+    for pod in [pod for pod in cluster.fleet if pod.alive and pod.revision == revision][:count]:
+        pod.become("NotReady", cluster.now)
+    cluster.imageless.add(revision)
+    cluster.react()
+
+
+def recover(cluster: Cluster) -> None:
+    cluster.imageless.clear()
+    for pod in cluster.fleet:
+        if pod.alive and pod.state in ("NotReady", "Imageless"):
+            pod.become("Loading", cluster.now, cluster.now + MINUTE)
+
+
+def weights(cluster: Cluster) -> dict[str, int]:
+    rule = cluster.objects["HTTPRoute", "chat"]["spec"]["rules"][0]
+    return {backend["name"]: backend["weight"] for backend in rule["backendRefs"]}
+
+
+@pytest.mark.parametrize("how", ["spec", "word"])
+@pytest.mark.parametrize("phase", ["WarmingUp", "Analyzing", "AwaitingApproval"])
+def test_a_canary_that_alone_serves_stays_until_stable_pods_do(phase: str, how: str) -> None:
+    cluster = come_to(phase)
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    fail(cluster, old)
+    if how == "spec":
+        cluster.drafter("eagle32")
+    else:
+        cluster.annotate(rollback=new)
+    cluster.go_on(10 * MINUTE)
+    assert (cluster.status["phase"], cluster.serving()) == ("RollingBack", 1)
+    recover(cluster)
+    cluster.go_on(10 * MINUTE)
+    assert cluster.serving(old) >= 4
+    assert f"chat-{new}" not in cluster.replicas()
+
+
+def test_control_pods_stand_in_before_those_of_the_canary() -> None:
+    cluster = come_to("WarmingUp")
+    traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+    cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
+    cluster.go_on(MINUTE)
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"][:1]:
+        pod.become("NotReady", cluster.now)
+    cluster.react()
+    cluster.annotate(rollback=new)
+    cluster.go_on(MINUTE)
+    assert cluster.replicas() == {f"chat-{old}": 4, f"chat-{old}-control": 1, f"chat-{new}": 0}
+    assert weights(cluster) == {"chat-stable": 75_000, "chat-canary": 0, "chat-control": 25_000}
+    recover(cluster)
+    cluster.go_on(3 * MINUTE)
+    assert cluster.replicas() == {f"chat-{old}": 4}
+
+
+def test_a_rollback_that_cannot_end_says_what_a_person_can_do() -> None:
+    cluster = come_to("RollingBack")
+    old = cluster.status["stable"]["revision"]
+    fail(cluster, old)
+    cluster.go_on(20 * MINUTE)
+    assert "aerie.dev/promote" not in cluster.message("Progressing"), "its pods are not late yet"
+    cluster.go_on(timedelta(hours=1))
+    new = cluster.status["canary"]["revision"]
+    said = cluster.message("Progressing")
+    assert (
+        f"Pods of revision {old} have not served for spec.rollout.progressDeadline; should they never, write another spec" in said
+    )
+    assert said.endswith(f"kubectl annotate --overwrite specdep chat --namespace default aerie.dev/promote={new}")
+    del cluster.document["metadata"]["annotations"]
+    cluster.annotate(promote=new)
+    cluster.go_on(timedelta(hours=1))
+    assert cluster.status["stable"]["revision"] == new
+
+
+def test_a_canary_that_waits_for_its_control_says_whose_pods_are_missing() -> None:
+    cluster = come_to("Starting")
+    old = cluster.status["stable"]["revision"]
+    fail(cluster, old)
+    for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"]:
+        pod.become("Serving", cluster.now)
+    assert cluster.go_on(timedelta(hours=2), lambda: bool(cluster.status.get("history", [{}])[0]["result"] == "Failed"))
+    assert (
+        f"Its own serve; those of its control, which are of the stable revision {old}, do not."
+        in (cluster.status["history"][0]["reason"])
+    )
+
+
+@pytest.mark.parametrize("gateway", [True, False])
+def test_pods_that_were_kept_get_the_requests_while_no_promoted_one_serves(gateway: bool) -> None:
+    cluster = come_to("Watching")
+    if gateway:
+        traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+        cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
+        cluster.look()
+    new = cluster.wanted
+    assert cluster.objects["Service", "chat"]["spec"]["selector"]["aerie.dev/revision"] == new
+    fail(cluster, new)
+    cluster.look()
+    assert "aerie.dev/revision" not in cluster.objects["Service", "chat"]["spec"]["selector"]
+    assert not gateway or weights(cluster) == {"chat-stable": 0, "chat-previous": 100_000}
+    recover(cluster)
+    cluster.go_on(3 * MINUTE)
+    assert cluster.objects["Service", "chat"]["spec"]["selector"]["aerie.dev/revision"] == new
+    assert not gateway or weights(cluster) == {"chat-stable": 100_000}
+
+
+def test_kept_pods_stay_as_long_as_promoted_ones_are_missing() -> None:
+    cluster = come_to("Watching")
+    new, old = cluster.wanted, cluster.status["previous"]["revision"]
+    fail(cluster, new, 2)
+    cluster.go_on(20 * MINUTE)
+    assert cluster.status["phase"] == "Watching", "scaleDownDelay is over"
+    assert cluster.serving(old) == 2
+    assert "2 pods of revision" in cluster.message("Progressing")
+    recover(cluster)
+    cluster.go_on(10 * MINUTE)
+    assert cluster.status["phase"] == "Ready"
+    assert cluster.replicas() == {f"chat-{new}": 4}
+
+
+def test_a_new_spec_takes_no_kept_pods_away_that_serve_for_promoted_ones() -> None:
+    cluster = come_to("Watching")
+    fail(cluster, cluster.wanted, 2)
+    before = cluster.serving()
+    cluster.drafter("eagle32")
+    cluster.go_on(MINUTE)
+    assert cluster.serving() >= min(before, 4)
+    cluster.go_on(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
+    assert cluster.status["stable"]["revision"] == cluster.wanted
+
+
+def test_a_status_lost_in_the_promotion_is_recovered_without_giving_up_pods() -> None:
+    cluster = come_to("Promoting")
+    cluster.go_on(10 * MINUTE, lambda: cluster.serving(cluster.wanted) >= 3)
+    new = cluster.wanted
+    del cluster.document["status"]
+    cluster.look()
+    assert cluster.status["stable"]["revision"] == new, "of which most pods serve"
+    lowest = cluster.serving()
+    cluster.on_look = lambda _: None
+    for _ in range(30):
+        cluster.go_on(MINUTE)
+        lowest = min(lowest, cluster.serving())
+    assert lowest >= 4
+    assert cluster.replicas() == {f"chat-{new}": 4}
+
+
+def test_pods_that_come_to_serve_while_nothing_is_stable_are_adopted() -> None:
+    cluster = Cluster(replicas=2, load=300)
+    cluster.go_on(MINUTE)
+    first = cluster.wanted
+    cluster.unlisted["Job"] = cluster.now + 10 * MINUTE  # nothing is deleted meanwhile
+    cluster.drafter("refused")
+    cluster.go_on(30 * MINUTE)
+    assert cluster.status["stable"]["revision"] == first
+    assert cluster.serving(first) == 2
+
+
+def test_a_spec_that_cannot_run_gives_up_no_canary_that_alone_serves() -> None:
+    """Its outcome is Failed too, as that of a rollback which was turned round."""
+    cluster = come_to("Promoting")
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    cluster.go_on(10 * MINUTE, lambda: cluster.serving(new) >= 3)
+    fail(cluster, old)
+    cluster.edit(drafter=None)
+    cluster.go_on(timedelta(hours=2))
+    cluster.drafter("eagle32")
+    before = cluster.serving(new)
+    cluster.go_on(MINUTE)
+    assert cluster.serving(new) == before > 0
+    assert cluster.status["stable"]["revision"] == new
+
+
+def test_a_canary_whose_control_cannot_be_made_waits_not_for_ever() -> None:
+    """Nothing tells any more what the stable pods were made of."""
+    cluster = come_to("Preflight")
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    for kind, name in [("ConfigMap", f"chat-{old}-preflight"), ("Deployment", f"chat-{old}")]:
+        cluster.delete(kind, name)
+    cluster.react()
+    cluster.go_on(timedelta(hours=3))
+    assert cluster.status["history"][0]["result"] == "Failed"
+    assert (cluster.status["phase"], cluster.serving(new)) == ("RollingBack", 1), "nobody else serves"
+    assert f"aerie.dev/promote={new}" in cluster.message("Progressing")

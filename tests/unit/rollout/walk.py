@@ -1,0 +1,350 @@
+"""A random walk through all that may happen to a resource and its cluster, from a seed: users, people's words, an autoscaler,
+pods, nodes, quotas, the API server's errors, crashes of the operator, lost statuses.
+
+Each step does one thing and lets some looks follow; each look is held against the invariants (invariants.py). At the end of a
+walk it is left alone, thrice, on copies: as it is, with a new spec, and healed.
+
+Guarantees: the same seed makes the same walk with the same code. `InvariantError` says which invariant does not hold, and by
+which steps it was come to.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from tests.unit.rollout import invariants
+from tests.unit.rollout.cluster import MINUTE, Cluster, Look, Refusing
+
+SIZES = (0, 1, 1, 2, 2, 3, 4, 4, 5, 8, 24, 40, 64)
+DRAFTERS = ("eagle3", "eagle31", "eagle32", "equal", "worse", "crashing", "hanging", "refused")
+KINDS = ("Deployment", "Deployment", "Service", "ConfigMap", "PodDisruptionBudget", "Job", "HTTPRoute", "Status")
+LISTS = ("Service", "PodDisruptionBudget", "HTTPRoute", "Job")
+CODES = (404, 409, 422, 429, 500)
+INVARIANTS = (
+    "no_exception",
+    "no_weight_without_a_pod",
+    "no_serving_pod_given_up",
+    "ended_or_waits_for_a_person",
+    "taken_up",
+    "faultless_is_promoted",
+    "serves_whole",
+    "no_spin",
+    "bounded_looks",
+    "steady",
+)
+PARENTS = [{"name": "public", "namespace": "gateways"}]
+EDITS: dict[str, tuple[Any, ...]] = {
+    "rollout.canary.replicas": (1, 2, 3, 10, 100),
+    "rollout.canary.control": ("Fresh", "Stable"),
+    "rollout.canary.capacity": ("Surge", "Reuse"),
+    "rollout.canary.ramp": ([], [25, 50], [60], [1, 2, 3, 50, 99]),
+    "rollout.canary.rampHold": ("0s", "5m", "1h"),
+    "rollout.canary.scaleDownDelay": ("0s", "10m", "3h"),
+    "rollout.canary.approval": ("Automatic", "Manual"),
+    "rollout.analysis.block": ("30s", "2m", "5m"),
+    "rollout.analysis.warmup": ("0s", "1m", "5m"),
+    "rollout.analysis.minBlocks": (2, 5),
+    "rollout.analysis.soak": ("0s", "4m", "30m"),
+    "rollout.analysis.deadline": ("40m", "1h", "4h"),
+    "rollout.analysis.goal": ("NonInferior", "Superior"),
+    "rollout.analysis.margin": (0.02, 0.1),
+    "rollout.analysis.greedyAnswers": ("Compare", "Skip"),
+    "rollout.analysis.onInconclusive": ("Hold", "Rollback"),
+    "rollout.traffic": (
+        {"mode": "Service"},
+        {"mode": "Gateway", "gateway": {"parentRefs": PARENTS}},
+        {"mode": "Gateway", "gateway": {"parentRefs": PARENTS, "hostnames": ["chat.example.com"]}},
+    ),
+    "rollout.disruption": ({"budget": "None"}, {"budget": "Managed"}, {"maxUnavailable": "20%"}),
+    "rollout.progressDeadline": ("10m", "30m", "1h"),
+    "rollout.paused": (True, False),
+    "replicas": SIZES,
+    "speculation": ({"tokens": 0}, {"tokens": 2}, {"tokens": 5}, {"tuning": {"mode": "Recommend"}}, {"tuning": {"mode": "Auto"}}),
+    "engine": (
+        {"image": "vllm/vllm-openai:v0.33.0"},
+        {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]},
+        {"image": "vllm/vllm-openai:v0.33.0", "env": [{"name": "A", "value": "1"}]},
+        {"image": "vllm/vllm-openai:v0.33.0", "resources": {"limits": {"nvidia.com/gpu": "2"}}},
+    ),
+    "model.source.volumeClaim.path": ("target", "other"),
+    "drafter": (None, *({"source": {"volumeClaim": {"claimName": "models", "path": path}}} for path in DRAFTERS)),
+}
+"""Every field that may change, with values."""
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, seed: int, said: str, trail: list[str]) -> None:
+        steps = "\n".join(f"  {one}" for one in trail)
+        super().__init__(f"{invariant}, seed {seed}: {said}\n{steps}")
+        self.invariant, self.seed, self.said = invariant, seed, said
+
+
+class Walk:
+    """One walk from one seed."""
+
+    def __init__(self, seed: int, cluster: Cluster | None = None) -> None:
+        self.seed, self.chance = seed, random.Random(seed)  # noqa: S311 - no secrets
+        self.steps, self.trail = 0, list[str]()
+        self.phases = Counter[str]()
+        """Decisions, by the phase that they led to."""
+        self.alone = timedelta(0)
+        """How long it was left alone, on all copies together."""
+        chance = self.chance
+        if cluster is None:
+            load, drain = chance.choice([20.0, 120.0, 300.0, 900.0]), chance.choice([5.0, 30.0, 110.0])
+            replicas = chance.choice(SIZES)
+            cluster = Cluster(
+                seed, load=load, drain=drain, replicas=replicas, rollout={"analysis": {"soak": "4m", "warmup": "1m"}}
+            )
+            self.trail.append(f"{replicas} replicas that load in {load:.0f} s and drain in {drain:.0f} s")
+        self.cluster = cluster
+        self.cluster.on_look = self._judge
+        self.actions: list[tuple[int, Callable[[], str]]] = [
+            (30, self.time_passes),
+            (6, self.an_operator_crashes),
+            (12, self.a_field_changes),
+            (10, self.another_drafter),
+            (6, self.an_autoscaler),
+            (5, self.a_person_says),
+            (12, self.pods_fail),
+            (3, self.an_image_goes),
+            (4, self.room_changes),
+            (6, self.the_api_server_refuses),
+            (2, self.the_status_is_lost),
+            (3, self.a_child_is_deleted),
+            (3, self.the_gateway),
+            (2, self.a_kind_cannot_be_listed),
+            (4, self.the_requests),
+            (2, self.pages_lie),
+            (4, self.all_heals),
+            (6, self.it_goes_well),
+        ]
+
+    @property
+    def decisions(self) -> int:
+        return sum(self.phases.values())
+
+    # ----------------------------------------------------------------------------------------------------------------- the walk
+    def go(self, steps: int) -> Walk:
+        """So many steps."""
+        for _ in range(steps):
+            self.step()
+        return self
+
+    def step(self) -> None:
+        weights = [weight for weight, _ in self.actions]
+        action = self.chance.choices([action for _, action in self.actions], weights)[0]
+        self.steps += 1
+        self.trail.append(action.__name__)
+        self._guarded(lambda: self._told(action))
+
+    def _told(self, action: Callable[[], str]) -> None:
+        at = len(self.trail) - 1
+        said = action()
+        status = self.cluster.document.get("status") or {}
+        self.trail[at] = f"{self.cluster.now:%d %H:%M:%S} {self.trail[at]}: {said} → {status.get('phase')}"
+
+    def finish(self) -> None:
+        """Left alone: as it is, with a new spec, and healed."""
+        for found in (invariants.ended_or_waits_for_a_person, invariants.taken_up, invariants.faultless_is_promoted):
+            copied = self._branch()
+            self._hold(found.__name__, lambda found=found, copied=copied: found(copied))  # type: ignore[misc]
+            if found is invariants.faultless_is_promoted:
+                self._hold("serves_whole", lambda copied=copied: invariants.serves_whole(copied))  # type: ignore[misc]
+            if found is not invariants.taken_up and copied.status["phase"] in ("Ready", "RolledBack"):
+                copied.go_on(timedelta(hours=8))
+                self._hold("steady", lambda copied=copied: invariants.steady(copied))  # type: ignore[misc]
+            self.alone += copied.now - self.cluster.now
+
+    def _branch(self) -> Cluster:
+        copied = self.cluster.branch()
+        copied.on_look = lambda look: self._judge(look, copied)
+        return copied
+
+    def _hold(self, name: str, check: Callable[[], str]) -> None:
+        said = ""
+
+        def run() -> None:
+            nonlocal said
+            said = check()
+
+        self._guarded(run)
+        if said:
+            raise InvariantError(name, self.seed, said, self.trail)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except InvariantError:
+            raise
+        except Exception as error:
+            raise InvariantError("no_exception", self.seed, f"{error!r}\n{traceback.format_exc(limit=-6)}", self.trail) from error
+
+    def _judge(self, look: Look, cluster: Cluster | None = None) -> None:
+        cluster = cluster or self.cluster
+        self.phases[look.plan.status.phase or "None"] += 1
+        found = {
+            "no_weight_without_a_pod": invariants.no_weight_without_a_pod(look),
+            "no_serving_pod_given_up": invariants.no_serving_pod_given_up(look),
+            "no_spin": invariants.no_spin(cluster, look),
+            "bounded_looks": invariants.bounded_looks(cluster, look),
+        }
+        for name, said in found.items():
+            if said:
+                where = f"at {look.at:%d %H:%M:%S} in {look.plan.status.phase}: {said}"
+                raise InvariantError(name, self.seed, where, self.trail)
+
+    # ------------------------------------------------------------------------------------------------------------- what happens
+    def time_passes(self) -> str:
+        lasts = self.chance.choice([1, 3, 6, 15, 40, 90]) * MINUTE
+        self.cluster.go_on(lasts)
+        return f"{lasts}"
+
+    def it_goes_well(self) -> str:
+        """Until the phase is another one."""
+        before = self.cluster.status.get("phase")
+        self.cluster.go_on(6 * 60 * MINUTE, lambda: bool(self.cluster.status["phase"] != before))
+        return f"from {before}"
+
+    def an_operator_crashes(self) -> str:
+        parts = self.chance.randrange(9)
+        self.cluster.look(parts)
+        return f"after {parts} writes"
+
+    def a_field_changes(self) -> str:
+        path = self.chance.choice(list(EDITS))
+        return self.change(path, self.chance.choice(EDITS[path]))
+
+    def another_drafter(self) -> str:
+        return self.change("drafter", self.chance.choice(EDITS["drafter"]))
+
+    def an_autoscaler(self) -> str:
+        now = int(self.cluster.document["spec"]["replicas"])
+        near = max(1, min(64, now + self.chance.choice([-3, -1, 1, 2, 5])))
+        return self.change("replicas", self.chance.choice([near, near, near, *SIZES]))
+
+    def change(self, path: str, value: Any) -> str:
+        """The edit of one field, and a look."""
+        document = self.cluster.document
+        spec = _with(document["spec"], path.split("."), value)
+        taken = self.cluster.edited(**spec)
+        self.cluster.look()
+        return f"{path} = {value}" if taken else f"{path} = {value} is refused"
+
+    def a_person_says(self) -> str:
+        status = self.cluster.status
+        arms = [status[arm]["revision"] for arm in ("canary", "stable") if status.get(arm)]
+        word = self.chance.choice(["promote", "rollback", "retry", "nothing"])
+        if word == "nothing" or not arms:
+            self.cluster.document["metadata"].pop("annotations", None)
+            return "nothing any more"
+        value = str(self.steps) if word == "retry" else self.chance.choice([arms[0], *arms])
+        self.cluster.annotate(**{word: value})
+        self.cluster.look()
+        return f"{word} {value}"
+
+    def pods_fail(self) -> str:
+        cluster, chance = self.cluster, self.chance
+        how = chance.choice(["Failed", "lost", "NotReady", "Crashing", "back"])
+        names = sorted({pod.of for pod in cluster.fleet})
+        if not names:
+            return "there is none"
+        group = chance.choice(names)
+        able = [pod for pod in cluster.fleet if pod.alive and pod.of == group and (pod.state == "Serving") == (how != "back")]
+        count = chance.choice([1, 1, 2, len(able)])
+        for pod in able[:count]:
+            if how == "lost":
+                cluster.lose(pod)
+            elif how == "back" and pod.state in ("NotReady", "Crashing"):
+                pod.restarts = 0
+                pod.become("Loading", cluster.now, cluster.now + MINUTE)
+            elif how != "back":
+                pod.become(how, cluster.now)  # type: ignore[arg-type]
+                pod.restarts = chance.choice([1, 4]) if how == "Crashing" else pod.restarts
+        cluster.react()
+        if chance.random() < 0.7:
+            cluster.look()
+        return f"{min(count, len(able))} of {group}: {how}"
+
+    def an_image_goes(self) -> str:
+        cluster = self.cluster
+        known = sorted({pod.revision for pod in cluster.fleet})
+        if not known or (cluster.imageless and self.chance.random() < 0.5):
+            cluster.imageless = set()
+            for pod in cluster.fleet:
+                if pod.state == "Imageless":
+                    pod.become("Loading", cluster.now, cluster.now + 2 * MINUTE)
+            return "all are back"
+        gone = self.chance.choice(known)
+        cluster.imageless.add(gone)
+        return f"that of revision {gone}"
+
+    def room_changes(self) -> str:
+        cluster = self.cluster
+        replicas = int(cluster.document["spec"]["replicas"])
+        cluster.quota = self.chance.random() < 0.5
+        cluster.places = self.chance.choice([replicas // 2, replicas, replicas + 1, replicas + 2, 10**6, 10**6])
+        cluster.react()
+        return f"{cluster.places} places{', by a quota' if cluster.quota else ''}"
+
+    def the_api_server_refuses(self) -> str:
+        cluster, chance = self.cluster, self.chance
+        one = Refusing(chance.choice(KINDS), chance.choice(CODES), cluster.now + chance.choice([1, 5, 30]) * MINUTE)
+        cluster.refusing.append(one)
+        cluster.look()
+        return f"{one.kind} with {one.code} until {one.until:%H:%M}"
+
+    def the_status_is_lost(self) -> str:
+        self.cluster.document.pop("status", None)
+        self.cluster.look()
+        return "and is looked at"
+
+    def a_child_is_deleted(self) -> str:
+        cluster = self.cluster
+        if not cluster.objects:
+            return "there is none"
+        kind, name = self.chance.choice(sorted(cluster.objects))
+        cluster.delete(kind, name)
+        cluster.react()
+        return f"{kind} {name}"
+
+    def the_gateway(self) -> str:
+        self.cluster.gateway = self.chance.choice(["Accepts", "Accepts", "Refuses", "Silent"])
+        self.cluster.react()
+        return self.cluster.gateway.lower()
+
+    def a_kind_cannot_be_listed(self) -> str:
+        kind = self.chance.choice(LISTS)
+        self.cluster.unlisted[kind] = self.cluster.now + self.chance.choice([2, 30]) * MINUTE
+        self.cluster.look()
+        return kind
+
+    def the_requests(self) -> str:
+        self.cluster.requests = self.chance.choice([0.0, 0.2, 20.0, 20.0])
+        self.cluster.drift = self.chance.choice([1.0, 1.0, 0.8])
+        return f"{self.cluster.requests} a second, of which the drafter hits {self.cluster.drift:.0%}"
+
+    def pages_lie(self) -> str:
+        cluster = self.cluster
+        known = sorted({pod.revision for pod in cluster.fleet})
+        cluster.lying = {self.chance.choice(known)} if known and not cluster.lying else set()
+        return f"of {sorted(cluster.lying)}"
+
+    def all_heals(self) -> str:
+        self.cluster.heal()
+        return "all but drafters"
+
+
+def _with(document: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """The document with another value there; None: without the field."""
+    key, rest = path[0], path[1:]
+    if rest:
+        return {**document, key: _with(document.get(key) or {}, rest, value)}
+    return {**document, key: value}
