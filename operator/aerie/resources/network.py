@@ -9,7 +9,8 @@ from aerie.api import SpeculativeDeployment
 from aerie.resources import names
 
 GATEWAY_API = "gateway.networking.k8s.io/v1"
-ARMS = ("stable", "canary", "control", "previous")
+ARMS = ("stable", "control", "canary", "previous")
+"""Arms that have a Service in mode Gateway, in the order in which one stands in for another."""
 
 
 def service(name: str, resource_name: str, selector: Mapping[str, str]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ may soon take them; and while an arm that is to have requests may not have them 
 that it sends to serves.
 
 Guarantees: pure. Requests never wait where an arm could serve them: where the route of now leads to an arm of which nobody
-serves, they go at once to the arms that may have them, of those wanted or else of those of now, and without such an arm as they
-are wanted to. No wait is without an end, as long as the API server takes the Services and nobody keeps changing them. A route
+serves, they go at once to the arms that may have them: as wanted, or as now, or to one that is to have none; and without such an
+arm as wanted. No wait is without an end, as long as the API server takes the Services and nobody keeps changing them. A route
 that is not there yet waits for nothing. Where somebody else's Service bears an arm's name, all is as if this module were not
 there (decide.py applies no route then). While Services cannot be listed, the route keeps its shares; while HTTPRoutes cannot, any
 Service may have requests.
@@ -34,7 +34,7 @@ the route has some seconds later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -127,14 +127,19 @@ def _now(
     if any(arm.weight for arm in stay):
         target = max((arm for arm in arms.values() if arm.wanted is not None), key=lambda arm: arm.would)
         if target.open:
-            return {name: ALL if name == target.name else 0 for name in wanted}
+            return _all_to(target, wanted)
     served = {name: weight for name, weight in now_sent.items() if weight and name in arms and arms[name].serve}
     if served and len(served) == sum(map(bool, now_sent.values())):
         return now_sent
     able = {name: weight if name in arms and arms[name].open and arms[name].serve else 0 for name, weight in wanted.items()}
     if any(able.values()):
         return able
-    return served or wanted
+    spare = max((arm for arm in arms.values() if arm.open and arm.serve), key=lambda arm: arm.serve, default=None)
+    return served or (_all_to(spare, wanted) if spare is not None else wanted)
+
+
+def _all_to(arm: _Arm, names_of: Iterable[str]) -> Mapping[str, int]:
+    return {name: ALL if name == arm.name else 0 for name in names_of}
 
 
 # ------------------------------------------------------------------------------------------------------------------ what is there

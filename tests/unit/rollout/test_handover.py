@@ -170,6 +170,22 @@ def test_where_there_is_nothing_else_requests_go_where_they_are_to_go() -> None:
     assert shares(world) == {"stable": 100}
 
 
+def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> None:
+    world, _ = canarying("Starting", replicas=4, rollout=GATEWAY)
+    world.now += MINUTE
+    world.dated = True
+    world.schedule()
+    for pod in world.pods:
+        if pod["metadata"]["labels"][names.CONTROL] == "true":
+            pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    del world.objects["Service", "chat-stable"]
+    world.step()
+    assert shares(world) == {"stable": 0, "canary": 0, "control": 100}
+    world.now += ENDPOINTS
+    world.step()
+    assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
+
+
 def test_a_first_route_waits_for_nothing() -> None:
     world = World(rollout=GATEWAY)
     world.dated = True

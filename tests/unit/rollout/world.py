@@ -76,6 +76,8 @@ class World:
         """Whether Services and the route tell when they were changed; else requests follow them at once."""
         self.led: dict[str, list[tuple[datetime, dict[str, str]]]] = {}
         """Selectors of each Service, by its uid, and since when the API server has them."""
+        self.named: set[str] = set()
+        """Services that the route named before the last pass."""
         self.chance = random.Random(1)  # noqa: S311 - no secrets
 
     # -- the user
@@ -111,7 +113,7 @@ class World:
 
     def step(self, parts: int = 1000) -> Plan:
         """One pass, which crashes after `parts` of its writes."""
-        plan = self.plan()
+        plan, self.named = self.plan(), set(self.sent())
         writes: list[Any] = [("apply", item) for item in plan.apply]
         writes += [("delete", reference) for reference in plan.delete]
         writes += [("status", plan.status)]
@@ -181,12 +183,11 @@ class World:
         return sum(known[-1][1].items() <= pod["metadata"]["labels"].items() and pods.ready(pod) for pod in self.pods)
 
     def lost(self) -> list[str]:
-        """Arms that get requests, now or when endpoints have followed, and of which nobody serves then, while an arm that has
-        long been there could serve them."""
-        arms = [name for kind, name in self.objects if kind == "Service" and name != self.document["metadata"]["name"]]
+        """Arms that get requests, now or when endpoints have followed, and of which nobody serves then, while another one could
+        serve them that has long been there and that the route has known."""
         found = []
         for at, age in ((self.now, ENDPOINTS), (self.now + LAG, ENDPOINTS + LAG)):
-            others = [name for name in arms if self.endpoints(name, at, age)]
+            others = [name for name in self.named if self.endpoints(name, at, age)]
             found += [name for name, weight in self.sent().items() if weight and others and not self.endpoints(name, at)]
         return found
 
