@@ -85,7 +85,8 @@ def judged(places: Places) -> Arms:
 
 
 def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
-    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed."""
+    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed. A canary that is larger, because
+    the ramp was lowered or replicas are fewer, gives a pod up when a stable one serves for it."""
     goal = max(places.canary, min(goal, places.replicas))
     wanted_stable = max(0, min(places.replicas, places.total - goal))
     # What the canary's serving pods carry already, the stable ones need not.
@@ -93,7 +94,8 @@ def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) 
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(kept - stable.asked, free))
     more_canary = max(0, min(goal - canary.asked, free - more_stable))
-    return Arms(min(kept, stable.asked + more_stable), max(places.canary, min(goal, canary.asked + more_canary)))
+    most_canary = max(goal, min(places.replicas, places.floor - stable.done))
+    return Arms(min(kept, stable.asked + more_stable), max(places.canary, min(most_canary, canary.asked + more_canary)))
 
 
 def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:

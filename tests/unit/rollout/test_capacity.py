@@ -36,6 +36,19 @@ def test_reuse_leaves_a_stable_pod_however_small_the_fleet_has_become(replicas: 
     assert judged(places(0, capacity="Reuse")) == Arms(0, 0, 0)
 
 
+def test_a_ramp_that_is_lowered_takes_no_serving_pod_before_a_stable_one_serves_for_it() -> None:
+    forty = places(40, replicas=1)
+
+    def lowered(stable: int, asked: int, serving: int) -> Arms:
+        return grown(forty, 1, Pods(asked=stable, serving=stable), Pods(asked=asked, serving=serving), Pods())
+
+    assert lowered(35, 7, 5) == Arms(35, 5)
+    assert lowered(35, 5, 5) == Arms(37, 5)
+    assert lowered(37, 5, 5) == Arms(37, 3)
+    assert lowered(39, 3, 3) == Arms(39, 1)
+    assert lowered(40, 1, 1) == Arms(40, 1)
+
+
 def test_late_pods_that_are_few_are_gone_around() -> None:
     forty = places(40, replicas=1)
     stuck = Pods(asked=22, serving=20, excused=0)
