@@ -85,8 +85,8 @@ def judged(places: Places) -> Arms:
 
 
 def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
-    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed. A canary that is larger, because
-    the ramp was lowered or replicas are fewer, gives a pod up when a stable one serves for it."""
+    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed. A canary that is larger,
+    because the ramp was lowered or replicas are fewer, gives a pod up when a stable one serves for it."""
     goal = max(places.canary, min(goal, places.replicas))
     wanted_stable = max(0, min(places.replicas, places.total - goal))
     # What the canary's serving pods carry already, the stable ones need not.
