@@ -95,7 +95,8 @@ async def serve(socket: Path, port: int, hostile: Path) -> None:
             await relay(reader, writer, "127.0.0.1", port)
 
     async with (
-        await asyncio.start_server(engines.answer, "0.0.0.0", PORT, backlog=1024),
+        # Services listen on that port of their own addresses, and keep the requests for these.
+        await asyncio.start_server(engines.answer, "0.0.0.0", PORT, backlog=1024, reuse_port=True),
         await asyncio.start_unix_server(forward, socket),
     ):
         print("serves", flush=True)

@@ -83,7 +83,9 @@ class ServiceProxy:
                 self._turn.pop(port, None)
             for port in wanted.keys() - self._listeners.keys():
                 try:
-                    self._listeners[port] = await asyncio.start_server(functools.partial(self._carry, port), *port)
+                    # A test may listen on a port of all addresses: requests for a service's address still come here.
+                    carry = functools.partial(self._carry, port)
+                    self._listeners[port] = await asyncio.start_server(carry, *port, reuse_port=True)
                 except OSError as error:
                     _log.warning("service address %s:%d: %s", *port, error)
             self.listening.set()

@@ -85,17 +85,20 @@ def judged(places: Places) -> Arms:
 
 
 def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
-    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed. A canary that is larger,
-    because the ramp was lowered or replicas are fewer, gives a pod up when a stable one serves for it."""
+    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed, but where its pods stand in for
+    stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up when
+    a stable one serves for it."""
     goal = max(places.canary, min(goal, places.replicas))
-    wanted_stable = max(0, min(places.replicas, places.total - goal))
+    same = max(0, min(control.asked, places.floor - stable.done - canary.done)) if control.serving else 0
+    wanted_stable = max(0, min(places.replicas, places.total - goal - same))
     # What the canary's serving pods carry already, the stable ones need not.
     kept = max(wanted_stable, min(places.replicas, places.floor - canary.done))
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(kept - stable.asked, free))
     more_canary = max(0, min(goal - canary.asked, free - more_stable))
     most_canary = max(goal, min(places.replicas, places.floor - stable.done))
-    return Arms(min(kept, stable.asked + more_stable), max(places.canary, min(most_canary, canary.asked + more_canary)))
+    asked = max(places.canary, min(most_canary, canary.asked + more_canary))
+    return Arms(min(kept, stable.asked + more_stable), asked, same)
 
 
 def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:

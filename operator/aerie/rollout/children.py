@@ -15,8 +15,10 @@ from aerie.resources import names, network, preflight, workload
 from aerie.resources.drift import APPLIED, stamped
 from aerie.resources.history import name as history_name
 from aerie.resources.tuning import name as tuning_name
-from aerie.rollout import history, kept
+from aerie.rollout import history, kept, pods
+from aerie.rollout.capacity import Places
 from aerie.rollout.course import Course
+from aerie.rollout.lateness import tolerated
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
 from aerie.rollout.templates import template_of
@@ -31,7 +33,7 @@ def objects(
     """All that has to be there, in the order in which it is applied."""
     resource = observed.resource
     made: list[dict[str, Any]] = [network.main_service(resource, course.only), *_budgets(resource, course)]
-    made += _traffic(resource, course)
+    made += _traffic(observed, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     template = template_of(observed, wanted, wanted.revision)
     if needed and template is not None:
@@ -58,8 +60,9 @@ def _budgets(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[s
             yield workload.disruption_budget(resource, revision)
 
 
-def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:
+def _traffic(observed: Observed, course: Course) -> Iterator[dict[str, Any]]:
     """In mode Gateway the Services of the arms, and after them the route that sends to them."""
+    resource = observed.resource
     serving = course.stable or course.rolling
     if resource.spec.rollout.traffic.gateway is None or serving is None:
         return
@@ -73,6 +76,9 @@ def _traffic(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[s
             weights.pop("control", None)
     elif course.previous is not None and course.all_serve:
         yield network.arm_service(resource, "previous", course.previous.revision)
+    elif course.stable is not None and _control_alone(observed, course.stable):
+        yield network.arm_service(resource, "control", course.stable)
+        weights = {"stable": 0, "control": ALL}
     else:
         weights = {"stable": ALL}
     yield network.route(resource, weights)
@@ -101,6 +107,11 @@ def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator
         yield workload.deployment(resource, stable, course.stable, "control", arms.control)
 
 
+def _control_alone(observed: Observed, stable: str) -> bool:
+    """Whether of the stable revision only control pods serve, which a canary has left behind."""
+    return any(map(pods.ready, observed.group(stable, control=True))) and not any(map(pods.ready, observed.group(stable)))
+
+
 def _with_control(course: Course) -> bool:
     return course.arms.control > 0
 
@@ -123,9 +134,12 @@ def superfluous(
     resource = observed.resource
     status = resource.status or Status()
     before = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
-    now = (course.stable, course.rolling, course.previous and course.previous.revision)
-    named = before | {revision for revision in now if revision is not None}
+    now = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
+    named = before | {revision for revision in now if revision}
     controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
+    serving = sum(pods.ready(pod) for revision in named for pod in observed.group(revision))
+    floor = Places.of(resource.spec.replicas, resource.spec.rollout.canary).floor
+    wanting = course.canary is None and serving < floor - tolerated(floor)
     there = {(item["kind"], item["metadata"]["name"]) for item in made}
     for child in observed.children:
         key = (child["kind"], child["metadata"]["name"])
@@ -134,6 +148,8 @@ def superfluous(
         of, kind = labels(child).get(names.REVISION), child["kind"]
         if kind == "Deployment" and of in named and (labels(child).get(names.CONTROL) != "true" or controlled):
             continue  # a crash may have kept what comes after it out of the status
+        if kind == "Deployment" and of in named and wanting and any(map(pods.ready, observed.group(of, control=True))):
+            continue  # the control of a canary that is gone stands in until other pods serve
         if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
             continue  # that of its pods
         if kind == "ConfigMap" and (of in named or of == wanted.revision):

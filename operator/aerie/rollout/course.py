@@ -35,6 +35,7 @@ from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
 from aerie.rollout.fleet import Fleet
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
+from aerie.rollout.recovery import leaving
 from aerie.rollout.traffic import ALL
 from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
@@ -109,6 +110,8 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
         kept = {"canary": known, "previous": status.previous, **_as_it_is(status, replicas)}
         return replace(serving, phase="Paused", progressing=finding, **kept)
+    if known is None and stable is not None and (stray := _stray(observed, wanted, status, stable)) is not None:
+        known = leaving(observed, stray, now)
     unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
     if known is not None and stable is not None and known.phase == "RollingBack":
         turn = rollback.turned(observed, wanted, stable, known, now)
@@ -220,6 +223,14 @@ def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]
     owner, known = observed.resource.metadata.uid, {wanted.revision, stable.revision if stable else None}
     there = {labels(one).get(names.REVISION) for one in observed.of("Deployment") if owned(one, owner)}
     return sorted(revision for revision in there - known if revision is not None)
+
+
+def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm) -> str | None:
+    """A revision that the status does not name, because it could not be written, and whose pods serve for stable ones."""
+    if status.previous is not None or sum(map(pods.ready, observed.group(stable.revision))) >= observed.resource.spec.replicas:
+        return None
+    others = _others(observed, wanted, stable)
+    return next((one for one in others if one != rollback.given_up(status) and any(map(pods.ready, observed.group(one)))), None)
 
 
 def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:

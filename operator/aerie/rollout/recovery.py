@@ -42,15 +42,20 @@ def recovered(observed: Observed, now: datetime) -> Observed:
     if not serving:
         return observed
     stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)
-    update: dict[str, Arm] = {"stable": _arm(observed, stable)}
+    update: dict[str, Arm] = {"stable": arm_of(observed, stable)}
     if others and first is None:
-        known = dict(_arm(observed, others[0]))
-        update["canary"] = CanaryArm(**known, change="", phase="RollingBack", started_at=now, ready_at=now, step_started_at=now)
+        update["canary"] = leaving(observed, others[0], now)
     status = status.model_copy(update=update)
     return replace(observed, resource=resource.model_copy(update={"status": status}))
 
 
-def _arm(observed: Observed, revision: str) -> Arm:
+def leaving(observed: Observed, revision: str, now: datetime) -> CanaryArm:
+    """A revision of which pods serve and that nothing names: a canary on its way out."""
+    known = dict(arm_of(observed, revision))
+    return CanaryArm(**known, change="", phase="RollingBack", started_at=now, ready_at=now, step_started_at=now)
+
+
+def arm_of(observed: Observed, revision: str) -> Arm:
     """What is recorded of the revision; nothing but its name where that is lost too."""
     record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
     text = ((record or {}).get("data") or {}).get(preflight.RESOURCE)

@@ -18,6 +18,7 @@ from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
 from aerie.rollout.hold import VERSION_SKEW, unlisted
 from aerie.rollout.observed import Observed
+from aerie.rollout.recovery import arm_of
 from aerie.rollout.route import refusal, unanswered
 from aerie.rollout.traffic import percent
 from aerie.rollout.tuned import Asked, Intent
@@ -75,9 +76,8 @@ def _stable(observed: Observed, wanted: Wanted, course: Course, before: Status) 
     if course.stable == wanted.revision:
         arm = wanted.arm
     else:  # a spec of before: what is known of it is in the status
-        last = _last(before, course.stable)
-        assert last is not None
-        arm = Arm(**{name: getattr(last, name) for name in Arm.model_fields})
+        known = _last(before, course.stable) or arm_of(observed, course.stable)
+        arm = Arm(**{name: getattr(known, name) for name in Arm.model_fields})
     arm = _counted(observed, arm, course.arms.stable)
     arm = arm.model_copy(update={"weight": _weight(observed, course, "stable")})
     last = _last(before, arm.revision)

@@ -27,6 +27,7 @@ from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
 _LIMIT = "Its pods have not served again for spec.rollout.progressDeadline"
+_GIVEN_UP = "cannot stand in for"
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
     serving = fleet.canary.pods.serving
     if third and (both or not serving):
         kept, other = (known, stable) if serving > fleet.stable.pods.serving else (stable, known)
-        why = f"{_LIMIT}, and revision {other.revision} cannot stand in for {kept.revision}: revision {wanted.revision} follows."
-        outcome = outcome_of(leaving, "Failed", why, status, None, now)
+        why = f"{_LIMIT}, and revision {other.revision} {_GIVEN_UP} {kept.revision}: revision {wanted.revision} follows."
+        gone = leaving.model_copy(update={**dict(_arm(other)), "change": known.change})
+        outcome = outcome_of(gone, "Failed", why, status, None, now)
         finding = Finding(PROGRESSING, "True", "RollingBack", why)
         way = Way(None, Arms(observed.resource.spec.replicas), {"stable": ALL}, finding, None, outcome, timedelta(0))
         return Turn(_arm(kept), way)
@@ -70,6 +72,12 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
     # Traffic first: its pods go with the next look, when it is written that they are to.
     way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, fleet.stable.pods.asked)))
     return Turn(_arm(known), way)
+
+
+def given_up(status: Status) -> str | None:
+    """The revision that was given up by the last rollout although pods of it may serve; it goes."""
+    last = status.history[0] if status.history else None
+    return last.revision if last is not None and last.reason.startswith(_LIMIT) and _GIVEN_UP in last.reason else None
 
 
 def _arm(found: Arm) -> Arm:

@@ -236,7 +236,7 @@ class Cluster(World):
         elif parts > len(plan.apply) + len(plan.delete):
             self.document["status"] = plan.status.to_dict()
         self.failures = self.failures + 1 if failed else 0
-        return min(timedelta(seconds=0.5 * 2**self.failures), MINUTE) if failed else again
+        return min(timedelta(seconds=0.5 * 2 ** min(self.failures, 9)), MINUTE) if failed else again
 
     def _answer(self, kind: str) -> int | None:
         """The error with which the API server answers to a write of the kind, if it does."""

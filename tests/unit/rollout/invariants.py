@@ -116,7 +116,7 @@ def faultless_is_promoted(cluster: Cluster) -> str:
     def promoted() -> bool:
         status = cluster.status
         canary = status.get("canary") or {}
-        if canary.get("revision") == wanted and canary.get("phase") in ("Held", "AwaitingApproval"):
+        if status.get("conditions") and f"aerie.dev/promote={wanted}" in cluster.message("Progressing"):
             cluster.annotate(promote=wanted)
         return bool((status.get("stable") or {}).get("revision") == wanted and not canary and not status.get("previous"))
 
@@ -137,7 +137,7 @@ def serves_whole(cluster: Cluster) -> str:
 
 def steady(cluster: Cluster) -> str:
     """What has come to rest writes nothing any more, however often it is looked at."""
-    for lasts in (timedelta(0), timedelta(minutes=10), timedelta(days=2)):
+    for lasts in (timedelta(0), timedelta(minutes=7), timedelta(days=2)):
         cluster.now += lasts
         look = cluster.look()
         if look.written:

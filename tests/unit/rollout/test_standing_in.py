@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.unit.rollout.cluster import MINUTE, Cluster
+from tests.unit.rollout.cluster import MINUTE, Cluster, Refusing
 from tests.unit.rollout.test_walk import come_to
 
 
@@ -195,3 +195,54 @@ def test_a_canary_whose_control_cannot_be_made_waits_not_for_ever() -> None:
     assert cluster.status["history"][0]["result"] == "Failed"
     assert (cluster.status["phase"], cluster.serving(new)) == ("RollingBack", 1), "nobody else serves"
     assert f"aerie.dev/promote={new}" in cluster.message("Progressing")
+
+
+@pytest.mark.parametrize("gateway", [True, False])
+def test_a_control_that_alone_serves_stays_though_its_canary_is_gone(gateway: bool) -> None:
+    """Neither the canary nor a stable pod serves, and a third spec is asked for."""
+    cluster = come_to("WarmingUp")
+    if gateway:
+        traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+        cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
+        cluster.go_on(MINUTE)
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    for pod in [pod for pod in cluster.fleet if pod.of in (f"chat-{old}", f"chat-{new}")]:
+        pod.become("NotReady", cluster.now)
+    cluster.react()
+    cluster.annotate(rollback=new)
+    cluster.go_on(timedelta(hours=2))
+    cluster.drafter("eagle32")
+    cluster.on_look = lambda look: seen.append(sum(look.serving.values()))
+    seen: list[int] = []
+    assert cluster.go_on(timedelta(hours=3), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
+    assert min(seen) == 1
+
+
+def test_a_control_stands_in_for_stable_pods_in_the_ramp_too() -> None:
+    cluster = come_to("Analyzing")
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    for pod in [pod for pod in cluster.fleet if pod.of == f"chat-{old}"]:
+        pod.become("NotReady", cluster.now)
+    cluster.react()
+    cluster.annotate(promote=new)
+    cluster.go_on(MINUTE)
+    assert cluster.status["phase"] == "Ramping"
+    assert (cluster.serving(old), cluster.serving(new)) == (1, 1)
+    assert cluster.go_on(timedelta(hours=3), lambda: bool(cluster.status["stable"]["revision"] == new))
+
+
+def test_pods_that_serve_stay_though_no_status_could_be_written_of_them() -> None:
+    """The stable pods have crashed, the new spec's serve in their place, and by then another is asked for."""
+    cluster = come_to("Preflight")
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    fail(cluster, old)
+    for pod in cluster.fleet:
+        pod.become("Imageless", cluster.now)
+    cluster.refusing.append(Refusing("Status", 500, cluster.now + timedelta(hours=1)))
+    cluster.go_on(20 * MINUTE)
+    assert cluster.serving(new) == 4
+    cluster.drafter("eagle32")
+    cluster.go_on(timedelta(hours=3))
+    assert cluster.serving(new) == 4 or cluster.status["stable"]["revision"] == cluster.wanted
+    cluster.go_on(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
+    assert cluster.status["stable"]["revision"] == cluster.wanted

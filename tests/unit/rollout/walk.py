@@ -100,10 +100,10 @@ class Walk:
         if cluster is None:
             load, drain = chance.choice([20.0, 120.0, 300.0, 900.0]), chance.choice([5.0, 30.0, 110.0])
             replicas = chance.choice(SIZES)
-            cluster = Cluster(
-                seed, load=load, drain=drain, replicas=replicas, rollout={"analysis": {"soak": "4m", "warmup": "1m"}}
-            )
-            self.trail.append(f"{replicas} replicas that load in {load:.0f} s and drain in {drain:.0f} s")
+            traffic = chance.choice(EDITS["rollout.traffic"])
+            rollout = {"analysis": {"soak": "4m", "warmup": "1m"}, "traffic": traffic}
+            cluster = Cluster(seed, load=load, drain=drain, replicas=replicas, rollout=rollout)
+            self.trail.append(f"{replicas} replicas that load in {load:.0f} s and drain in {drain:.0f} s, mode {traffic['mode']}")
         self.cluster = cluster
         self.cluster.on_look = self._judge
         self.actions: list[tuple[int, Callable[[], str]]] = [
@@ -210,7 +210,7 @@ class Walk:
     def it_goes_well(self) -> str:
         """Until the phase is another one."""
         before = self.cluster.status.get("phase")
-        self.cluster.go_on(6 * 60 * MINUTE, lambda: bool(self.cluster.status["phase"] != before))
+        self.cluster.go_on(6 * 60 * MINUTE, lambda: bool(self.cluster.status.get("phase") != before))
         return f"from {before}"
 
     def an_operator_crashes(self) -> str:
