@@ -86,8 +86,8 @@ def judged(places: Places) -> Arms:
 
 def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
     """On the way to a canary of `goal` pods, from what is there. The control is no longer needed, but where its pods stand in for
-    stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up when
-    a stable one serves for it."""
+    stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up
+    when a stable one serves for it."""
     goal = max(places.canary, min(goal, places.replicas))
     same = max(0, min(control.asked, places.floor - stable.done - canary.done)) if control.serving else 0
     wanted_stable = max(0, min(places.replicas, places.total - goal - same))
