@@ -66,7 +66,7 @@ class Way:
 def begin(observed: Observed, wanted: Wanted, stable: Arm, now: datetime) -> Way:
     """A canary that begins now."""
     spec, status = observed.resource.spec, observed.resource.status or Status()
-    alone = _is_broken(observed, stable)
+    alone = is_broken(observed, stable)
     arm = CanaryArm(
         **dict(wanted.arm),
         change=wanted.change(status),
@@ -256,7 +256,7 @@ def _entered(
     return evidence.renewed(now)
 
 
-def _is_broken(observed: Observed, stable: Arm) -> bool:
+def is_broken(observed: Observed, stable: Arm) -> bool:
     """Whether no stable pod serves, each of them for a reason that does not pass by itself."""
     group = observed.group(stable.revision)
     return bool(group) and all(map(pods.broken, group))

@@ -139,7 +139,7 @@ def superfluous(
     controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
     serving = sum(pods.ready(pod) for revision in named for pod in observed.group(revision))
     floor = Places.of(resource.spec.replicas, resource.spec.rollout.canary).floor
-    wanting = course.canary is None and serving < floor - tolerated(floor)
+    wanting = serving < floor - tolerated(floor)
     there = {(item["kind"], item["metadata"]["name"]) for item in made}
     for child in observed.children:
         key = (child["kind"], child["metadata"]["name"])
@@ -148,8 +148,10 @@ def superfluous(
         of, kind = labels(child).get(names.REVISION), child["kind"]
         if kind == "Deployment" and of in named and (labels(child).get(names.CONTROL) != "true" or controlled):
             continue  # a crash may have kept what comes after it out of the status
-        if kind == "Deployment" and of in named and wanting and any(map(pods.ready, observed.group(of, control=True))):
-            continue  # the control of a canary that is gone stands in until other pods serve
+        control = labels(child).get(names.CONTROL) == "true"
+        stays = of == wanted.revision or (of in named and control and (course.canary is None or of != course.stable))
+        if kind == "Deployment" and of and stays and wanting and any(map(pods.ready, observed.group(of, control=control))):
+            continue  # it stands in until other pods serve, though nothing asks for it: the control of a canary that is gone
         if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
             continue  # that of its pods
         if kind == "ConfigMap" and (of in named or of == wanted.revision):

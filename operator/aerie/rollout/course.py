@@ -226,10 +226,13 @@ def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]
 
 
 def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm) -> str | None:
-    """A revision that the status does not name, because it could not be written, and whose pods serve for stable ones."""
+    """A revision that the status does not name, because it was lost or could not be written, and whose pods serve for stable
+    ones."""
     if status.previous is not None or sum(map(pods.ready, observed.group(stable.revision))) >= observed.resource.spec.replicas:
         return None
     others = _others(observed, wanted, stable)
+    if wanted.revision != stable.revision and not canary.is_broken(observed, stable):  # else what is wanted takes its place
+        others.append(wanted.revision)
     return next((one for one in others if one != rollback.given_up(status) and any(map(pods.ready, observed.group(one)))), None)
 
 

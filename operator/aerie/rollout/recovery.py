@@ -34,11 +34,13 @@ def recovered(observed: Observed, now: datetime) -> Observed:
     serving: dict[str, tuple[int, bool]] = {}
     for item in observed.of("Deployment"):
         revision = labels(item).get(names.REVISION)
-        if revision is None or labels(item).get(names.CONTROL) == "true" or not owned(item, resource.metadata.uid):
+        if revision is None or not owned(item, resource.metadata.uid):
             continue
-        count = sum(map(pods.ready, observed.group(revision)))
+        control = labels(item).get(names.CONTROL) == "true"  # it is of the stable revision too
+        count, was_stable = serving.get(revision, (0, False))
+        count += sum(map(pods.ready, observed.group(revision, control=control)))
         if count:
-            serving[revision] = (count, labels(item).get(names.ARM) == "stable")
+            serving[revision] = (count, was_stable or control or labels(item).get(names.ARM) == "stable")
     if not serving:
         return observed
     stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)

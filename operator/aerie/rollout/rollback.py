@@ -44,7 +44,7 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
     promoted = canary.word(observed.resource, known.revision) == "promote"
     third = wanted.revision not in (known.revision, stable.revision) and not wanted.problem
     fleet = Fleet.of(observed, stable.revision, known.revision, now, canary.stalled_since(known), grows="stable")
-    if not (promoted or third) or not fleet.stuck_back:
+    if not (third or (promoted and fleet.canary.pods.serving)) or not fleet.stuck_back:
         return None
     status = observed.resource.status or Status()
     last = status.history[0] if status.history else None

@@ -180,6 +180,8 @@ def _pod_labels(look: Look, deployment: str) -> Mapping[str, str]:
 def _decided(cluster: Cluster) -> str:
     """In a word, how it has ended or for whom it waits; empty while neither."""
     status = cluster.status
+    if not status.get("conditions"):
+        return ""
     canary, message = status.get("canary"), cluster.message("Progressing")
     if status["phase"] == "Paused":
         return "Paused"
@@ -198,7 +200,7 @@ def _decided(cluster: Cluster) -> str:
 
 def _rests(cluster: Cluster) -> bool:
     """Whether nothing is written any more, and will not be before something else happens or hours are over."""
-    last = cluster.document["status"]
+    last = cluster.document.get("status") or {"phase": None}
     before = (cluster.__dict__.get("rested"), cluster.__dict__.get("rested_at", cluster.now))
     told = (last["phase"], last.get("canary", {}).get("phase"), cluster.message("Progressing").split(":")[0])
     if before[0] != told:
