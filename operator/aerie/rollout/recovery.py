@@ -61,8 +61,9 @@ def arm_of(observed: Observed, revision: str) -> Arm:
     """What is recorded of the revision; nothing but its name where that is lost too."""
     record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
     text = ((record or {}).get("data") or {}).get(preflight.RESOURCE)
+    replicas = ((observed.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
     try:
         wanted = read_wanted(SpeculativeDeployment.from_dict(json.loads(text or "")))
     except (ValueError, ResourceError):
-        return Arm(revision=revision)
-    return wanted.arm.model_copy(update={"revision": revision})
+        return Arm(revision=revision, replicas=replicas)
+    return wanted.arm.model_copy(update={"revision": revision, "replicas": replicas})

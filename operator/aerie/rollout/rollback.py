@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.api.status import Arm, CanaryArm, Status
-from aerie.rollout import canary
+from aerie.rollout import canary, pods
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding
@@ -59,7 +59,8 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
     )
     serving = fleet.canary.pods.serving
     if third and (both or not serving):
-        kept, other = (known, stable) if serving > fleet.stable.pods.serving else (stable, known)
+        more = _serving(observed, known.revision) > _serving(observed, stable.revision)
+        kept, other = (known, stable) if more else (stable, known)
         why = f"{_LIMIT}, and revision {other.revision} {_GIVEN_UP} {kept.revision}: revision {wanted.revision} follows."
         gone = leaving.model_copy(update={**dict(_arm(other)), "change": known.change})
         outcome = outcome_of(gone, "Failed", why, status, None, now)
@@ -78,6 +79,11 @@ def given_up(status: Status) -> str | None:
     """The revision that was given up by the last rollout although pods of it may serve; it goes."""
     last = status.history[0] if status.history else None
     return last.revision if last is not None and last.reason.startswith(_LIMIT) and _GIVEN_UP in last.reason else None
+
+
+def _serving(observed: Observed, revision: str) -> int:
+    """Of all pods of the revision."""
+    return sum(pods.ready(pod) for control in (False, True) for pod in observed.group(revision, control=control))
 
 
 def _arm(found: Arm) -> Arm:

@@ -21,6 +21,7 @@ ALONE = timedelta(hours=72)
 WRITES_IN_A_ROW = 12
 IDLE_IN_A_ROW = 40
 """Looks within less than five seconds each that find nothing to do: a gateway's patience is 30 seconds."""
+_TURNED = "Its pods have not served again for spec.rollout.progressDeadline"
 _FINAL = frozenset({"Ready", "RolledBack", "Failed"})
 _ROOM = ("insufficient nvidia.com/gpu", "exceeded quota")
 
@@ -64,8 +65,10 @@ def no_serving_pod_given_up(look: Look) -> str:
         return ""
     status = look.observed.resource.status
     last = status.history[0] if status and status.history else None
-    if last is not None and "cannot stand in" in last.reason and 2 * after >= before:
-        return ""  # neither of two revisions can start a pod any more, and a third is asked for: the larger one stays
+    if last is not None and last.reason.startswith(_TURNED) and 2 * after >= before:
+        return (
+            ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
+        )
     return f"{before} pods served, {after} are left, and the spec ({replicas} replicas) allows {floor} less {excused} late ones"
 
 

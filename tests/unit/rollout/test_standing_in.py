@@ -246,3 +246,14 @@ def test_pods_that_serve_stay_though_no_status_could_be_written_of_them() -> Non
     assert cluster.serving(new) == 4 or cluster.status["stable"]["revision"] == cluster.wanted
     cluster.go_on(timedelta(hours=6), lambda: bool(cluster.status["stable"]["revision"] == cluster.wanted))
     assert cluster.status["stable"]["revision"] == cluster.wanted
+
+
+def test_a_status_lost_while_a_kind_cannot_be_listed_shrinks_nothing() -> None:
+    cluster = come_to("Promoting")
+    cluster.go_on(10 * MINUTE, lambda: cluster.serving(cluster.wanted) >= 2)
+    before = cluster.replicas()
+    cluster.unlisted["Service"] = cluster.now + 5 * MINUTE
+    del cluster.document["status"]
+    cluster.look()
+    cluster.look()
+    assert cluster.replicas() == before
