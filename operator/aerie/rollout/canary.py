@@ -386,9 +386,9 @@ def _promoted(canary: CanaryArm, analysis: AnalysisStatus | None, step: Step) ->
 def _weights(resource: SpeculativeDeployment, canary: CanaryArm, fleet: Fleet, arms: Arms) -> dict[str, int]:
     stable, mine, control = fleet.stable.pods, fleet.canary.pods, fleet.control.pods
     ramp = resource.spec.rollout.canary.ramp
+    if canary.phase == "Starting" or not (stable.serving or mine.serving):
+        return traffic.one_arm(stable, mine, control)
     match canary.phase:
-        case "Starting":
-            return traffic.one_arm(stable, mine, control)
         case "Ramping":
             share = capacity.ramp_share(ramp, canary.step)
             return traffic.shared(ALL * share // 100, resource.spec.replicas, arms, stable, mine)

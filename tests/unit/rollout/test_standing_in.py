@@ -257,3 +257,18 @@ def test_a_status_lost_while_a_kind_cannot_be_listed_shrinks_nothing() -> None:
     cluster.look()
     cluster.look()
     assert cluster.replicas() == before
+
+
+def test_a_control_that_alone_serves_gets_the_requests_in_the_ramp_too() -> None:
+    cluster = come_to("WarmingUp")
+    traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+    cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
+    cluster.go_on(MINUTE)
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    for pod in [pod for pod in cluster.fleet if pod.of in (f"chat-{old}", f"chat-{new}")]:
+        pod.become("NotReady", cluster.now)
+    cluster.react()
+    cluster.annotate(promote=new)
+    cluster.go_on(MINUTE)
+    assert cluster.status["phase"] == "Ramping"
+    assert weights(cluster) == {"chat-stable": 0, "chat-canary": 0, "chat-control": 100_000}
