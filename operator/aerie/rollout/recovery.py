@@ -41,8 +41,8 @@ def recovered(observed: Observed, now: datetime) -> Observed:
         count += sum(map(pods.ready, observed.group(revision, control=control)))
         if count:
             serving[revision] = (count, was_stable or control or labels(item).get(names.ARM) == "stable")
-    if not serving:
-        return observed
+    if not serving or (status.phase is not None and set(serving) == {read_wanted(resource).revision}):
+        return observed  # that of the spec is adopted as a first revision is (course.py)
     stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)
     update: dict[str, Arm] = {"stable": arm_of(observed, stable)}
     if others and first is None:

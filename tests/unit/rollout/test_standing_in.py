@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.rollout.cluster import MINUTE, Cluster, Refusing
 from tests.unit.rollout.test_walk import come_to
+from tests.unit.rollout.world import World
 
 
 def fail(cluster: Cluster, revision: str, count: int = 1000) -> None:
@@ -272,3 +273,17 @@ def test_a_control_that_alone_serves_gets_the_requests_in_the_ramp_too() -> None
     cluster.go_on(MINUTE)
     assert cluster.status["phase"] == "Ramping"
     assert weights(cluster) == {"chat-stable": 0, "chat-canary": 0, "chat-control": 100_000}
+
+
+def test_a_first_revision_whose_operator_was_killed_before_its_status_is_adopted_as_any_other() -> None:
+    world = World(replicas=1)
+    world.settle_until("Preflight")
+    world.check()
+    plan = world.plan()
+    made = [item["kind"] for item in plan.apply].index("Deployment") + 1
+    world.step(made)
+    world.schedule()
+    world.ready()
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert [(one["change"], one["result"]) for one in world.status["history"]] == [("first revision", "Promoted")]
