@@ -132,7 +132,8 @@ async def _lead(
         options.dry_run,
         options.catalog,
         clock,
-        limits=options.limits,
+        # A dry run writes no claims, so that nobody's turn would ever come.
+        limits=Limits() if options.dry_run else options.limits,
     )
     lists = Lister(cluster, mirror, queue, options.namespaces, telemetry)
     reconciler.notifier, reconciler.tuner, reconciler.lists = notifier, tuner, lists

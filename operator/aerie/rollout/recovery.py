@@ -5,7 +5,8 @@ which pods serve, gets the revision of most of those pods back as its stable one
 revision is, its preflight's record says. Another revision of which pods serve is a canary on its way out, so that its pods stay
 as long as they are needed. From there on all is as ever: where the spec asks for another revision, it goes out by a canary.
 
-The same holds where the status says that nothing is stable yet, and pods serve of which it knows nothing.
+The same holds where the status says that nothing is stable yet, and pods serve of which it knows nothing; but if these are all of
+the revision that the spec asks for, they are a first revision's, and become stable as such (course.py).
 
 Guarantees: pure; pods that serve are not deleted because nobody remembers them. Not guaranteed: the rest of what was lost, such
 as a canary under way, which begins anew, and the history.
@@ -42,7 +43,7 @@ def recovered(observed: Observed, now: datetime) -> Observed:
         if count:
             serving[revision] = (count, was_stable or control or labels(item).get(names.ARM) == "stable")
     if not serving or (status.phase is not None and set(serving) == {read_wanted(resource).revision}):
-        return observed  # that of the spec is adopted as a first revision is (course.py)
+        return observed
     stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)
     update: dict[str, Arm] = {"stable": arm_of(observed, stable)}
     if others and first is None:
