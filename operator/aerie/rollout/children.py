@@ -7,6 +7,7 @@ two loses nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
@@ -16,9 +17,8 @@ from aerie.resources.drift import APPLIED, stamped
 from aerie.resources.history import name as history_name
 from aerie.resources.tuning import name as tuning_name
 from aerie.rollout import history, kept, pods
-from aerie.rollout.capacity import Places
 from aerie.rollout.course import Course
-from aerie.rollout.lateness import tolerated
+from aerie.rollout.fleet import owed
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
 from aerie.rollout.templates import template_of
@@ -128,7 +128,7 @@ def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: prefl
 
 
 def superfluous(
-    observed: Observed, wanted: Wanted, made: list[dict[str, Any]], course: Course, *, over: bool
+    observed: Observed, wanted: Wanted, made: list[dict[str, Any]], course: Course, at: datetime, *, over: bool
 ) -> Iterator[Reference]:
     """Our own objects that nothing asks for any more. `over`: the Job is to be made anew."""
     resource = observed.resource
@@ -137,9 +137,7 @@ def superfluous(
     now = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
     named = before | {revision for revision in now if revision}
     controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
-    serving = sum(pods.ready(pod) for revision in named for pod in observed.group(revision))
-    floor = Places.of(resource.spec.replicas, resource.spec.rollout.canary).floor
-    wanting = serving < floor - tolerated(floor)
+    wanting = owed(observed, named, at) > 0
     there = {(item["kind"], item["metadata"]["name"]) for item in made}
     for child in observed.children:
         key = (child["kind"], child["metadata"]["name"])

@@ -32,7 +32,7 @@ from aerie.rollout import canary, pods, rollback, watch
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, Finding
-from aerie.rollout.fleet import Fleet
+from aerie.rollout.fleet import Fleet, owed
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.recovery import leaving
@@ -110,7 +110,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
         kept = {"canary": known, "previous": status.previous, **_as_it_is(status, replicas)}
         return replace(serving, phase="Paused", progressing=finding, **kept)
-    if known is None and stable is not None and (stray := _stray(observed, wanted, status, stable)) is not None:
+    if known is None and stable is not None and (stray := _stray(observed, wanted, status, stable, now)) is not None:
         known = leaving(observed, stray, now)
     unwanted = known is not None and (known.revision != wanted.revision or bool(wanted.problem))
     if known is not None and stable is not None and known.phase == "RollingBack":
@@ -225,15 +225,17 @@ def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]
     return sorted(revision for revision in there - known if revision is not None)
 
 
-def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm) -> str | None:
+def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now: datetime) -> str | None:
     """A revision that the status does not name, because it was lost or could not be written, and whose pods serve for stable
-    ones."""
-    if status.previous is not None or sum(map(pods.ready, observed.group(stable.revision))) >= observed.resource.spec.replicas:
+    ones. One that the last rollout gave up is such a revision only where no stable pod serves."""
+    if status.previous is not None or owed(observed, (stable.revision,), now) <= 0:
         return None
     others = _others(observed, wanted, stable)
     if wanted.revision != stable.revision and not canary.is_broken(observed, stable):  # else what is wanted takes its place
         others.append(wanted.revision)
-    return next((one for one in others if one != rollback.given_up(status) and any(map(pods.ready, observed.group(one)))), None)
+    if any(map(pods.ready, observed.group(stable.revision))):
+        others = [one for one in others if one != rollback.given_up(status)]
+    return next((one for one in others if any(map(pods.ready, observed.group(one)))), None)
 
 
 def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
         elif drifted(live, item):
             missing.append(item)
     over = verdict.over or outdated(observed, wanted, verdict, runner)
-    delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, over=over))
+    delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, now, over=over))
     if held_up:
         delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))

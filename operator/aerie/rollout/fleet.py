@@ -6,7 +6,7 @@ hold no phase up, and no phase is late while none of its pods is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
@@ -146,6 +146,14 @@ class Fleet:
         groups = (self.canary,) if phase in _GROWING else (self.canary, self.control)
         moments = [group.lateness.next_at for group in groups] + ([] if phase in _GROWING else [self.stalls_at])
         return min((moment for moment in moments if moment is not None), default=None)
+
+
+def owed(observed: Observed, revisions: Iterable[str], now: datetime) -> int:
+    """Serving pods that the spec owes its users beyond those of these revisions, which others have to stand in for until they
+    serve; the few that are late are excused. Zero or less: nobody stands in."""
+    spec = observed.resource.spec
+    places = Places.of(spec.replicas, spec.rollout.canary)
+    return places.floor - sum(Group.of(observed, revision, now).pods.done for revision in revisions)
 
 
 def _missed(group: Group) -> bool:

@@ -122,7 +122,8 @@ def _now(
     arms: Mapping[str, _Arm], wanted: Mapping[str, int], now_sent: Mapping[str, int], stay: Sequence[_Arm]
 ) -> Mapping[str, int]:
     """What the route is to give each Service until the next look."""
-    if all(name in arms and arms[name].open for name, weight in wanted.items() if weight):
+    ready = [name in arms and arms[name].open and arms[name].serve > 0 for name, weight in wanted.items() if weight]
+    if all(ready) or not any(arm.serve for arm in arms.values()):
         return wanted
     if any(arm.weight for arm in stay):
         target = max((arm for arm in arms.values() if arm.wanted is not None), key=lambda arm: arm.would)

@@ -51,7 +51,10 @@ def unsettled(observed: Observed, live: Object, now: datetime) -> timedelta | No
     young = since + SETTLES - now
     if young > timedelta(0):
         return min(young, SETTLES)  # the server's clock may be ahead
-    return None if _seen(observed, live) else _LOOK
+    if _seen(observed, live):
+        return None
+    # What a gateway says is an event of the route; this is for what is missed of them, and gets rarer.
+    return min(since + PATIENCE - now, max(_LOOK, (now - since) / 2))
 
 
 def shrinks(observed: Observed, item: Mapping[str, Any]) -> bool:
