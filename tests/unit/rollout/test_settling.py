@@ -129,3 +129,16 @@ def test_a_canary_that_is_given_up_keeps_its_pods_until_it_gets_nothing() -> Non
         assert sent == 0 or world.replicas()[mine] > 0
         world.now += timedelta(seconds=5)
     assert mine not in world.replicas()
+
+
+def test_a_gateway_that_says_nothing_is_asked_more_and_more_rarely() -> None:
+    world, _, generation = rolled_back()
+    seen(world, generation - 1)
+    began, looks = world.now, 0
+    while world.now < began + PATIENCE:
+        again = world.step().again
+        assert again is not None
+        assert again > timedelta(0)
+        world.now += again
+        looks += 1
+    assert looks < 12
