@@ -68,7 +68,7 @@ def test_files_that_are_no_settings(tmp_path: Path) -> None:
         read(tmp_path / "none.yaml")
     path = tmp_path / "f.yaml"
     path.write_text("a: [")
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="is not YAML"):
         read(path)
     path.write_text("- 1")
     with pytest.raises(ConfigError, match="groups target, drafter, data"):
