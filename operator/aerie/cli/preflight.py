@@ -34,6 +34,9 @@ _COLOURS = {
 }
 
 
+_UNCHECKED = "the API server's rules across fields were not checked: kubectl apply --dry-run=server does that."
+
+
 def preflight(
     file: Annotated[
         str | None, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")
@@ -56,6 +59,7 @@ def preflight(
         subject = of_folders(given)
     else:
         subject, remarks = of_deployment(read_deployment(file), given, read_catalog(own), _from_hub)
+        remarks += (_UNCHECKED,)
     report = run(subject)
     for remark in remarks:
         err.print(f"[yellow]note:[/] {plain(remark)}")
