@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class EagleError(Exception):
-    """Base of all; the command line prints the message and ends with status 1."""
+    """Base of all; the command line prints the message and ends with status 2."""
 
 
 class ConfigError(EagleError):

@@ -95,7 +95,7 @@ def read_header(file: Path) -> Header:
 
 def _entry(listed: dict[str, Any], file: Path, start: int) -> Entry:
     shape, (begin, end) = listed["shape"], listed["data_offsets"]
-    if any(not isinstance(number, int) or number < 0 for number in [*shape, begin, end]) or begin > end:
+    if any(not isinstance(number, int) or not 0 <= number < 2**63 for number in [*shape, begin, end]) or begin > end:
         raise ValueError("no place in the file")
     return Entry(str(listed["dtype"]), tuple(shape), file, start + begin, start + end)
 
@@ -107,8 +107,8 @@ def read_headers(folder: Path) -> Header:
             raise CheckpointError(f"{folder}: no such folder.")
         return read_header(folder / SINGLE)
     index = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-        raise CheckpointError(f"{folder / INDEX}: weight_map is missing, or does not name files.")
+    if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
+        raise CheckpointError(f"{folder / INDEX}: weight_map is missing, or does not name files of this folder.")
     tensors: dict[str, Entry] = {}
     metadata: dict[str, str] = {}
     for name in sorted(set(index.values())):
@@ -119,6 +119,10 @@ def read_headers(folder: Path) -> Header:
     if absent:
         raise CheckpointError(f"{folder / index[absent[0]]}: {absent[0]} is missing, and {INDEX} says that it is there.")
     return Header(dict(sorted(tensors.items())), metadata)
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and Path(name).name == name
 
 
 def read_tensors(header: Header, names: Iterable[str] | None = None) -> dict[str, Tensor]:

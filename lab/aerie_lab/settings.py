@@ -44,6 +44,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         bounds = {"nodes": (1, 100), "gpus": (0, 64), "cpus": (1, 1024), "memory_gib": (1, 65536), "pods": (1, 5000)}
+        bounds |= {"api_port": (0, 65535), "gateway_port": (0, 65535)}
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:

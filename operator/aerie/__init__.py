@@ -7,4 +7,6 @@ rollout      pure: from what was observed to what is to be done
 resources    pure: the objects that are made
 engine       pure: what is known of vLLM
 api          the resource; its definition is generated from it
+
+boundary and terminal are the edge of a process, for the command lines of the whole repository.
 """

@@ -185,7 +185,7 @@ def test_the_command_line_tells_one_sentence_and_no_traceback() -> None:
         (["build", "linux"], "'linux' is no family of binaries"),
     ):
         done = run(*arguments)
-        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+        assert done.returncode == 2, (arguments, done.stdout, done.stderr)
         assert sentence in done.stderr, (arguments, done.stderr)
         assert "Traceback" not in done.stderr
 

@@ -1,4 +1,4 @@
-"""The command line `eagle`. Every refusal is one sentence on the error output and exit status 1.
+"""The command line `eagle`. Whatever cannot be done is one sentence on standard error; exit statuses: `aerie.boundary`.
 
 A command is a module of this package with a function `command`, and a line in COMMANDS. Only the module of the command that
 was named is imported, so `eagle --help` is quick and a command may import what it likes at its top.
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import typer
-from rich.markup import escape
 
-from eagle.cli.console import err
+from aerie.boundary import FAILED, enter
+from aerie.terminal import Version, refuse
 from eagle.errors import EagleError
 
 COMMANDS = {
@@ -30,7 +30,7 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point."""
-    sys.exit(run(sys.argv[1:]))
+    enter("eagle", "drafter", lambda: lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,8 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         application(next((one for one in arguments if not one.startswith("-")), None))(arguments, prog_name="eagle")
     except EagleError as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}")
-        return 1
+        refuse(error)
+        return FAILED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
@@ -54,14 +54,17 @@ def application(named: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
         help="EAGLE 3 and EAGLE 3.1 drafters: train them, judge them, and make of them what vLLM serves.",
     )
-    app.callback()(_group)
+    app.callback()(_all)
     for name, line in COMMANDS.items():
         if name == named:
             app.command(name)(import_module(f"eagle.cli.{name}").command)
         else:
-            app.command(name, help=line)(_group)
+            app.command(name, help=line)(_unnamed)
     return app
 
 
-def _group() -> None:
-    """Nothing: makes `eagle` a group even while it has one command, and stands for commands that were not named."""
+def _all(version: Version = False) -> None: ...
+
+
+def _unnamed() -> None:
+    """Nothing: stands for commands that were not named."""

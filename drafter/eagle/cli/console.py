@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from aerie.terminal import err, out
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+__all__ = ["err", "out"]

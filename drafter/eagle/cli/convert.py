@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
+from aerie.terminal import plain
 from eagle.cli.console import err, out
 from eagle.convert import LayerIds, Origin, Wishes, bring_in
 from eagle.errors import ConfigError
@@ -43,5 +43,5 @@ def command(
     )
     found = bring_in(source, folder, wishes, target=target, name=target_name)
     for finding in found.findings:
-        err.print(escape(finding))
-    out.print(f"{escape(str(folder))}: {found.checkpoint.config.kind}, from {found.origin.value}")
+        err.print(plain(finding))
+    out.print(f"{plain(str(folder))}: {found.checkpoint.config.kind}, from {found.origin.value}")

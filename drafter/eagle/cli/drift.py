@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from transformers.utils import logging
 
+from aerie.terminal import plain
 from eagle.checkpoint import read_config
 from eagle.cli.console import err, out
 from eagle.cli.evaluate import Output
@@ -56,11 +56,11 @@ def command(
         )
     else:
         for name, each in found.items():
-            out.print(f"{escape(name)}: norm ratio {each.norm_ratio:.2f}, {each.columns} columns")
+            out.print(f"{plain(name)}: norm ratio {each.norm_ratio:.2f}, {each.columns} columns")
             out.print(table(each))
     if plot_file is not None:
         plot(found, plot_file)
-        err.print(f"{escape(str(plot_file))} is written")
+        err.print(f"{plain(str(plot_file))} is written")
 
 
 def table(drift: Drift) -> Table:

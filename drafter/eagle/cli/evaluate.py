@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from transformers.utils import logging
 
+from aerie.terminal import plain
 from eagle.cli.console import err, out
 from eagle.errors import ConfigError
 from eagle.evaluate.offline import Asking, Pair, Result, as_json, by_length, evaluate, total
@@ -89,5 +89,5 @@ def table(found: Result, heading: str) -> Table:
         made.add_column(name, justify="right")
     for name, each in {**found, "total": total(found)}.items():
         numbers: list[Any] = [each.length, *each.rates]
-        made.add_row(escape(name), *("-" if math.isnan(n) else f"{n:.3f}" for n in numbers), str(each.drafts))
+        made.add_row(plain(name), *("-" if math.isnan(n) else f"{n:.3f}" for n in numbers), str(each.drafts))
     return made

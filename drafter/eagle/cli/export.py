@@ -8,8 +8,8 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.markup import escape
 
+from aerie.terminal import plain
 from eagle.cli.console import err, out
 from eagle.export import Form, export, serve_command
 
@@ -52,5 +52,5 @@ def command(
         embeddings=embeddings,
         dtype=dtype.dtype,
     )
-    err.print(f"{escape(str(folder))} is written; serve it with")
-    out.print(escape(serve_command(card, str(folder.resolve()))))
+    err.print(f"{plain(str(folder))} is written; serve it with")
+    out.print(plain(serve_command(card, str(folder.resolve()))))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
+from aerie.terminal import plain
 from eagle.cli.console import out
 from eagle.inspect import inspect
 
@@ -30,13 +30,13 @@ def command(
         table.add_column(overflow="fold")
         for name, value in report.facts.items():
             for key, inner in value.items() if name == "provenance" else [("", value)]:
-                table.add_row(escape(f"{name} {key}".replace("_", " ").strip()), escape(_word(inner)))
+                table.add_row(plain(f"{name} {key}".replace("_", " ").strip()), plain(_word(inner)))
         out.print(table)
         for remark in report.remarks:
-            out.print(f"[dim]-[/] {escape(remark)}")
+            out.print(f"[dim]-[/] {plain(remark)}")
         for problem in report.problems:
-            out.print(f"[bold red]problem:[/] {escape(problem)}")
-        out.print(f"[bold]{escape(report.verdict)}[/]")
+            out.print(f"[bold red]problem:[/] {plain(problem)}")
+        out.print(f"[bold]{plain(report.verdict)}[/]")
     if report.problems:
         raise typer.Exit(1)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from transformers.utils import logging
 
+from aerie.terminal import plain
 from eagle.cli.console import err, out
 from eagle.errors import ConfigError
 from eagle.train import processes
@@ -42,6 +42,6 @@ def command(
             if trainer.resume():
                 err.print(f"going on after step {trainer.place.step} of {trainer.steps}")
             place = trainer.run()
-    best = escape(str(chosen.output.folder / "best"))
+    best = plain(str(chosen.output.folder / "best"))
     out.print(f"{best}: acceptance length {place.best:.3f} at {chosen.output.tokens} tokens, on held-out text")
     err.print(f"make of it what vLLM serves with: eagle export {best} FOLDER")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eagle.checkpoint import load
-from eagle.errors import TargetError
+from eagle.errors import ConfigError, TargetError
 from eagle.evaluate.acceptance import Acceptance, Text, accepted_lengths, count
 from eagle.evaluate.answers import answer
 from eagle.evaluate.prompts import Prompt, bucket
@@ -32,7 +32,7 @@ class Pair:
     @classmethod
     def load(cls, target: Path, drafter: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Pair:
         """From two folders. Raises TargetError, CheckpointError, ConfigError."""
-        where = torch.device(device)
+        where = usable(device)
         found = load(drafter, target=target).to(device=where, dtype=dtype)
         model = load_model(str(target), None, dtype, where)
         config = model.config.get_text_config()
@@ -50,6 +50,17 @@ class Pair:
         found = self.target.model.generation_config.eos_token_id
         more = found if isinstance(found, list) else [found]
         return frozenset(token for token in (self.tokenizer.eos_token_id, *more) if token is not None)
+
+
+def usable(device: str) -> torch.device:
+    """The device of that name. Raises ConfigError where this machine, or the installed PyTorch, has none."""
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(f"--device is {device}, which cannot be used here ({reason}): write cpu, or cuda with a GPU.") from None
+    return found
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def read_prompts(file: Path) -> list[Prompt]:
 def _prompt(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: no JSON ({error}); one object per line is expected.") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: a {type(record).__name__}; an object with messages, turns, prompt or text is expected.")

@@ -96,7 +96,7 @@ def parse_line(line: str, where: str) -> list[Message]:
     """The messages of one line, which errors call `where`. Raises DataError."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: no JSON ({error}); one object per line is expected.") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: an object is expected, and this is {_kind(record)}.")

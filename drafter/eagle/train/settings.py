@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from aerie.documents import DocumentError, read_documents
 from eagle.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1)]
@@ -156,11 +157,9 @@ class Settings(_Group):
 def read(path: Path) -> Settings:
     """Settings from a YAML file; paths in it are relative to where the command runs. Raises ConfigError."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); `eagle train --init` prints one to start from.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: no YAML ({' '.join(str(error).split())}).") from None
+        raw = next(iter(read_documents(str(path))), None)
+    except DocumentError as error:
+        raise ConfigError(f"{error} `eagle train --init` prints one to start from.") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: groups {', '.join(Settings.model_fields)} are expected; `eagle train --init` prints them.")
     return parse(raw, str(path))

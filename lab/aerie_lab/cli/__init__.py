@@ -1,20 +1,21 @@
-"""The command line `aerie-lab`: thin over `Lab` and `Faults`. Every refusal is one sentence and exit status 1."""
+"""The command line `aerie-lab`: thin over `Lab` and `Faults`.
+
+Whatever cannot be done is one sentence on standard error; exit statuses: `aerie.boundary`.
+"""
 
 from __future__ import annotations
 
-import signal
-import sys
+from collections.abc import Callable
+
+from aerie.boundary import enter
 
 
 def main() -> None:
     """Entry point."""
-    # Ctrl-C may come while the imports are still running, in which Python may lose it, or tell it as another error.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        from aerie_lab.cli.run import run
+    enter("aerie-lab", "lab", _load)
 
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        sys.exit(run())
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+
+def _load() -> Callable[[], int]:
+    from aerie_lab.cli.run import run
+
+    return run

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
+from aerie.terminal import Version, plain
 from aerie_lab import cluster
 from aerie_lab.binaries import NAMES, USUAL, binary, ensure
 from aerie_lab.cli.console import err, out, replace_process, say
@@ -34,6 +34,11 @@ app = typer.Typer(
 app.add_typer(fault)
 app.command()(demo)
 app.command()(traffic)
+
+
+@app.callback()
+def _all(version: Version = False) -> None: ...
+
 
 Name = Annotated[str, typer.Option("--name", help="Which lab; several can run side by side.", envvar="AERIE_LAB_NAME")]
 _DEFAULTS = Settings()
@@ -122,7 +127,7 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
     _tell_addresses(lab)
     err.print(f"up for {found['uptime']:.0f} s, {found['containers']} containers running")
     for record in found["faults"]:
-        err.print(f"[yellow]fault {record['id']}:[/] {escape(record['fault'])}")
+        err.print(f"[yellow]fault {record['id']}:[/] {plain(record['fault'])}")
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)

@@ -1,19 +1,17 @@
-"""The two consoles: what a program reads goes to `out`, what a person is told goes to `err`."""
+"""The two consoles: what a program reads goes to `out`, notes for a person go to `err`."""
 
 from __future__ import annotations
 
 import os
 
-from rich.console import Console
-from rich.markup import escape
+from aerie.terminal import err, out, plain
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+__all__ = ["err", "out", "replace_process", "say"]
 
 
 def say(line: str) -> None:
     """Progress, a line at a time."""
-    err.print(f"[dim]lab:[/] {escape(line)}")
+    err.print(f"[dim]lab:[/] {plain(line)}")
 
 
 def replace_process(command: list[str], environment: dict[str, str]) -> None:

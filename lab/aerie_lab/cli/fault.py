@@ -6,9 +6,9 @@ import time
 from typing import Annotated, get_args
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
+from aerie.terminal import plain
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
 from aerie_lab.engine.lies import Lie, known
@@ -30,11 +30,11 @@ def _faults(name: str) -> Faults:
 
 def _keep(made: Fault, seconds: float | None) -> None:
     if seconds is None:
-        err.print(f"fault {made.record.id} in force: {escape(str(made.record))}")
+        err.print(f"fault {made.record.id} in force: {plain(str(made.record))}")
         err.print(f"undo it with: aerie-lab fault undo {made.record.id}")
         return
     with made:
-        err.print(f"{escape(str(made.record))}: for {seconds:g} s")
+        err.print(f"{plain(str(made.record))}: for {seconds:g} s")
         time.sleep(seconds)
     err.print("undone")
 
@@ -121,7 +121,7 @@ def list_faults(name: Name = "default") -> None:
     for heading in ("ID", "FAULT", "SECONDS"):
         table.add_column(heading)
     for record in _faults(name).active():
-        table.add_row(str(record.id), escape(str(record)), f"{time.time() - record.since:.0f}")
+        table.add_row(str(record.id), plain(str(record)), f"{time.time() - record.since:.0f}")
     out.print(table if table.row_count else "no fault is in force")
 
 

@@ -12,10 +12,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from aerie.boundary import REFUSED
+from aerie.terminal import plain
 from aerie_lab.cli.console import err, out
 from aerie_lab.engine.traffic import Report, Target, closed_loop, open_loop
 from aerie_lab.engine.workload import DEFAULT_CLASSES, Arrivals, Bursts, Diurnal, Lengths, Poisson, turns
-from aerie_lab.errors import LabError, StateError
+from aerie_lab.errors import StateError
 
 _NAMES = [kind.name for kind in DEFAULT_CLASSES]
 
@@ -47,7 +49,7 @@ def traffic(
     seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Send requests to a server, and report errors and latencies. Fails when an answer was wrong."""
+    """Send requests to a server, and report errors and latencies. Exit status 1: an answer was wrong, or did not come."""
     for name in classes or []:
         if name not in _NAMES:
             raise StateError(f"'{name}' is no class of traffic: one of {', '.join(_NAMES)}.")
@@ -69,7 +71,8 @@ def traffic(
         report = asyncio.run(open_loop(target, turns(kinds, process, 0.0, seconds, seed)))
     _tell(report, as_json)
     if report.errors:
-        raise LabError(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}.")
+        err.print(plain(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}."))
+        raise typer.Exit(REFUSED)
 
 
 def _tell(report: Report, as_json: bool) -> None:

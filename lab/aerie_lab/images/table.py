@@ -70,7 +70,7 @@ class ImageTable:
         for file, text in texts:
             try:
                 document = tomllib.loads(text)
-            except tomllib.TOMLDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise StateError(f"image table {file} is not TOML: {error}.") from error
             for unknown in sorted(document.keys() - {"image", "volume", "checkpoint"}):
                 raise StateError(f"image table {file}: unknown entry '{unknown}': [[image]], [[volume]], [[checkpoint]] only.")

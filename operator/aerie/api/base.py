@@ -10,6 +10,7 @@ code leans on.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -92,11 +93,21 @@ class Model(BaseModel):
         try:
             return cls.model_validate(document, extra="ignore" if unknown == "ignore" else "forbid", by_alias=True, by_name=False)
         except ValidationError as error:
-            raise ResourceError("\n".join(_sentence(detail) for detail in error.errors())) from None
+            details = error.errors()
+            said = [_sentence(detail) for detail in details[:_MOST_SENTENCES]]
+            if len(details) > len(said):
+                said.append(f"There are {len(details) - len(said)} more.")
+            raise ResourceError("\n".join(said)) from None
 
     def to_dict(self) -> Json:
         """As the API server takes it: camelCase, without the fields that are None."""
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+_MOST_SENTENCES = 20
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 80
+"""Shows a value whatever its size; also of what an alias of YAML has put in many times."""
 
 
 def _sentence(detail: ErrorDetails) -> str:
@@ -109,9 +120,10 @@ def _sentence(detail: ErrorDetails) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{field} is no field of the resource: correct its name, or remove it."
     reason = detail["msg"].removeprefix("Value error, ")
+    reason = reason if len(reason) <= 500 else reason[:499] + "…"
     if detail["type"] == "value_error":
         return f"{field}: {reason}."
-    return f"{field} is {detail['input']!r}: {reason[:1].lower()}{reason[1:]}."
+    return f"{field} is {_BRIEF.repr(detail['input'])}: {reason[:1].lower()}{reason[1:]}."
 
 
 # -- Types of single values ----------------------------------------------------------------------------------------------
@@ -150,7 +162,7 @@ class Between:
     def _read(self, value: object) -> timedelta:
         length = duration.parse(value) if isinstance(value, str) else value
         if not isinstance(length, timedelta):
-            raise ValueError(f"{value!r} is no duration: write it as a string, such as 30s, 5m or 1h30m")
+            raise ValueError(f"{_BRIEF.repr(value)} is no duration: write it as a string, such as 30s, 5m or 1h30m")
         if not duration.parse(self.shortest) <= length <= duration.parse(self.longest):
             raise ValueError(f"{value} is out of range: write a duration from {self.shortest} to {self.longest}")
         return length

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from aerie.cli.console import CommandError, err, out
@@ -16,6 +15,7 @@ from aerie.cli.files import CATALOG, read_catalog
 from aerie.cli.preflight import Output
 from aerie.engine.catalog import Catalog, Entry, Match
 from aerie.engine.checkpoint import parse_config
+from aerie.terminal import plain
 
 _BY = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
 
@@ -68,7 +68,7 @@ def _show(matches: list[Match], output: Output) -> None:
             _acceptance(entry),
             (entry.revision or "-")[:8],
         )
-        table.add_row(*(escape(cell) for cell in (*cells, entry.source, notes)))
+        table.add_row(*(plain(cell) for cell in (*cells, entry.source, notes)))
     # A program that reads it gets whole rows.
     (out if out.is_terminal else Console(width=400)).print(table)
 
@@ -97,9 +97,9 @@ def _json(match: Match) -> dict[str, Any]:
 
 
 def _tell_nearest(rows: Catalog, target: str) -> None:
-    err.print(escape(f"The catalog has no drafter for {target}."))
+    err.print(plain(f"The catalog has no drafter for {target}."))
     near = rows.nearest(target)
     if near:
-        err.print(escape(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work."))
+        err.print(plain(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work."))
     err.print("If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.")
     err.print("If there is none, train one on this target's own answers: `eagle --help`.")

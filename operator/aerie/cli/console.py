@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from aerie.terminal import err, out, plain
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+__all__ = ["CommandError", "err", "out", "plain"]
 
 
 class CommandError(Exception):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from aerie.api import KIND, SpeculativeDeployment
 from aerie.cli.console import CommandError
+from aerie.documents import DocumentError, read_documents
 from aerie.engine.catalog import Catalog, published
 
 
@@ -19,7 +17,8 @@ def read_deployment(file: str) -> SpeculativeDeployment:
     documents = [document for document in _documents(file) if document.get("kind") == KIND]
     if len(documents) != 1:
         found = f"holds {len(documents)} of them" if documents else "holds none"
-        raise CommandError(f"{file} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
+        shown = "standard input" if file == "-" else file
+        raise CommandError(f"{shown} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
     return SpeculativeDeployment.from_dict(documents[0], unknown="refuse")
 
 
@@ -53,14 +52,9 @@ def _data(file: str) -> dict[str, str]:
 
 def _documents(file: str) -> list[dict[str, Any]]:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise CommandError(f"{file} cannot be read ({reason}): give a YAML file.") from error
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        raise CommandError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
+        documents = read_documents(file)
+    except DocumentError as error:
+        raise CommandError(str(error)) from None
     return [document for document in documents if isinstance(document, dict)]
 
 

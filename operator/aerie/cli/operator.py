@@ -83,6 +83,7 @@ def operator(
     Uses the service account of its pod, or the kubeconfig. Of several operators with one Lease, one acts. Ends on SIGTERM.
     """
     # Imported here: the other commands need neither Kopf nor the cluster's client.
+    from aerie.controller.kubeconfig import ConnectError
     from aerie.controller.notify import Hook, HookError
     from aerie.controller.prometheus import Access
     from aerie.controller.run import Options, run
@@ -118,7 +119,10 @@ def operator(
         ),
         dry_run=dry_run,
     )
-    raise typer.Exit(asyncio.run(run(options)))
+    try:
+        raise typer.Exit(asyncio.run(run(options)))
+    except ConnectError as error:
+        raise CommandError(str(error)) from None
 
 
 def _resources(text: str | None) -> Resources:

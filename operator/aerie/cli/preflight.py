@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from aerie.checkpoints import Hub
 from aerie.cli.console import err, out
@@ -16,6 +15,7 @@ from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
 from aerie.cli.subject import Given, of_deployment, of_folders
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Finding, Report, Severity, Subject, run
+from aerie.terminal import plain
 
 
 class Output(Enum):
@@ -32,6 +32,9 @@ _COLOURS = {
     Severity.PASS: "green",
     Severity.SKIP: "dim",
 }
+
+
+_UNCHECKED = "the API server's rules across fields were not checked: kubectl apply --dry-run=server does that."
 
 
 def preflight(
@@ -56,9 +59,10 @@ def preflight(
         subject = of_folders(given)
     else:
         subject, remarks = of_deployment(read_deployment(file), given, read_catalog(own), _from_hub)
+        remarks += (_UNCHECKED,)
     report = run(subject)
     for remark in remarks:
-        err.print(f"[yellow]note:[/] {escape(remark)}")
+        err.print(f"[yellow]note:[/] {plain(remark)}")
     if output is Output.JSON:
         typer.echo(json.dumps({**_subject(subject), **report.to_json()}, indent=2))
     else:
@@ -67,7 +71,7 @@ def preflight(
 
 
 def _from_hub(repository: str, revision: str | None) -> Checkpoint:
-    err.print(f"[dim]reading headers of {escape(repository)}[/]")
+    err.print(f"[dim]reading headers of {plain(repository)}[/]")
     with Hub.from_environment() as hub:
         return hub.read(repository, revision)
 
@@ -82,18 +86,18 @@ def _subject(subject: Subject) -> dict[str, str | None]:
 
 def _print(subject: Subject, report: Report) -> None:
     drafter = f"drafter  {subject.drafter.name}\n" if subject.drafter else ""
-    out.print(escape(f"target   {subject.target.name}\n{drafter}vLLM     {subject.version}\n"))
+    out.print(plain(f"target   {subject.target.name}\n{drafter}vLLM     {subject.version}\n"))
     for finding in report.findings:
         if finding.severity is not Severity.SKIP:
             _print_finding(finding)
     skipped = [finding.id for finding in report.of(Severity.SKIP)]
     if skipped:
         out.print(f"[dim]{Severity.SKIP.glyph} does not apply: {', '.join(skipped)}[/]")
-    out.print(f"\n[bold {'green' if report.ok else 'red'}]{escape(report.summary)}[/]")
+    out.print(f"\n[bold {'green' if report.ok else 'red'}]{plain(report.summary)}[/]")
 
 
 def _print_finding(finding: Finding) -> None:
     colour = _COLOURS[finding.severity]
-    out.print(f"[{colour}]{finding.severity.glyph} {finding.id:<3}[/] {escape(finding.title)}: {escape(finding.evidence)}.")
+    out.print(f"[{colour}]{finding.severity.glyph} {finding.id:<3}[/] {plain(finding.title)}: {plain(finding.evidence)}.")
     if finding.way_out:
-        out.print(f"      [{colour}]->[/] {escape(finding.way_out[:1].upper() + finding.way_out[1:])}.")
+        out.print(f"      [{colour}]->[/] {plain(finding.way_out[:1].upper() + finding.way_out[1:])}.")

@@ -44,6 +44,12 @@ def preflight_job(
         report.write_bytes(fitted({"ok": False, "summary": str(error), "refused": [str(error)], "warned": []}))
         typer.echo(str(error))
         raise typer.Exit(1) from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Files that nobody thought of: as a crash this would be tried again for ever, with the same outcome.
+        said = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
+        report.write_bytes(fitted({"ok": False, "summary": said, "refused": [said], "warned": []}))
+        typer.echo(said)
+        raise typer.Exit(1) from error
     report.write_bytes(fitted(verdict(found, remarks)))
     for finding in found.findings:
         if finding.severity is not Severity.SKIP:

@@ -17,15 +17,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aerie.cli.console import CommandError
 from aerie.engine.page import PageError, parse
 from aerie.engine.samples import Sample
 from aerie.engine.series import AnswerError, Scrape, history
+
+MOST_BYTES = 2**30
+"""Of a file, unpacked: a day of a large fleet has a tenth of it."""
+_LATEST = 253402300799
+"""Seconds of Unix time at the end of the year 9999."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,16 @@ class Recorded:
 def read_recorded(file: Path) -> Recorded:
     """Raises CommandError for a file that cannot be read or has neither form."""
     try:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        with file.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(file) if packed else file.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        text = data.decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
         raise CommandError(f"{file} cannot be read ({reason}): give a file of recorded metrics.") from error
+    if len(data) > MOST_BYTES:
+        raise CommandError(f"{file} has more than {MOST_BYTES >> 30} GiB: record a shorter time, or fewer series.")
     unreadable: Counter[str] = Counter()
     steps = _series(text, file) if _is_one_object(text) else _lines(text, file)
     scrapes = sorted(readable(steps, unreadable), key=lambda scrape: scrape[:2])
@@ -87,8 +99,8 @@ def _lines(text: str, file: Path) -> Iterator[tuple[float, str, bytes]]:
             continue
         try:
             row = json.loads(line)
-            yield float(row["time"]), str(row["replica"]), str(row["page"]).encode()
-        except (ValueError, KeyError, TypeError) as error:
+            yield _moment(row["time"]), str(row["replica"]), str(row["page"]).encode(errors="replace")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else "cannot be read"
             raise CommandError(
                 f'{file}, line {number} {what}: a line is {{"time": seconds, "replica": name, "page": text}}, '
@@ -96,11 +108,18 @@ def _lines(text: str, file: Path) -> Iterator[tuple[float, str, bytes]]:
             ) from None
 
 
+def _moment(value: Any) -> float:
+    """Unix time. Raises ValueError, TypeError."""
+    if isinstance(value, str) or not 0 <= value <= _LATEST:  # also NaN
+        raise ValueError("no time")
+    return float(value)
+
+
 def _series(text: str, file: Path) -> Iterator[tuple[float, str, Scrape | str]]:
     try:
         answer = json.loads(text)
         yield from history(answer.get("data", answer)["result"], "pod", "instance")
-    except (AnswerError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (AnswerError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = str(error).removeprefix("answered with ")
         raise CommandError(
             f"{file} is no matrix of series with names and a label pod or instance ({why}): record it with query_range and a "

@@ -1,15 +1,17 @@
-"""Runs a command, and turns what it raises into a sentence and an exit status."""
+"""Runs a command, and turns what it raises on purpose into a sentence and an exit status."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
-from rich.markup import escape
 
 from aerie.api import ResourceError
+from aerie.boundary import FAILED
 from aerie.cli.catalog import catalog
-from aerie.cli.console import CommandError, err
+from aerie.cli.console import CommandError
 from aerie.cli.operator import operator
 from aerie.cli.preflight import preflight
 from aerie.cli.preflight_job import preflight_job
@@ -17,6 +19,7 @@ from aerie.cli.tune import app as tune
 from aerie.engine.arguments import ArgumentError
 from aerie.engine.catalog import CatalogError
 from aerie.engine.checkpoint import CheckpointError
+from aerie.terminal import Version, refuse
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,15 +34,21 @@ app.command(hidden=True)(preflight_job)
 app.add_typer(tune, name="tune")
 
 _EXPECTED = (CommandError, CheckpointError, CatalogError, ResourceError, ArgumentError)
+_PLUGIN = "kubectl-aerie"
+
+
+@app.callback()
+def _group(version: Version = False) -> None: ...
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit status. `arguments`: those of the process where they are not given."""
+    called = "kubectl aerie" if Path(sys.argv[0]).name == _PLUGIN else "aerie"
     try:
-        app(args=arguments)  # ends by raising SystemExit, also after a wrong command line or Ctrl-C
+        app(args=arguments, prog_name=called)  # ends by raising SystemExit, also after a wrong command line or Ctrl-C
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except _EXPECTED as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}")
-        return 2
+        refuse(error)
+        return FAILED
     return 0

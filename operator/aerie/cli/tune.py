@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from aerie.api import SpeculativeDeployment, duration
 from aerie.cli.console import CommandError, err, out
@@ -23,6 +22,7 @@ from aerie.cli.tune_explain import explain as explain_command
 from aerie.engine import arguments, flags, versions
 from aerie.engine.samples import Reset, Sample, between
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
+from aerie.terminal import plain
 
 if TYPE_CHECKING:  # numpy comes with it: only who tunes pays for that
     from aerie.tuning.decision import Situation
@@ -123,11 +123,11 @@ def offline(
     policy = Policy()
     decision = decide(telemetry, situation, policy, seed)
     for sentence, count in recorded.unreadable.most_common(3):
-        err.print(f"[yellow]note:[/] {count} scrapes were left out: {escape(sentence)}")
+        err.print(f"[yellow]note:[/] {count} scrapes were left out: {plain(sentence)}")
     if output is Output.JSON:
         typer.echo(json.dumps(to_json(decision), indent=2))
     else:
-        out.print(escape(explain(decision, telemetry, situation, policy)), end="")
+        out.print(plain(explain(decision, telemetry, situation, policy)), end="")
     raise typer.Exit(1 if decision.action is Action.INSUFFICIENT else 0)
 
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Balance, Gain, Status, Tried
@@ -19,16 +18,19 @@ from aerie.api.status import Setting as StatusSetting
 from aerie.cli.console import CommandError, out
 from aerie.resources import tuning
 from aerie.resources.tuning import Kept
+from aerie.terminal import plain
 
 
 def explain(
     name: Annotated[str, typer.Argument(help="Name of the SpeculativeDeployment.")],
     namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Its namespace. Default: the kubeconfig's.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")] = None,
+    kubeconfig: Annotated[str | None, typer.Option(help="The kubeconfig. Default: $KUBECONFIG, else ~/.kube/config.")] = None,
 ) -> None:
     """Say why a resource's engines have the speculation setting that they have: the last decision, and what was done before."""
-    document, data = asyncio.run(_read(name, namespace))
+    document, data = asyncio.run(_read(name, namespace, kubeconfig, context))
     resource = SpeculativeDeployment.from_dict(document)
-    out.print(escape("\n".join(account(resource, Kept.from_data(data or {}), datetime.now(UTC)))))
+    out.print(plain("\n".join(account(resource, Kept.from_data(data or {}), datetime.now(UTC)))))
 
 
 def account(resource: SpeculativeDeployment, kept: Kept | None, now: datetime) -> Iterator[str]:
@@ -119,19 +121,26 @@ def _ago(moment: datetime, now: datetime) -> str:
     return f"{passed.days} days ago"
 
 
-async def _read(name: str, namespace: str | None) -> tuple[dict[str, Any], dict[str, str] | None]:
+_WAYS_OUT = {
+    401: ": log in anew, or choose a context whose user it knows.",
+    403: ": ask for the right to get speculativedeployments.aerie.dev and configmaps in that namespace.",
+}
+
+
+async def _read(
+    name: str, namespace: str | None, kubeconfig: str | None, context: str | None
+) -> tuple[dict[str, Any], dict[str, str] | None]:
     """The resource, and the data of its ConfigMap."""
     # Imported here: the other commands do not need the cluster's client.
-    from kubernetes.aio.config import ConfigException
-
     from aerie.controller.client import CONFIG_MAPS, RESOURCES, ApiError, Cluster
+    from aerie.controller.kubeconfig import Access, ConnectError
 
     try:
-        cluster = await Cluster.connect()
-    except ConfigException as error:
-        raise CommandError(f"no cluster is known ({error}): set KUBECONFIG, or write ~/.kube/config.") from None
+        cluster = await Cluster.connect(access=Access(kubeconfig, context))
+    except ConnectError as error:
+        raise CommandError(str(error)) from None
     try:
-        where = namespace or _namespace()
+        where = namespace or cluster.namespace
         found = await cluster.get(RESOURCES, where, name)
         if found is None:
             raise CommandError(f"there is no SpeculativeDeployment {where}/{name}: give its namespace with -n.")
@@ -139,18 +148,11 @@ async def _read(name: str, namespace: str | None) -> tuple[dict[str, Any], dict[
         owner = found["metadata"]["uid"]
         mine = kept is not None and any(one.get("uid") == owner for one in kept["metadata"].get("ownerReferences") or [])
         return found, dict(kept.get("data") or {}) if kept is not None and mine else None
+    except (LookupError, TypeError, AttributeError):
+        raise CommandError("the API server answered with what is no SpeculativeDeployment: choose another context.") from None
     except ApiError as error:
-        raise CommandError(f"the API server: {error}") from None
+        if error.status is None:
+            raise CommandError(f"{error}: see to the connection, or choose another context.") from None
+        raise CommandError(f"the API server answered with {error.status} ({error}){_WAYS_OUT.get(error.status, '.')}") from None
     finally:
         await cluster.close()
-
-
-def _namespace() -> str:
-    """That of the kubeconfig's context."""
-    from kubernetes.aio.config import ConfigException, list_kube_config_contexts
-
-    try:
-        _, active = list_kube_config_contexts()  # type: ignore[no-untyped-call]
-    except ConfigException:
-        return "default"
-    return str(active["context"].get("namespace") or "default")

@@ -19,10 +19,10 @@ from datetime import datetime
 from typing import Any
 
 import aiohttp
-from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
+from aerie.controller import kubeconfig
 from aerie.resources.names import FIELD_MANAGER
 
 Object = dict[str, Any]
@@ -88,17 +88,18 @@ class Cluster:
         self._client, self._count = client, count
         self.may_write: Callable[[], bool] = lambda: True
         """Whether this operator leads, by its own clock: after a stall another one may, without this one having noticed."""
+        self.namespace = "default"
+        """That of the kubeconfig's context."""
         self._dated = ("", 0.0)
         """The date in the last answer that came, and the monotonic time at that."""
 
     @classmethod
-    async def connect(cls, count: Count = lambda *_: None) -> Cluster:
-        """With the service account of the pod, or outside of a cluster with the kubeconfig."""
-        try:
-            kubernetes_config.load_incluster_config()  # type: ignore[no-untyped-call]
-        except kubernetes_config.ConfigException:
-            await kubernetes_config.load_kube_config()  # type: ignore[no-untyped-call]
-        return cls(ApiClient(), count)
+    async def connect(cls, count: Count = lambda *_: None, access: kubeconfig.Access = kubeconfig.USUAL) -> Cluster:
+        """With the service account of the pod, or outside of a cluster with the kubeconfig. Raises ConnectError."""
+        client, namespace = await kubeconfig.connect(access)
+        cluster = cls(client, count)
+        cluster.namespace = namespace
+        return cluster
 
     async def close(self) -> None:
         """Close the connections."""
@@ -224,8 +225,12 @@ class Cluster:
         content_type: str = "application/json",
         limit: float = LIMIT,
     ) -> Any:
-        """One request; the JSON that comes back. Raises ApiError."""
-        return json.loads(await self._raw(verb, path, query or [], body, content_type, limit))
+        """One request; the object that comes back. Raises ApiError."""
+        raw = await self._raw(verb, path, query or [], body, content_type, limit)
+        found = _object(raw.decode(errors="replace"))
+        if found is None:
+            raise ApiError(200, "NoObject", f"the answer to {verb} {path} is no object of Kubernetes: {_PROXY}")
+        return found
 
     def date(self) -> tuple[datetime, float] | None:
         """The API server's time in its last answer, and the monotonic one at which it came; None where it named none."""
@@ -270,11 +275,24 @@ class Cluster:
 
 def _refused(status: int, body: str | bytes | None, headers: Mapping[str, str] | None) -> ApiError:
     text = body.decode(errors="replace") if isinstance(body, bytes) else (body or "")
-    try:
-        document = json.loads(text)
-    except ValueError:
-        document = {}
-    found: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+    found = _object(text) or {}
     after = (headers or {}).get("Retry-After") or ""
     seconds = float(after) if after.isdecimal() else None  # Kubernetes writes no dates
-    return ApiError(status, str(found.get("reason") or status), str(found.get("message") or text[:500] or status), seconds)
+    return ApiError(status, str(found.get("reason") or status), str(found.get("message") or _said(text)), seconds)
+
+
+_PROXY = "a proxy may stand between, or the address is not that of an API server"
+
+
+def _said(text: str) -> str:
+    """What an answer says that is no object."""
+    line = " ".join(text.split())
+    return _PROXY if not line or line.startswith("<") else line[:500]
+
+
+def _object(text: str) -> Object | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -222,7 +222,7 @@ def _own(name: str, text: str) -> Entry:
 def _toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CatalogError(f'{where} is not TOML: {error}: write lines such as kind = "eagle3.1".') from None
 
 

@@ -11,7 +11,8 @@ A weight file (format of the safetensors project, README, section "Format"):
       endian   offsets count from 8 + N
 
 Guarantees: pure, bytes in and dataclasses out. Whatever the bytes are, the outcome is a header or a CheckpointError whose text
-names the file and the way out. A header that passes describes exactly the bytes of a file of the size given.
+names the file and the way out, in time linear in the bytes; every whole number has 64 bits at most, and names of
+tensors and files have no control characters. A header that passes describes exactly the bytes of a file of the size given.
 Not guaranteed: anything about the values of the weights. The one exception is d2t, which is small and whose values matter;
 whoever reads the file may pass it along (`with_offsets`).
 """
@@ -19,7 +20,6 @@ whoever reads the file may pass it along (`with_offsets`).
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +34,10 @@ BITS = {
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 """Bits of one element. A type that is not listed is let through, with its size taken from its offsets."""
+
+
+_MOST = 2**63 - 1
+"""Of any number here: safetensors and PyTorch count in 64 bits."""
 
 
 class CheckpointError(Exception):
@@ -171,9 +175,10 @@ def parse_index(text: bytes, file: str) -> dict[str, str]:
         raise CheckpointError(f"{file}: weight_map is {_short(mapping)}, and must name the file of each tensor: {_AGAIN}")
     for tensor, shard in mapping.items():
         # The name becomes a path or an address, so it has to stay inside the checkpoint.
-        if not isinstance(shard, str) or not shard or "/" in shard or "\\" in shard or shard.startswith("."):
+        sound = isinstance(shard, str) and shard.isprintable() and not shard.startswith(".")
+        if not sound or not shard or "/" in shard or "\\" in shard:
             raise CheckpointError(
-                f"{file}: weight_map gives '{tensor}' the file {_short(shard)}, which is no plain name: {_AGAIN}"
+                f"{file}: weight_map gives {_short(tensor)} the file {_short(shard)}, which is no plain name: {_AGAIN}"
             )
     return mapping
 
@@ -199,7 +204,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _table(text: bytes, file: str, expected: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not JSON ({error}): {_AGAIN}") from None
     if not isinstance(document, dict):
@@ -207,22 +212,46 @@ def _table(text: bytes, file: str, expected: str) -> dict[str, Any]:
     return document
 
 
+def _whole(text: str) -> int:
+    """A number of a table. Raises ValueError beyond 64 bits: nothing is so large, and a product of such could not be written."""
+    if len(text) > 20 or not -_MOST <= (number := int(text)) <= _MOST:
+        raise ValueError(f"a whole number of {len(text)} digits")
+    return number
+
+
 def _tensor(name: str, entry: Any, file: str, start: int, shown: str) -> Tensor:
     """The types are compared exactly, because JSON's true and 1.0 would pass for integers otherwise."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        sound = type(dtype) is str and type(shape) is list and type(begin) is int and type(end) is int
+        numbers = [begin, end, *shape] if type(shape) is list else [None]
+        sound = type(dtype) is str and all(type(number) is int and abs(number) <= _MOST for number in numbers)
     except (TypeError, KeyError, ValueError):
         dtype, shape, begin, end, sound = "", [], 0, 0, False
-    if not sound or any(type(length) is not int or length < 0 for length in shape):
+    if not name.isprintable():
+        raise CheckpointError(f"{shown}: the tensor {_short(name)} has control characters in its name: {_EXPORT}")
+    if not sound or any(length < 0 for length in shape):
         raise CheckpointError(f"{shown}: '{name}' is {_short(entry)}, and must have dtype, shape and data_offsets: {_EXPORT}")
     if not 0 <= begin <= end:
         raise CheckpointError(f"{shown}: '{name}' goes from byte {begin} to byte {end}: {_AGAIN}")
     bits = BITS.get(dtype)
-    if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
-        needed = -(-math.prod(shape) * bits // 8)
-        raise CheckpointError(f"{shown}: '{name}', {dtype} {shape}, needs {needed} bytes and has {end - begin}: {_AGAIN}")
+    if bits is not None and _elements(shape) * bits != (end - begin) * 8:
+        raise CheckpointError(
+            f"{shown}: '{name}', {dtype} {_short(shape)}, needs {-(-_elements(shape) * bits // 8)} bytes and has {end - begin}: "
+            f"{_AGAIN}"
+        )
     return Tensor(dtype, tuple(shape), file, start + begin, start + end)
+
+
+def _elements(shape: list[int]) -> int:
+    """Their number, or one beyond `_MOST` where there are more: the product of a hostile shape has millions of digits."""
+    if 0 in shape:
+        return 0
+    found = 1
+    for length in shape:
+        found *= length
+        if found > _MOST:
+            break
+    return found
 
 
 def _check_coverage(tensors: Mapping[str, Tensor], start: int, size: int, file: str) -> None:

@@ -94,7 +94,7 @@ def test_without_any_permission_one_sentence_tells_how_to_allow_it() -> None:
     up = subprocess.run(
         [*inside, program, "up", "--name", NAME, "--no-gateway"], capture_output=True, text=True, timeout=100, check=False
     )
-    assert up.returncode == 1
+    assert up.returncode == 2
     assert "this user may not make namespaces, which the lab needs: run as root, or allow" in up.stderr
     assert "Traceback" not in up.stderr
     assert not lab_folder(NAME).exists()

@@ -1,4 +1,4 @@
-"""The command line: quick help, one sentence and status 1 for a refusal."""
+"""The command line: quick help, one sentence and status 2 for what cannot be done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_refusal_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 1
+    assert run(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'none' / 'config.json'}: missing.\n"
 
 

@@ -369,6 +369,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "norm_output is false now" in said.err
     assert "EAGLE 3 with fc_norm, from specforge" in said.out
     assert same(load(tmp_path / "d"), drafter)
-    assert run(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 1
+    assert run(["convert", str(source), str(tmp_path / "e"), "--layers", "low"]) == 2
     assert "whole numbers with commas between" in capsys.readouterr().err
     assert not (tmp_path / "e").exists()

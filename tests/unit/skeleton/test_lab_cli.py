@@ -14,8 +14,8 @@ from aerie_lab.cli.run import run
     [
         (["up", "nonsense"], 2, "Got unexpected extra argument"),
         (["status", "--nothing"], 2, "No such option"),
-        (["status", "--name", "Not A Name"], 1, "cannot name a lab"),
-        (["up", "--gateway-name", "public"], 1, "gateway_name is 'public': write NAMESPACE/NAME"),
+        (["status", "--name", "Not A Name"], 2, "cannot name a lab"),
+        (["up", "--gateway-name", "public"], 2, "gateway_name is 'public': write NAMESPACE/NAME"),
         (["--help"], 0, ""),
     ],
 )

@@ -83,7 +83,7 @@ class Reads(Cluster):
         pass
 
 
-async def _connected(*_: object) -> Cluster:
+async def _connected(*_: object, **__: object) -> Cluster:
     return Reads()
 
 
@@ -106,6 +106,6 @@ def test_the_command_reads_the_resource_and_its_own_config_map(
 def test_without_a_cluster_it_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert run(["tune", "explain", "chat"]) == 2
     assert "set KUBECONFIG" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_evaluate_tells_acceptance_by_category(folders: Path, capsys: pytest.Cap
 def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--max-tokens", "6"]
     arguments += ["--drafter", str(folders / "three"), "--sampled-drafts", "-o", "json"]
-    assert run(arguments) == 1
+    assert run(arguments) == 2
     assert "give --temperature too" in capsys.readouterr().err
     assert run([*arguments, "--temperature", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["total"]["drafts"] > 0
@@ -88,7 +88,7 @@ def test_what_does_not_go_together_is_refused(
     folders: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folders)
-    assert run(["evaluate", "prompts.jsonl", *arguments]) == 1
+    assert run(["evaluate", "prompts.jsonl", *arguments]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
@@ -103,7 +103,7 @@ def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytes
     assert run([*arguments, "--plot", str(tmp_path / "drift.svg")]) == 0
     assert "OWN TOKENS" in capsys.readouterr().out
     assert (tmp_path / "drift.svg").stat().st_size > 1000
-    assert run([*arguments, "--plot", "drift.doc"]) == 1
+    assert run([*arguments, "--plot", "drift.doc"]) == 2
 
 
 def test_what_was_never_drafted_is_null_and_not_a_number() -> None:

@@ -36,9 +36,9 @@ def test_train_prints_its_settings_trains_and_says_what_came_out(
 
 
 def test_train_says_what_is_wrong_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train"]) == 1
+    assert run(["train"]) == 2
     assert "eagle train --init" in capsys.readouterr().err
-    assert run(["train", str(tmp_path / "none.yaml")]) == 1
+    assert run(["train", str(tmp_path / "none.yaml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 

@@ -1,0 +1,151 @@
+"""Reads YAML files of whoever wrote them, in bounded time and memory, with the values that Kubernetes reads.
+
+PyYAML alone is neither: aliases of aliases expand without bound, a scalar that looks like a date or has thousands of digits
+raises what is no YAMLError, a key that stands twice is taken, and `2024-01-01` becomes a date where `kubectl` reads a text.
+
+Guarantees: every failure is a DocumentError; what passes is plain JSON (tables with texts as keys, lists, texts, whole numbers of
+64 bits, finite floats, true, false, null) of MAX_VALUES values at most, aliases counted as often as they stand there. Not
+guaranteed: the types of YAML 1.2; `yes` is true, as for `kubectl`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 4 * 2**20
+MAX_VALUES = 100_000
+"""Values of all documents of a file, each table and list counted too."""
+_BITS = 63
+
+
+class DocumentError(Exception):
+    """The file cannot be read, or is no YAML; `str(error)` is a sentence that begins with the file's name."""
+
+
+def read_documents(file: str) -> list[Any]:
+    """The documents of a file; `-` is standard input. Raises DocumentError."""
+    shown = "standard input" if file == "-" else file
+    try:
+        data = _read(file)
+        text = data.decode("utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise DocumentError(f"{shown} cannot be read ({reason}): give a YAML file.") from None
+    if len(data) > MAX_BYTES:
+        raise DocumentError(f"{shown} has more than {MAX_BYTES >> 20} MiB: give a file with the manifest alone.")
+    try:
+        return _load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise DocumentError(f"{shown} is not YAML: {_line(error)}.") from None
+    except RecursionError:
+        raise DocumentError(f"{shown} is not YAML: it is nested too deeply.") from None
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(file).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+def _line(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        text = ", ".join(part for part in (error.context, error.problem) if part)
+        if mark := error.problem_mark:
+            text += f", in line {mark.line + 1}, column {mark.column + 1}"
+    return " ".join(text.split())[:300].rstrip(".")
+
+
+def _load(text: str) -> list[Any]:
+    loader, documents = _Loader(text), []
+    left = MAX_VALUES
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None
+            left -= _expanded(node, left)
+            documents.append(loader.construct_document(node))
+    finally:
+        loader.dispose()
+    return documents
+
+
+class _Loader(yaml.SafeLoader):
+    """Types of JSON only; keys once only; a limit on nodes while they are read."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
+        letter: [(tag, expression) for tag, expression in known if tag != "tag:yaml.org,2002:timestamp"]
+        for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > MAX_VALUES:
+            raise _too_many()
+        return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        found: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in found.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a table", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value[:80]}' stands twice", key.start_mark)
+            if key.tag != "tag:yaml.org,2002:merge":
+                key.tag = "tag:yaml.org,2002:str"  # as in JSON
+            seen.add(key.value)
+        return found
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > 4 * _BITS or not -(2**_BITS) <= (found := loader.construct_yaml_int(node)) < 2**_BITS:
+        raise yaml.constructor.ConstructorError(None, None, "a whole number has more than 64 bits", node.start_mark)
+    return int(found)
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    if not math.isfinite(found := loader.construct_yaml_float(node)):
+        raise yaml.constructor.ConstructorError(None, None, f"{node.value[:80]} is no finite number", node.start_mark)
+    return float(found)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+for _tag in ("binary", "timestamp", "omap", "pairs", "set"):  # no types of JSON
+    del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
+
+
+def _expanded(root: yaml.Node, most: int) -> int:
+    """How many values a document has once its aliases are put in. Raises YAMLError: more than `most`, or a value in itself."""
+    sizes: dict[Hashable, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        key = id(node)
+        if key in sizes:
+            if sizes[key] == 0:
+                raise yaml.constructor.ConstructorError(None, None, "a value holds itself", node.start_mark)
+            return sizes[key]
+        sizes[key] = 0
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        total = 1
+        for part in parts:
+            total += sum(map(size, part)) if isinstance(part, tuple) else size(part)
+            if total > most:
+                raise _too_many()
+        sizes[key] = total
+        return total
+
+    return size(root)
+
+
+def _too_many() -> yaml.YAMLError:
+    return yaml.YAMLError(f"it has more than {MAX_VALUES} values, aliases put in")

@@ -1,0 +1,104 @@
+"""The edge of a process: statuses and one line, whatever a command raises and wherever its output goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aerie.boundary import status
+
+BIN = Path(sys.executable).parent
+AERIE = str(BIN / "aerie")
+
+
+def raises(error: BaseException) -> int:
+    def command() -> int:
+        raise error
+
+    return status("aerie-lab", "lab", command)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            KeyError("x"),
+            70,
+            "aerie-lab has a defect (KeyError: 'x'): set AERIE_TRACEBACK=1 to see where, and report it.\n",
+        ),
+        (ValueError("a\n\x1b[2Jb"), 70, "(ValueError: a ?[2Jb)"),
+        (RecursionError("deep"), 70, "RecursionError"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "error: /x cannot be used (Permission denied).\n"),
+        (OSError(98, "Address already in use"), 2, "error: a file or a connection cannot be used (Address already in use).\n"),
+        (ModuleNotFoundError(name="torch.nn"), 2, "error: the package torch is not installed: run pip install 'aerie[lab]'.\n"),
+        (ModuleNotFoundError(name="aerie.gone"), 70, "a defect"),
+        (MemoryError(), 2, "error: there is not enough memory for this.\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_is_a_line_and_a_status(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AERIE_TRACEBACK", raising=False)
+    assert raises(error) == code
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_traceback_comes_when_it_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AERIE_TRACEBACK", "1")
+    assert raises(KeyError("x")) == 70
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in printed
+    assert printed.splitlines()[-1].startswith("error: aerie-lab has a defect")
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    text = line.replace("AERIE", AERIE)
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("AERIE catalog > /dev/full", 2, "error: standard output cannot be written (No space left on device).\n"),
+        ("AERIE catalog -o json > /dev/full", 2, "error: standard output cannot be written (No space left on device).\n"),
+        ("AERIE --help > /dev/full", 2, "error: standard output cannot be written (No space left on device).\n"),
+        ("AERIE catalog >&-", 2, "error: standard output cannot be written (Bad file descriptor).\n"),
+        ("AERIE catalog | true; exit ${PIPESTATUS[0]}", 141, ""),
+        ("AERIE preflight -f - <&-", 2, "error: standard input cannot be read (Bad file descriptor): give a YAML file.\n"),
+        ("AERIE catalog example/none 2>&-", 1, ""),
+        ("AERIE preflight -f /dev/zero", 2, "error: /dev/zero has more than 4 MiB: give a file with the manifest alone.\n"),
+        (f"{BIN}/kubectl-aerie tune explain chat --kubeconfig /none", 2, "error: no cluster is known"),
+        (f"{BIN}/eagle evaluate", 2, "Usage: eagle evaluate"),
+        (f"{BIN}/eagle train /none.yaml", 2, "error: /none.yaml cannot be read"),
+        (f"{BIN}/aerie-lab up --api-port 70000", 2, "error: api_port is 70000: choose a number from 0 to 65535.\n"),
+    ],
+)
+def test_a_process(line: str, code: int, said: str) -> None:
+    done = shell(line)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+    if not said:
+        assert done.stderr == ""
+
+
+def test_a_terminal_without_the_marks_gets_others() -> None:
+    bundle = Path(__file__).resolve().parents[3] / "drafter/bundle"
+    done = shell(f"AERIE preflight --target {bundle}/target --drafter {bundle}/eagle3", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "\nok C1 " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["aerie", "kubectl-aerie", "eagle", "aerie-lab"])
+def test_every_command_line_has_a_version(name: str) -> None:
+    done = subprocess.run([BIN / name, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("aerie 0.")

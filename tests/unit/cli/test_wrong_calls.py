@@ -1,0 +1,233 @@
+"""Wrong calls and hostile files: the right status and a sentence, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerie.boundary import status
+from aerie.cli.run import run as aerie
+from aerie_lab.cli.run import run as lab
+from eagle.cli import run as eagle
+
+BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
+TARGET, DRAFTER = f"{BUNDLE}/target", f"{BUNDLE}/eagle3"
+HEAD = "apiVersion: aerie.dev/v1alpha1\nkind: SpeculativeDeployment\nmetadata: {name: chat}\n"
+BOMB = "".join(
+    f"{chr(97 + level)}: &{chr(97 + level)} [{','.join(['x' if level == 0 else '*' + chr(96 + level)] * 9)}]\n"
+    for level in range(8)
+)
+FILES = {
+    "bomb.yaml": HEAD + BOMB,
+    "merge.yaml": HEAD + "a: &a {x: 1}\n" + "spec: {<<: [" + ",".join(["*a"] * 200_000) + "]}\n",
+    "cycle.yaml": "a: &a {b: *a}\n",
+    "date.yaml": "kind: SpeculativeDeployment\nmetadata: {name: 2024-13-45}\n",
+    "deep.yaml": "a: " + "[" * 5000,
+    "digits.yaml": HEAD + "spec: {replicas: " + "9" * 5000 + "}",
+    "hex.yaml": HEAD + "spec: {replicas: 0x" + "f" * 5000 + "}",
+    "infinite.yaml": HEAD + "spec: {replicas: .inf}",
+    "double.yaml": HEAD + "spec: {replicas: 4, replicas: 8}",
+    "long.yaml": HEAD + "spec: {replicas: " + "x" * 100_000 + "}",
+    "list.yaml": "- a\n",
+    "empty.yaml": "",
+    "tag.yaml": "a: !!python/object/apply:os.system [id]\n",
+    "binary.yaml": "\x00\x01\x02",
+    "map.yaml": "kind: ConfigMap\ndata: {mine: 'a = [[[[['}\n",
+    "data.yaml": "kind: ConfigMap\ndata: [1]\n",
+    "no-metrics.jsonl": "{}\n",
+    "nan.jsonl": '{"time": NaN, "replica": "a", "page": ""}\n',
+    "late.jsonl": '{"time": 1' + "0" * 400 + ', "replica": "a", "page": ""}\n',
+    "nested.jsonl": "[" * 100_000,
+    "squashed.gz": "",
+    "config.kube": "a: [",
+    "list.kube": "[]",
+    "empty.kube": "",
+    "plain.kube": "apiVersion: v1\nkind: Config\n",
+    "authority.kube": json.dumps(
+        {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority-data": "AAAA"}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+    ),
+    "plugin.kube": json.dumps(
+        {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {"exec": {"command": "no-such-plugin", "apiVersion": "v1"}}}],
+        }
+    ),
+    "closed.kube": json.dumps(
+        {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k"}}],
+            "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
+        }
+    ),
+    "questions.jsonl": "[" * 100_000,
+}
+
+
+def checkpoint(folder: Path, header: bytes | None = None, index: object = None, config: bytes = b"{}") -> None:
+    folder.mkdir()
+    (folder / "config.json").write_bytes(config)
+    if index is not None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if header is not None:
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("hostile")
+    for name, text in FILES.items():
+        (made / name).write_text(text)
+    (made / "squashed.gz").write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\3\xff\xff\xff")
+    (made / "utf16.yaml").write_bytes("a: 1".encode("utf-16"))
+    large = ",".join(["9" * 4200] * 200)
+    tensor = f'{{"a":{{"dtype":"BF16","shape":[{large}],"data_offsets":[0,0]}}}}'.encode()
+    checkpoint(made / "large", tensor)
+    most = ",".join(["9223372036854775807"] * 100_000)
+    checkpoint(made / "many", f'{{"a":{{"dtype":"BF16","shape":[{most}],"data_offsets":[0,0]}}}}'.encode())
+    checkpoint(made / "control", b'{"a\\u001b[2J":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}}')
+    checkpoint(made / "null", index={"weight_map": {"a": "x\0y"}})
+    checkpoint(made / "surrogate", index={"weight_map": {"a": "\ud800"}})
+    checkpoint(made / "digits", b"{}", config=b'{"hidden_size": ' + b"9" * 4000 + b"}")
+    return made
+
+
+Row = tuple[str, str, int, str]
+ROWS: list[Row] = [
+    ("aerie", "", 2, ""),
+    ("aerie", "fly", 2, "No such command"),
+    ("aerie", "preflight", 2, "there is nothing to check"),
+    ("aerie", "preflight --nonsense", 2, "No such option"),
+    ("aerie", "preflight -o xml", 2, "Invalid value"),
+    ("aerie", "preflight -f FOLDER/none", 2, "cannot be read (No such file or directory)"),
+    ("aerie", "preflight -f FOLDER", 2, "cannot be read (Is a directory)"),
+    ("aerie", "preflight -f FOLDER/bomb.yaml", 2, "more than 100000 values, aliases put in"),
+    ("aerie", "preflight -f FOLDER/merge.yaml", 2, "more than 100000 values, aliases put in"),
+    ("aerie", "preflight -f FOLDER/cycle.yaml", 2, "a value holds itself, in line 1"),
+    ("aerie", "preflight -f FOLDER/date.yaml", 2, "spec is missing"),
+    ("aerie", "preflight -f FOLDER/deep.yaml", 2, "nested too deeply"),
+    ("aerie", "preflight -f FOLDER/digits.yaml", 2, "a whole number has more than 64 bits, in line 4"),
+    ("aerie", "preflight -f FOLDER/hex.yaml", 2, "a whole number has more than 64 bits"),
+    ("aerie", "preflight -f FOLDER/infinite.yaml", 2, ".inf is no finite number"),
+    ("aerie", "preflight -f FOLDER/double.yaml", 2, "the key 'replicas' stands twice, in line 4"),
+    ("aerie", "preflight -f FOLDER/long.yaml", 2, "spec.replicas is 'xxx"),
+    ("aerie", "preflight -f FOLDER/list.yaml", 2, "holds none"),
+    ("aerie", "preflight -f FOLDER/empty.yaml", 2, "holds none"),
+    ("aerie", "preflight -f FOLDER/tag.yaml", 2, "could not determine a constructor"),
+    ("aerie", "preflight -f FOLDER/binary.yaml", 2, "is not YAML"),
+    ("aerie", "preflight -f FOLDER/utf16.yaml", 2, "it is not text"),
+    ("aerie", "preflight --target FOLDER/large --drafter DRAFTER", 2, "must have dtype, shape and data_offsets"),
+    ("aerie", "preflight --target FOLDER/many --drafter DRAFTER", 2, "needs "),
+    ("aerie", "preflight --target FOLDER/control --drafter DRAFTER", 2, "control characters in its name"),
+    ("aerie", "preflight --target FOLDER/null --drafter DRAFTER", 2, "which is no plain name"),
+    ("aerie", "preflight --target FOLDER/surrogate --drafter DRAFTER", 2, "which is no plain name"),
+    ("aerie", "preflight --target FOLDER/digits --drafter DRAFTER", 2, "a whole number of 4000 digits"),
+    ("aerie", "preflight --target TARGET --drafter FOLDER/none", 2, "config.json cannot be read"),
+    ("aerie", "preflight --target TARGET --drafter DRAFTER --gpu-memory apples", 2, "write the memory of one GPU like 80GiB"),
+    ("aerie", "preflight --target TARGET --drafter DRAFTER --vllm new", 2, "is not a vLLM version"),
+    ("aerie", "preflight-job --file FOLDER/bomb.yaml --report FOLDER/report", 1, ""),
+    ("aerie", "catalog -o xml", 2, "Invalid value"),
+    ("aerie", "catalog example/none", 1, "has no drafter for example/none"),
+    ("aerie", "catalog FOLDER/none", 1, "has no drafter"),
+    ("aerie", "catalog --catalog FOLDER/none", 2, "cannot be read"),
+    ("aerie", "catalog --catalog FOLDER/map.yaml", 2, "is not TOML"),
+    ("aerie", "catalog --catalog FOLDER/data.yaml", 2, "must hold one ConfigMap whose data are texts"),
+    ("aerie", "catalog --catalog FOLDER/deep.yaml", 2, "nested too deeply"),
+    ("aerie", "operator", 2, "give --preflight-image, or set AERIE_IMAGE"),
+    ("aerie", "operator --preflight-image i --log-level LOUD", 2, "--log-level is LOUD"),
+    ("aerie", "operator --preflight-image i --preflight-resources {", 2, "--preflight-resources is {"),
+    ("aerie", "operator --preflight-image i --prometheus-token x", 2, "--prometheus-token is x"),
+    ("aerie", "tune", 2, ""),
+    ("aerie", "tune offline", 2, "give --metrics FILE or --prometheus URL"),
+    ("aerie", "tune offline --metrics FOLDER/none", 2, "cannot be read"),
+    ("aerie", "tune offline --metrics FOLDER/no-metrics.jsonl", 2, "line 1 has no 'time'"),
+    ("aerie", "tune offline --metrics FOLDER/nan.jsonl", 2, "line 1 cannot be read"),
+    ("aerie", "tune offline --metrics FOLDER/late.jsonl", 2, "line 1 cannot be read"),
+    ("aerie", "tune offline --metrics FOLDER/nested.jsonl", 2, "line 1 cannot be read"),
+    ("aerie", "tune offline --metrics FOLDER/squashed.gz", 2, "cannot be read"),
+    ("aerie", "tune offline --prometheus nowhere --pods a", 2, "write it as http://HOST:PORT"),
+    ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods (", 2, "which is no regular expression"),
+    ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods a", 2, "cannot be reached"),
+    ("aerie", "tune explain", 2, "Missing argument"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/none", 2, "there is no kubeconfig"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/config.kube", 2, "is not YAML"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/list.kube", 2, "is no kubeconfig (it is a list)"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/empty.kube", 2, "is no kubeconfig (it is empty)"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/binary.yaml", 2, "is not YAML"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/plain.kube", 2, "cannot be used (Expected key current-context"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/authority.kube", 2, "cannot be used (SSLError"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/plugin.kube", 2, "credentials plugin of the user failed"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube", 2, "did not answer GET"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube --context other", 2, "cannot be used"),
+    ("eagle", "", 2, ""),
+    ("eagle", "paint", 2, "No such command"),
+    ("eagle", "inspect", 2, "Missing argument"),
+    ("eagle", "inspect FOLDER/none", 2, "missing"),
+    ("eagle", "inspect FOLDER/null", 2, ""),
+    ("eagle", "export FOLDER/none FOLDER/out", 2, "missing"),
+    ("eagle", "convert FOLDER/none FOLDER/out", 2, ""),
+    ("eagle", "convert FOLDER/none FOLDER/out --layers low", 2, "--layers is 'low'"),
+    ("eagle", "train", 2, "no settings are named"),
+    ("eagle", "train FOLDER/bomb.yaml", 2, "more than 100000 values"),
+    ("eagle", "train FOLDER/double.yaml", 2, "stands twice"),
+    ("eagle", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "no JSON"),
+    ("eagle", "evaluate BUNDLE/prompts.jsonl --drafter DRAFTER --target TARGET --device gpu9", 2, "--device is gpu9"),
+    ("eagle", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are needed"),
+    ("aerie-lab", "", 2, ""),
+    ("aerie-lab", "fly", 2, "No such command"),
+    ("aerie-lab", "up --nodes 0", 2, "nodes is 0"),
+    ("aerie-lab", "up --api-port 70000", 2, "api_port is 70000: choose a number from 0 to 65535"),
+    ("aerie-lab", "up --gateway-port -1", 2, "gateway_port is -1"),
+    ("aerie-lab", "up --gateway-name public", 2, "write NAMESPACE/NAME"),
+    ("aerie-lab", "up --name No/Name", 2, "cannot name a lab"),
+    ("aerie-lab", "status --name nobodys-lab", 2, "is not up"),
+    ("aerie-lab", "logs etcd --name nobodys-lab", 2, "the lab is not up"),
+    ("aerie-lab", "build linux", 2, "is no family of binaries"),
+    ("aerie-lab", "fault undo --name nobodys-lab", 2, "name a fault by its id"),
+    ("aerie-lab", "traffic http://127.0.0.1:1 --model m --class odd", 2, "is no class of traffic"),
+]
+
+
+def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    if program == "aerie":
+        return lambda: aerie(arguments)
+    if program == "eagle":
+        return lambda: eagle(arguments)
+    monkeypatch.setattr("sys.argv", ["aerie-lab", *arguments])
+    return lab
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}".replace("/", "|"))
+def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    program, line, code, said = row
+    for name in ("AERIE_IMAGE", "AERIE_TRACEBACK", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    places = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
+    for name, place in places.items():
+        line = line.replace(name, place)
+    found = status(program, "", command(program, line.split(), monkeypatch))
+    printed = capsys.readouterr()
+    assert (found, "Traceback" in printed.err + printed.out) == (code, False), printed.err
+    assert said in " ".join(printed.err.split())
+    assert len(printed.err) < 4000
+
+
+def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = folder / "verdict"
+    assert aerie(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
+    assert json.loads(report.read_text())["ok"] is False
+    assert "aliases put in" in capsys.readouterr().out
+
+
+def test_enough_rows() -> None:
+    assert len(ROWS) >= 60
