@@ -248,6 +248,12 @@ class Feature(Enum):
         limits="older releases fail or answer nonsense past the drafter's max_position_embeddings; "
         "with yarn and long-context RoPE types the engine's context is cut instead",
     )
+    EAGLE_CONFIG_LAYER_IDS = _row(
+        "auxiliary layers by eagle_config.layer_ids",
+        "0.27.0",
+        "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py",
+        limits="model runner V2",
+    )
     LOOKAHEAD_HASHES = _row(
         "prefix caching without losing the last block under EAGLE",
         "0.33.0",

@@ -63,6 +63,12 @@ def top_only(ids: list[int], **config: Any) -> Change:
     return drafter(eagle_aux_hidden_state_layer_ids=ids, eagle_config={}, **config)
 
 
+def nested_only(ids: list[int], **config: Any) -> Change:
+    return drafter(drop=TOP, eagle_config={"eagle_aux_hidden_state_layer_ids": ids}, **config)
+
+
+OWN = {"eagle.format": "1"}
+"""Metadata of Aerie's own trainer, which counts layers as vLLM does."""
 MLA = {
     "architectures": ["Eagle3DeepseekV2ForCausalLM"],
     "kv_lora_rank": 16,
@@ -81,27 +87,71 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C1", both(version("0.24.0"), speculators()), REFUSE, "drop fc_norm and norm_output in silence. Use vLLM 0.25.0"),
     ("C1", both(version("0.25.0"), speculators()), PASS, "since 0.25.0"),
     ("C1", drafter(architectures=["MyEagle3"]), NOTE, "it is not known which vLLM gives it to MyEagle3. Compare its acceptance"),
-    ("C2", {}, PASS, "[2, 3, 6] at the top level"),
+    ("C2", {}, NOTE, "[2, 3, 6] at the top level, read as they are; whether they count the layers' inputs"),
+    ("C2", drafter(metadata=OWN), PASS, "[2, 3, 6] at the top level"),
+    ("C2", top_only([2, 4, 5]), PASS, "[2, 4, 5] at the top level"),
     (
         "C2",
-        drafter(drop=TOP),
+        top_only([1, 3, 4]),
+        WARN,
+        (
+            "[1, 3, 4] at the top level: these look like layers counted by their output; to vLLM they are [2, 4, 5], and vLLM "
+            "reads [1, 3, 4], one layer too early. Convert the drafter with `eagle convert`, which writes "
+            "eagle_aux_hidden_state_layer_ids: [2, 4, 5] to the top level."
+        ),
+    ),
+    ("C2", nested_only([1, 3, 4]), NOTE, "to vLLM they are [2, 4, 5], its default, and model runner V2"),
+    (
+        "C2",
+        both(nested_only([1, 3, 4]), V1),
+        WARN,
+        "model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) reads [1, 3, 4], one layer too early",
+    ),
+    (
+        "C2",
+        nested_only([1, 3, 5]),
+        REFUSE,
+        "ignores it there and reads [2, 4, 5]. Convert the drafter with `eagle convert`, which writes",
+    ),
+    (
+        "C2",
+        nested_only([3, 4, 6]),
+        REFUSE,
+        "--layer-ids inputs` if vLLM's ids are [3, 4, 6], or with `--layer-ids outputs` if they are [4, 5, 7]",
+    ),
+    ("C2", both(nested_only([3, 4, 6]), V1), NOTE, "[3, 4, 6] only inside eagle_config, read as they are"),
+    ("C2", both(nested_only([3, 4, 6]), target(num_hidden_layers=None)), NOTE, "what is read instead could not be checked"),
+    (
+        "C2",
+        drafter(drop=TOP, eagle_config={"layer_ids": [2, 3, 6], "eagle_aux_hidden_state_layer_ids": [2, 3, 6]}),
+        NOTE,
+        "read as they are",
+    ),
+    (
+        "C2",
+        drafter(eagle_aux_hidden_state_layer_ids=[2, 4, 5], eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}),
+        PASS,
+        "[2, 4, 5]",
+    ),
+    (
+        "C2",
+        drafter(drop=TOP, metadata=OWN),
         REFUSE,
         (
-            "[2, 3, 6] is only inside eagle_config, and model runner V2 (the default of vLLM 0.33.0) ignores it there and reads "
-            "[2, 4, 5]. Copy eagle_aux_hidden_state_layer_ids: [2, 3, 6] to the top level of the drafter's config.json, or set "
-            "VLLM_USE_V2_MODEL_RUNNER=0 in spec.engine.env."
+            "[2, 3, 6] only inside eagle_config, and model runner V2 (the default of vLLM 0.33.0) ignores it there and reads "
+            "[2, 4, 5]. Copy eagle_aux_hidden_state_layer_ids: [2, 3, 6] to the top level of the drafter's config.json."
         ),
     ),
     (
         "C2",
-        both(drafter(drop=TOP), V1),
+        both(drafter(drop=TOP, metadata=OWN), V1),
         WARN,
-        "model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) reads it there, V2 would read [2, 4, 5]",
+        "model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) reads it there, another would read [2, 4, 5]",
     ),
-    ("C2", both(drafter(drop=TOP), version("0.24.0")), WARN, "the default of vLLM 0.24.0"),
+    ("C2", both(drafter(drop=TOP, metadata=OWN), version("0.24.0")), WARN, "the default of vLLM 0.24.0"),
     (
         "C2",
-        both(target(num_experts=8), drafter(drop=TOP), version("0.28.0")),
+        both(target(num_experts=8), drafter(drop=TOP, metadata=OWN), version("0.28.0")),
         WARN,
         "model runner V1 (the default of vLLM 0.28.0)",
     ),
@@ -113,9 +163,9 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ),
     (
         "C2",
-        drafter(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}),
+        drafter(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}),
         WARN,
-        "[2, 3, 6] at the top level and [1, 3, 6]",
+        "[2, 3, 6] at the top level and [2, 4, 6]",
     ),
     ("C2", drafter(drop=BOTH), SKIP, "names no layers: see C4"),
     ("C3", {}, PASS, "3 hidden states, and vLLM sizes fc for 3"),
@@ -193,6 +243,12 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         both(drafter(max_position_embeddings=512, rope_scaling={"rope_type": "yarn", "factor": 4.0}), version("0.32.0")),
         WARN,
         "vLLM 0.32.0 stretches the drafter, which was not trained there.",
+    ),
+    (
+        "C5",
+        drafter(max_position_embeddings=512, rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}),
+        WARN,
+        "vLLM 0.33.0 stretches the drafter",
     ),
     ("C5", drafter(max_position_embeddings=512), WARN, "Watch the acceptance length of requests longer than 512 tokens."),
     ("C5", drafter(drop=("max_position_embeddings",)), NOTE, "the drafter's context could not be checked"),
@@ -538,7 +594,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 5 notes, 24 passed"
+    assert report.summary == "preflight passed: 6 notes, 23 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:
