@@ -84,7 +84,10 @@ class Arguments:
     enforce_eager: bool = False
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     dtype: str | None = None
+    model_impl: str | None = None
     quantization: str | None = None
+    offload: str | None = None
+    """The first flag that keeps a part of the weights in the CPU's memory, as the user wrote it."""
     kv_cache_dtype: str | None = None
     moe_backend: str | None = None
     lora: bool = False
@@ -232,7 +235,9 @@ class _Reader:
             gpu_memory_utilization=self.one("--gpu-memory-utilization", _share, "a share above 0 and up to 1")
             or GPU_MEMORY_UTILIZATION,
             dtype=self.word("--dtype"),
+            model_impl=self.word("--model-impl"),
             quantization=self.word("--quantization"),
+            offload=next((option.text for name, option in self.last.items() if name in _OFFLOAD), None),
             kv_cache_dtype=self.word("--kv-cache-dtype"),
             moe_backend=self.word("--moe-backend") or _word(kernel.get("moe_backend")),
             lora=self.switch("--enable-lora") or False,
@@ -322,7 +327,9 @@ _SWITCHES = (
     "--enable-prefix-caching",
     "--enforce-eager",
 )
+_OFFLOAD = ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params")
 _VALUED = (
+    *_OFFLOAD,
     "--api-server-count",
     "--compilation-config",
     "--cudagraph-capture-sizes",
@@ -338,6 +345,7 @@ _VALUED = (
     "--max-num-batched-tokens",
     "--max-num-seqs",
     "--moe-backend",
+    "--model-impl",
     "--pipeline-parallel-size",
     "--quantization",
     "--reasoning-parser",

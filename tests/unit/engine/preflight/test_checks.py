@@ -220,6 +220,20 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C4", top_only([2, 2, 6]), REFUSE, "name one twice"),
     ("C4", top_only([6, 2, 3]), WARN, "the layer ids [6, 2, 3] do not rise, and vLLM sorts them"),
     ("C4", target(num_hidden_layers=None), NOTE, "the range of the layer ids could not be checked"),
+    ("C30", {}, PASS, "LlamaForCausalLM has EAGLE 3 in vLLM 0.33.0"),
+    ("C30", target(architectures=["NoSuchClass"]), NOTE, "whether NoSuchClass has EAGLE 3 in vLLM 0.33.0 is not known"),
+    ("C30", target(architectures=None), NOTE, "whether the target, which names no class, has EAGLE 3"),
+    ("C30", target(architectures=["Glm4MoeForCausalLM"]), REFUSE, "Glm4MoeForCausalLM has no EAGLE 3 in vLLM 0.33.0. Turn"),
+    ("C30", both(target(architectures=["GraniteForCausalLM"]), version("0.31.0")), REFUSE, "Use vLLM 0.32.0 or newer."),
+    ("C30", both(target(architectures=["GraniteForCausalLM"]), version("0.32.0")), PASS, "GraniteForCausalLM has EAGLE 3"),
+    ("C30", both(target(architectures=["Glm4MoeForCausalLM"]), version("0.34.0")), NOTE, "is not known"),
+    ("C30", both(target(architectures=["OlmoForCausalLM"])), NOTE, "is not known"),  # 0.33 runs it through Transformers
+    (
+        "C30",
+        both(target(architectures=["Glm4MoeForCausalLM"]), args(model_impl="transformers")),
+        NOTE,
+        "--model-impl=transformers decides",
+    ),
     ("C5", {}, PASS, "the drafter has 2048 positions, and the engine takes 2048 tokens"),
     ("C5", both(drafter(max_position_embeddings=512), args(max_model_len=512)), PASS, "512 tokens"),
     (
@@ -594,7 +608,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 6 notes, 23 passed"
+    assert report.summary == "preflight passed: 6 notes, 24 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:

@@ -13,6 +13,7 @@ from aerie.engine.layer_ids import Counting
 from aerie.engine.preflight.check import check, eagle3_only
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
 from aerie.engine.preflight.subject import Subject
+from aerie.engine.targets import Eagle3, eagle3, first_release
 
 _OTHER = "use a drafter that was trained for this target: `aerie catalog` names them"
 
@@ -212,6 +213,29 @@ def layers_named(subject: Subject) -> Iterable[Outcome]:
         )
     else:
         yield passed(f"{list(named)} of {layers} layers")
+
+
+@check(
+    "C30",
+    "target hands out its hidden states",
+    why='vLLM ends the start with "Model does not support EAGLE3 interface" once the target is loaded',
+    worst=Severity.REFUSE,
+    source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py; SupportsEagle3 in model_executor/models, 0.22 to 0.33",
+)
+@eagle3_only
+def target_class(subject: Subject) -> Iterable[Outcome]:
+    name, version = subject.target_model.architecture, subject.version
+    known = eagle3(name, version)
+    if subject.arguments.model_impl in ("transformers", "terratorch"):
+        yield note(f"--model-impl={subject.arguments.model_impl} decides about the target's class: it could not be checked")
+    elif known is Eagle3.YES:
+        yield passed(f"{name} has EAGLE 3 in vLLM {version}")
+    elif known is Eagle3.UNKNOWN or name is None:
+        yield note(f"whether {name or 'the target, which names no class,'} has EAGLE 3 in vLLM {version} is not known")
+    else:
+        first = first_release(name)
+        other = "turn speculation off, or use a method that reads no hidden states, such as ngram"
+        yield refuse(f"{name} has no EAGLE 3 in vLLM {version}", f"use vLLM {first} or newer" if first is not None else other)
 
 
 @check(
