@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.checkpoint import Tensor
 from aerie.engine.memory import GIB
 from aerie.engine.preflight import Severity, Subject, run, table
 from aerie.engine.versions import Version
@@ -65,6 +66,12 @@ def top_only(ids: list[int], **config: Any) -> Change:
 
 def nested_only(ids: list[int], **config: Any) -> Change:
     return drafter(drop=TOP, eagle_config={"eagle_aux_hidden_state_layer_ids": ids}, **config)
+
+
+def heavy(gib: int, **config: Any) -> Change:
+    """A target whose weights take so much."""
+    tensors = {"w": Tensor("BF16", (1,), "f", 0, gib * GIB)}
+    return lambda small: {"target": replace(small.target(**config), tensors=tensors)}
 
 
 OWN = {"eagle.format": "1"}
@@ -471,6 +478,16 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C20", version("0.23.0"), REFUSE, "a request can stop vLLM 0.23.0 from afar when it speculates. Use vLLM 0.24.0 or newer."),
     ("C21", {}, PASS, "sequences of 2048"),
     ("C21", {"gpu_bytes": None}, NOTE, "no GPU memory was named, so that the fit could not be checked. Name it with"),
+    ("C21", both(heavy(40), gpu(24), args(quantization="fp8")), WARN, "--quantization=fp8 makes the target's smaller"),
+    (
+        "C21",
+        both(heavy(40), gpu(24), args(offload="--cpu-offload-gb=30")),
+        WARN,
+        "--cpu-offload-gb=30 makes the target's smaller",
+    ),
+    ("C21", both(heavy(400), gpu(24), args(quantization="fp8")), REFUSE, "cannot make them small enough"),
+    ("C21", both(heavy(40, quantization_config={"a": 1}), gpu(24), args(quantization="fp8")), REFUSE, "more than there is"),
+    ("C21", both(heavy(40), gpu(24)), REFUSE, "more than there is"),
     ("C21", gpu(2), REFUSE, "more than there is, assuming that weights take the bytes that they have on disk"),
     (
         "C21",

@@ -124,7 +124,17 @@ def memory(subject: Subject) -> Iterable[Outcome]:
         return
     assumed = f"assuming that {'; '.join(found.assumptions)}"
     smaller = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
-    if found.kv_room <= 0:
+    smaller_weights = subject.arguments.offload or f"--quantization={subject.arguments.quantization}"
+    if (found.kv_room <= 0 or (found.sequences or 1) < 1) and found.least_target_weights != found.target_weights:
+        least = f"{weights} as they are on disk, too much for the GPU"
+        if found.fits_at_least:
+            yield warn(
+                f"{least}; {smaller_weights} makes the target's smaller, and by how much could not be checked; {assumed}",
+                "try the start on one pod, or name less: " + smaller,
+            )
+        else:
+            yield refuse(f"{least}, and {smaller_weights} cannot make them small enough, {assumed}", smaller)
+    elif found.kv_room <= 0:
         yield refuse(f"{weights}: {_gib(-found.kv_room)} more than there is, {assumed}", smaller)
     elif found.sequences is None or found.tokens is None:
         yield note(f"{weights}, {_gib(found.kv_room)} left for the KV cache, whose size the configs do not tell; {assumed}")
