@@ -86,6 +86,7 @@ def of_deployment(
         target=target,
         drafter=drafter,
         version=engine.version,
+        version_from_tag=not (given.version or spec.engine.version),
         speculative={"method": method, "num_speculative_tokens": spec.speculation.tokens} if drafter is not None else {},
         arguments=arguments.read(spec.engine.args),
         environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},

@@ -25,6 +25,8 @@ class Subject:
     drafter: Checkpoint | None
     """None: the engine runs without one."""
     version: Version
+    version_from_tag: bool = field(default=False, kw_only=True)
+    """Whether nobody named the version and the image's tag did."""
     speculative: Mapping[str, Any] = field(default_factory=dict)
     """The object that --speculative-config will hold; empty without speculation."""
     arguments: Arguments = field(default_factory=Arguments)

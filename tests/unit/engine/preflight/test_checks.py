@@ -474,6 +474,12 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C19", {}, PASS, "model runner V2: the default of vLLM 0.33.0"),
     ("C19", spec(parallel_drafting=True), PASS, "model runner V1: parallel drafting needs it"),
     ("C19", spec(parallel_drafting=True, **SCHEDULE), WARN, "(parallel drafting needs it) has piecewise CUDA graphs only"),
+    (
+        "C20",
+        {**version("0.23.0"), "version_from_tag": True},
+        REFUSE,
+        "the version is from the tag of spec.engine.image. Use vLLM 0.24.0 or newer, or set spec.engine.version",
+    ),
     ("C20", version("0.24.0"), PASS, "vLLM 0.24.0 is 0.24.0 or newer"),
     ("C20", version("0.23.0"), REFUSE, "a request can stop vLLM 0.23.0 from afar when it speculates. Use vLLM 0.24.0 or newer."),
     ("C21", {}, PASS, "sequences of 2048"),

@@ -245,9 +245,12 @@ def runner_of_method(subject: Subject) -> Iterable[Outcome]:
 )
 def security_floor(subject: Subject) -> Iterable[Outcome]:
     if subject.version < SECURITY_FLOOR:
-        yield refuse(
-            f"a request can stop vLLM {subject.version} from afar when it speculates", f"use vLLM {SECURITY_FLOOR} or newer"
-        )
+        seen = f"a request can stop vLLM {subject.version} from afar when it speculates"
+        way_out = f"use vLLM {SECURITY_FLOOR} or newer"
+        if subject.version_from_tag:
+            seen += "; the version is from the tag of spec.engine.image"
+            way_out += ", or set spec.engine.version to the vLLM version inside if that is another"
+        yield refuse(seen, way_out)
     else:
         yield passed(f"vLLM {subject.version} is {SECURITY_FLOOR} or newer")
 
