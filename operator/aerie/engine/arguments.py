@@ -94,6 +94,7 @@ class Arguments:
     async_scheduling: bool | None = None
     scheduler_cls: str | None = None
     prefix_caching: bool | None = None
+    trust_remote_code: bool = False
     kv_transfer: bool = False
     """Whether there is a KV transfer config."""
     logits_processors: bool = False
@@ -244,6 +245,7 @@ class _Reader:
             async_scheduling=self.switch("--async-scheduling"),
             scheduler_cls=self.word("--scheduler-cls"),
             prefix_caching=self.switch("--enable-prefix-caching"),
+            trust_remote_code=self.switch("--trust-remote-code") or False,
             kv_transfer="--kv-transfer-config" in self.last,
             logits_processors="--logits-processors" in self.last,
             structured_backend=_word(structured.get("backend")),
@@ -326,6 +328,7 @@ _SWITCHES = (
     "--enable-lora",
     "--enable-prefix-caching",
     "--enforce-eager",
+    "--trust-remote-code",
 )
 _OFFLOAD = ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params")
 _VALUED = (

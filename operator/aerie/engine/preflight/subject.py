@@ -35,7 +35,9 @@ class Subject:
     gpu_bytes: int | None = None
     """Memory of one GPU, as the user named it."""
     gpus: int | None = None
-    """GPUs of one pod."""
+    """GPUs of one pod. None: it asks for none, or for a number that cannot be told."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """How the pod asks for them: the name of an extended resource, or words for a claim. Empty: not at all."""
 
     @cached_property
     def target_model(self) -> TargetModel:

@@ -397,7 +397,8 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         "d2t sends draft id 127 to 256, and the target has ids 0 to 255. Use the drafter",
     ),
     ("C9", drafter(offsets=(-1, *range(127))), REFUSE, "d2t sends draft id 0 to -1"),
-    ("C9", drafter(offsets=(0, -1, *range(126))), REFUSE, "d2t sends draft ids 0 and 1 to 0 and 0, and must rise"),
+    ("C9", drafter(offsets=(0, -1, *range(126))), REFUSE, "d2t sends draft ids 0 and 1 both to 0, and vLLM keeps the logit"),
+    ("C9", drafter(offsets=(2, 0, -2, *range(3, 128))), PASS, "tensors have the names and shapes"),
     (
         "C9",
         drafter(offsets=tuple(range(0, 256, 2))),
@@ -580,14 +581,29 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         REFUSE,
         "vLLM 0.24.0 has no DSpark drafters. Use vLLM 0.25.0 or newer.",
     ),
-    ("C29", {}, PASS, "1 for tensor x pipeline x data parallel = 1"),
+    ("C29", {}, PASS, "1 of nvidia.com/gpu for tensor x pipeline x data parallel = 1"),
     (
         "C29",
         args(tensor_parallel=4),
         REFUSE,
-        "the pod has 1 GPUs, and tensor x pipeline x data parallel = 4. Set nvidia.com/gpu to 4",
+        "the pod has 1 of nvidia.com/gpu, and tensor x pipeline x data parallel = 4. Set nvidia.com/gpu to 4",
     ),
-    ("C29", {"gpus": 2}, WARN, "the pod has 2 GPUs"),
+    ("C29", {"gpus": 2}, WARN, "the pod has 2 of nvidia.com/gpu"),
+    ("C29", {"gpus": 2, "gpu_resource": "amd.com/gpu", **args(tensor_parallel=4)}, REFUSE, "Set amd.com/gpu to 4"),
+    ("C29", {"gpus": 2, "gpu_resource": "nvidia.com/mig-3g.40gb", **args(tensor_parallel=2)}, WARN, "no two instances of MIG"),
+    ("C29", {"gpus": None, "gpu_resource": "resourceClaims (DRA)"}, NOTE, "the pod asks for them by resourceClaims (DRA), and"),
+    ("C29", {"gpus": None, "gpu_resource": ""}, NOTE, "the pod asks for no GPUs"),
+    ("C31", {}, PASS, "the drafter's config names none"),
+    ("C31", drafter(auto_map={"AutoModel": "x.Y"}), NOTE, "which vLLM does not follow without --trust-remote-code"),
+    (
+        "C31",
+        both(drafter(auto_map={"AutoModel": "x.Y"}), args(trust_remote_code=True)),
+        WARN,
+        "--trust-remote-code has the engine run what it names. Read that code at the commit you pin",
+    ),
+    ("C28", both(drafter(model_type="qwen3_5"), version("0.22.0")), REFUSE, "Write model_type: llama into its config.json"),
+    ("C28", both(drafter(model_type="qwen4_exp"), version("0.29.0")), PASS, "eagle3, class"),
+    ("C28", both(drafter(model_type="qwen4_exp"), version("0.30.0")), REFUSE, "takes for an MTP module"),
     ("C29", {"gpus": None}, NOTE, "whether that fits could not be checked"),
 ]
 
@@ -608,7 +624,7 @@ def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
         assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 30)]
+    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 32)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -631,7 +647,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 6 notes, 24 passed"
+    assert report.summary == "preflight passed: 6 notes, 25 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:

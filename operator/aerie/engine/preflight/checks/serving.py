@@ -200,20 +200,47 @@ def lora(subject: Subject) -> Iterable[Outcome]:
     source="vLLM config/parallel.py, world_size",
 )
 def gpus(subject: Subject) -> Iterable[Outcome]:
-    arguments = subject.arguments
+    arguments, name = subject.arguments, subject.gpu_resource
     needed = arguments.gpus
     product = f"tensor x pipeline x data parallel = {needed}"
     if subject.gpus is None:
-        yield note(f"the pod asks for no GPUs, and {product}: whether that fits could not be checked")
+        how = f"the pod asks for them by {name}" if name else "the pod asks for no GPUs"
+        yield note(f"{how}, and {product}: whether that fits could not be checked")
     elif subject.gpus < needed:
         yield refuse(
-            f"the pod has {subject.gpus} GPUs, and {product}",
-            f"set nvidia.com/gpu to {needed} in spec.engine.resources.limits, or lower the parallelism",
+            f"the pod has {subject.gpus} of {name}, and {product}",
+            f"set {name} to {needed} in spec.engine.resources.limits, or lower the parallelism",
         )
     elif subject.gpus > needed:
-        yield warn(f"the pod has {subject.gpus} GPUs, and {product}", f"set nvidia.com/gpu to {needed}")
+        yield warn(f"the pod has {subject.gpus} of {name}, and {product}", f"set {name} to {needed}")
+    elif ".com/mig-" in name and needed > 1:
+        yield warn(
+            f"{needed} of {name} for {product}, and NCCL joins no two instances of MIG",
+            "use whole GPUs, or one instance without parallelism",
+        )
     else:
-        yield passed(f"{subject.gpus} for {product}")
+        yield passed(f"{subject.gpus} of {name} for {product}")
+
+
+@check(
+    "C31",
+    "code of the drafter's repository",
+    why="with --trust-remote-code the engine runs Python code that the drafter's config names, with the pod's rights",
+    worst=Severity.WARN,
+    source="vLLM transformers_utils/config.py; auto_map of transformers",
+)
+def remote_code(subject: Subject) -> Iterable[Outcome]:
+    if subject.drafter is None:
+        yield skip("there is no drafter")
+    elif not subject.drafter.config.get("auto_map"):
+        yield passed("the drafter's config names none")
+    elif subject.arguments.trust_remote_code:
+        yield warn(
+            "the drafter's config has auto_map, and --trust-remote-code has the engine run what it names",
+            "read that code at the commit you pin, or take auto_map out: vLLM's EAGLE 3 classes do not need it",
+        )
+    else:
+        yield note("the drafter's config has auto_map, which vLLM does not follow without --trust-remote-code")
 
 
 def _gib(count: float) -> str:
