@@ -73,7 +73,7 @@ def of(line: str) -> Arguments:
         ("--logits-processors a:b c:d", {"logits_processors": True}),
         ("--enable-auto-tool-choice --tool-call-parser hermes", {"tool_calls": True}),
         ("--reasoning-parser deepseek_r1", {"tool_calls": True}),
-        ("--trust-remote-code --chat-template ./x.jinja --seed 0", {}),
+        ("--trust-remote-code --chat-template ./x.jinja --seed 0", {"trust_remote_code": True}),
     ],
 )
 def test_what_arguments_imply(line: str, expected: dict[str, object]) -> None:
