@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aerie.engine.origin import Origin, detect
 from eagle import checkpoint as checkpoints
 from eagle.checkpoint import EMBEDDING, Provenance, canonical
 from eagle.checks import ODD_VALUES, mapping_faults, say, shape_faults
 from eagle.config import DrafterConfig
 from eagle.convert.names import rename
-from eagle.convert.origin import Origin, detect
 from eagle.convert.read import PICKLED
 from eagle.convert.settings import LayerIds, Wishes, settings
 from eagle.errors import CheckpointError, ConfigError

@@ -38,6 +38,7 @@ LINES = (
     "-q=awq --enable-lora --lora-modules a=b c=d",
     "--kernel-config.moe_backend triton",
     "--structured-outputs-config.backend xgrammar",
+    "--trust-remote-code --model-impl transformers",
     "--enable-auto-tool-choice --tool-call-parser hermes",
 )
 
@@ -63,7 +64,7 @@ def seen(line):
         "capture_sizes": sorted(sizes) if sizes else None,
         "enforce_eager": a.enforce_eager, "async_scheduling": a.async_scheduling, "prefix_caching": a.enable_prefix_caching,
         "gpu_memory_utilization": a.gpu_memory_utilization, "dtype": a.dtype, "quantization": a.quantization,
-        "kv_cache_dtype": a.kv_cache_dtype, "lora": a.enable_lora,
+        "kv_cache_dtype": a.kv_cache_dtype, "lora": a.enable_lora, "trust_remote_code": a.trust_remote_code,
         "moe_backend": a.moe_backend if a.moe_backend != "auto" else of(a.kernel_config, "moe_backend"),
         "structured_backend": of(a.structured_outputs_config, "backend"),
         "tool_calls": a.enable_auto_tool_choice or bool(a.tool_call_parser),

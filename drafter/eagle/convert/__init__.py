@@ -1,7 +1,6 @@
 """Brings in another project's EAGLE 3 or 3.1 checkpoint, as what vLLM serves.
 
     read      config.json and weights, whichever of the three ways they were saved in
-    origin    which project wrote them, by which evidence
     names     that project's tensor names, in vLLM's
     settings  that project's configuration, with its own defaults and its own way to count layers, in vLLM's
 
@@ -9,8 +8,8 @@ Guarantees: no weight is changed; whatever was assumed is said as a finding; wha
 (which layers, which feedback) is asked for, not guessed. Not guaranteed: that the checkpoint is any good; measure it.
 """
 
+from aerie.engine.origin import Origin
 from eagle.convert.bring_in import Conversion, bring_in, convert
-from eagle.convert.origin import Origin
 from eagle.convert.settings import LayerIds, Wishes
 
 __all__ = ["Conversion", "LayerIds", "Origin", "Wishes", "bring_in", "convert"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aerie.engine.origin import Origin, detect
 from eagle import checkpoint as checkpoints
 from eagle.checkpoint import Checkpoint, Provenance
 from eagle.checks import ODD_VALUES, mapping_faults, say, shape_faults
 from eagle.convert.names import rename, set_mapping_right
-from eagle.convert.origin import Origin, detect
 from eagle.convert.read import read
 from eagle.convert.settings import Wishes, settings
 from eagle.errors import CheckpointError, ConfigError

@@ -1,8 +1,6 @@
 """Other projects' configuration in vLLM's: the class, the layers, the norm switches.
 
-Layers are counted in two ways. vLLM's id k is what enters layer k; SpecForge's and TorchSpec's is what layer k gives, so theirs
-is smaller by one (SpecForge algorithms/model_providers.py and TorchSpec inference/engine/vllm_engine.py add it when they
-capture). SGLang pull request 25454 tells the two apart by the first id: 1 is the output of layer 1.
+Layers are counted in two ways, by what enters them (vLLM) and by what they give: aerie.engine.layer_ids.
 
 SpecForge's norm_output had two meanings. From 2026-07-20 (pull request 568) to 2026-09-15 (879) it decided whether the state
 is normed before lm_head, and the state that was fed back never was: `true` there is EAGLE 3's feedback.
@@ -18,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
+from aerie.engine.layer_ids import Counting, counting
+from aerie.engine.origin import Origin
 from eagle.config import ALIASES, ARCHITECTURES, DrafterConfig, Family, default_aux_layers
-from eagle.convert.origin import Origin
 from eagle.errors import ConfigError
 
 SPECFORGE_FAULT = (datetime.date(2026, 7, 20), datetime.date(2026, 9, 15))
@@ -35,7 +34,7 @@ class LayerIds(Enum):
     INPUTS = "inputs"
     """k is what enters layer k: vLLM."""
     OUTPUTS = "outputs"
-    """k is what layer k gives: SpecForge, TorchSpec."""
+    """k is what layer k gives: SpecForge, TorchSpec, ModelOpt."""
 
 
 @dataclass(frozen=True)
@@ -127,29 +126,32 @@ def _layers(config: Mapping[str, Any], origin: Origin, wishes: Wishes, *, vllm_n
             raise ConfigError(f"{_KEY} is missing: give the target's folder, whose number of layers decides, or name the layers.")
         usual = default_aux_layers(wishes.target_layers)
         return usual, [f"It names no layers: taken are {list(usual)}, the usual ones of {wishes.target_layers} layers."]
-    shift = _shift(list(ids), config, origin, wishes, vllm_names=vllm_names)
-    new = tuple(int(one) + shift for one in ids)
-    if not shift:
+    ids = [int(one) for one in ids]
+    way = _counting(ids, config, origin, wishes, vllm_names=vllm_names)
+    new = way.to_vllm(ids)
+    if way is Counting.INPUTS:
         return new, []
     finding = f"Its layers {list(ids)} are counted by what they give; to vLLM they are {list(new)}."
     return new, [f"{finding} If they were counted as vLLM does, convert with --layer-ids inputs."]
 
 
-def _shift(ids: list[int], config: Mapping[str, Any], origin: Origin, wishes: Wishes, *, vllm_names: bool) -> int:
+def _counting(ids: list[int], config: Mapping[str, Any], origin: Origin, wishes: Wishes, *, vllm_names: bool) -> Counting:
     if wishes.layer_ids is not LayerIds.AUTO:
-        return 1 if wishes.layer_ids is LayerIds.OUTPUTS else 0
-    if origin in (Origin.SPECULATORS, Origin.AERIE):
-        return 0
-    if origin is Origin.TORCHSPEC:  # its exporter counts as vLLM does for this one model_type only
-        return 0 if vllm_names and config.get("model_type") == "kimi_k2" else 1
-    if origin is Origin.SPECFORGE:
-        if wishes.origin is not Origin.SPECFORGE and ids[0] != 1:
-            raise ConfigError(
-                f"{_KEY} is {ids}, and nothing says whether these are the layers' inputs (vLLM) or outputs (SpecForge): "
-                "convert with --layer-ids inputs or --layer-ids outputs."
-            )
-        return 1
-    return 1 if ids[0] == 1 else 0
+        return Counting[wishes.layer_ids.name]
+    found = counting(
+        ids,
+        origin,
+        named=wishes.origin is not None,
+        vllm_names=vllm_names,
+        model_type=config.get("model_type"),
+        layers=wishes.target_layers,
+    )
+    if found is None:
+        raise ConfigError(
+            f"{_KEY} is {ids}, and nothing says whether these are the layers' inputs (vLLM) or outputs (SpecForge): "
+            "convert with --layer-ids inputs or --layer-ids outputs."
+        )
+    return found
 
 
 def _switches(

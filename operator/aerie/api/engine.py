@@ -17,9 +17,13 @@ from aerie.api.base import Model, Name, Quantity, Rule, rules
 from aerie.api.pod_template import PodTemplate
 
 _VERSION = r"[0-9]+[.][0-9]+[.][0-9]+"
-IMAGE_WITH_VERSION = f"^[^@]*:([^/@]*vllm[-_]?)?v?{_VERSION}[^/@]*(@.*)?$"
-"""An image reference whose tag looks like a version of vLLM; for Python's `re` and for RE2 alike. What the version is, and the
-few tags that look like one and are none, `aerie.engine.versions` knows."""
+_PUBLISHED = f"([^@]*/)?vllm-openai(-cpu|-rocm|-xpu)?:v?{_VERSION}[^/@]*"
+_SAYS_SO = f"[^@]*:([^/@]*[-_.])?vllm[-_]?v?{_VERSION}([-_][^/@]*)?"
+IMAGE_WITH_VERSION = f"^({_PUBLISHED}|{_SAYS_SO})(@.*)?$"
+"""An image reference whose tag is a version of vLLM; for Python's `re` and for RE2 alike. What the version is, and the few that
+look so and are none, `aerie.engine.versions` knows."""
+IMAGE_OF_LMCACHE = "(^|/)lmcache/vllm-openai:v?[0-9]"
+"""LMCache's image has the name of vLLM's, and counts LMCache's releases."""
 
 _ANY = "[^=.]*"  # the rest of a name, for those whose beginning is Aerie's alone
 _SERVICE = "and clients use the Service that bears the name of the resource"
@@ -164,8 +168,9 @@ class Engine(Model):
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                f"has(self.version) || self.image.matches('{IMAGE_WITH_VERSION}')",
-                "engine.version is missing, and the tag of engine.image is no version: write the version of vLLM in the image, "
+                f"has(self.version) || (self.image.matches('{IMAGE_WITH_VERSION}') && !self.image.matches('{IMAGE_OF_LMCACHE}'))",
+                "engine.version is missing, and the tag of engine.image is no version of vLLM that Aerie goes by (those of "
+                "vllm-openai are, also in a mirror): write the version of vLLM in the image, "
                 "such as 0.33.0, because flags and metrics differ from version to version",
                 field=".version",
                 lacks=True,
@@ -208,7 +213,8 @@ class Engine(Model):
         ]
         | None
     ) = None
-    """Version of vLLM in the image. Default: the tag of the image; required where that is no version."""
+    """Version of vLLM in the image. Default: the tag of the image, where it is of vllm-openai or says
+    vllm_0.33.0; required elsewhere."""
 
     args: Annotated[
         list[Argument],

@@ -58,12 +58,19 @@ def _documents(file: str) -> list[dict[str, Any]]:
     return [document for document in documents if isinstance(document, dict)]
 
 
-_UNITS = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "Mi": 2**20, "MiB": 2**20, "Gi": 2**30, "GiB": 2**30}
+_UNITS = {"": 1, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+          "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30, "ti": 2**40, "tib": 2**40}  # fmt: skip
 
 
 def read_memory(text: str) -> int:
-    """Bytes of `80GiB`, `80Gi`, `85GB` or a plain number. Raises CommandError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2] not in _UNITS or float(match[1]) == 0:
-        raise CommandError(f"--gpu-memory is '{text}': write the memory of one GPU like 80GiB.")
-    return int(float(match[1]) * _UNITS[match[2]])
+    """Bytes of `80GiB`, `80Gi`, `80g`, `85GB` or a plain number from 2^30 on. Raises CommandError."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:[.][0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise CommandError(f"--gpu-memory is '{text[:40]}': write the memory of one GPU like 80GiB.")
+    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size < 2**30:
+        raise CommandError(
+            f"--gpu-memory is '{text[:40]}', which is {size} bytes, and a GPU has at least 1 GiB: write it with its unit, "
+            "like 80GiB."
+        )
+    return size

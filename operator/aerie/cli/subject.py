@@ -20,6 +20,10 @@ from aerie.engine.preflight import Subject
 from aerie.rollout.choice import choose
 
 GPU = "nvidia.com/gpu"
+_GPUS = frozenset({GPU, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
+"""Extended resources of the vendors' device plugins, one for each device."""
+_MIG = "nvidia.com/mig-"
+"""Instances of a divided GPU, such as nvidia.com/mig-3g.40gb."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +86,18 @@ def of_deployment(
     else:
         raise CommandError(choice.problem)
     method = spec.drafter.method if spec.drafter is not None else "eagle3"
+    gpus, gpu_resource = _gpus(spec.engine)
     subject = Subject(
         target=target,
         drafter=drafter,
         version=engine.version,
+        version_from_tag=not (given.version or spec.engine.version),
         speculative={"method": method, "num_speculative_tokens": spec.speculation.tokens} if drafter is not None else {},
         arguments=arguments.read(spec.engine.args),
         environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
         gpu_bytes=given.gpu_bytes or _gpu_bytes(spec.engine),
-        gpus=_gpus(spec.engine),
+        gpus=gpus,
+        gpu_resource=gpu_resource,
     )
     return subject, tuple(remarks)
 
@@ -108,14 +115,27 @@ def _read(source: Source, folder: Path | None, field: str, option: str, from_hub
     return read_folder(folder)
 
 
-def _gpus(engine: Engine) -> int | None:
-    """GPUs of one pod, where it asks for a whole number of them."""
-    amount = ((engine.resources and engine.resources.limits) or {}).get(GPU, "")
-    return int(amount) if amount.isdecimal() else None
+def _gpus(engine: Engine) -> tuple[int | None, str]:
+    """GPUs of one pod, where it asks for a whole number of them, and how it asks for them."""
+    limits = (engine.resources and engine.resources.limits) or {}
+    named = [name for name in limits if name in _GPUS or name.startswith(_MIG)]
+    pod: dict[str, Any] = engine.pod_template.spec if engine.pod_template else {}
+    if len(named) == 1:
+        amount = limits[named[0]]
+        return (int(amount) if amount.isdecimal() else None), named[0]
+    if named:
+        return None, " and ".join(sorted(named))
+    return None, "resourceClaims (DRA)" if pod.get("resourceClaims") else ""
 
 
 def _gpu_bytes(engine: Engine) -> int | None:
-    """From the labels that NVIDIA's GPU feature discovery gives nodes: gpu.memory in MiB, or the GB in the product's name."""
+    """From the name of a MIG instance, or the labels that NVIDIA's GPU feature discovery gives nodes: gpu.memory in MiB, or the
+    GB in the product's name."""
+    limits = (engine.resources and engine.resources.limits) or {}
+    instances = [name for name in limits if name.startswith(_MIG)]
+    if instances:
+        size = re.search(r"[.](\d+)gb", instances[0])
+        return int(size[1]) * 2**30 if size and len(instances) == 1 else None
     labels: dict[str, Any] = (engine.pod_template.spec if engine.pod_template else {}).get("nodeSelector") or {}
     memory, product = str(labels.get(f"{GPU}.memory", "")), str(labels.get(f"{GPU}.product", ""))
     if memory.isdecimal():

@@ -13,6 +13,9 @@ fact names its public source, a vLLM pull request or source file. Not guaranteed
     samples       scrapes, and the windows between them; histogram their distributions
     windows       what a window says of acceptance, batch, latency and load
     checkpoint    a model by its config and the headers of its weight files
+    origin        which project wrote a drafter's checkpoint
+    layer_ids     how that project counts layers, and which of them vLLM reads
+    targets       which target classes have EAGLE 3, by release
     models        target and drafter as vLLM will see them
     memory        whether weights and KV caches fit a GPU
     preflight     the checks before a GPU is asked for

@@ -84,13 +84,17 @@ class Arguments:
     enforce_eager: bool = False
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     dtype: str | None = None
+    model_impl: str | None = None
     quantization: str | None = None
+    offload: str | None = None
+    """The first flag that keeps a part of the weights in the CPU's memory, as the user wrote it."""
     kv_cache_dtype: str | None = None
     moe_backend: str | None = None
     lora: bool = False
     async_scheduling: bool | None = None
     scheduler_cls: str | None = None
     prefix_caching: bool | None = None
+    trust_remote_code: bool = False
     kv_transfer: bool = False
     """Whether there is a KV transfer config."""
     logits_processors: bool = False
@@ -232,13 +236,16 @@ class _Reader:
             gpu_memory_utilization=self.one("--gpu-memory-utilization", _share, "a share above 0 and up to 1")
             or GPU_MEMORY_UTILIZATION,
             dtype=self.word("--dtype"),
+            model_impl=self.word("--model-impl"),
             quantization=self.word("--quantization"),
+            offload=next((option.text for name, option in self.last.items() if name in _OFFLOAD), None),
             kv_cache_dtype=self.word("--kv-cache-dtype"),
             moe_backend=self.word("--moe-backend") or _word(kernel.get("moe_backend")),
             lora=self.switch("--enable-lora") or False,
             async_scheduling=self.switch("--async-scheduling"),
             scheduler_cls=self.word("--scheduler-cls"),
             prefix_caching=self.switch("--enable-prefix-caching"),
+            trust_remote_code=self.switch("--trust-remote-code") or False,
             kv_transfer="--kv-transfer-config" in self.last,
             logits_processors="--logits-processors" in self.last,
             structured_backend=_word(structured.get("backend")),
@@ -321,8 +328,11 @@ _SWITCHES = (
     "--enable-lora",
     "--enable-prefix-caching",
     "--enforce-eager",
+    "--trust-remote-code",
 )
+_OFFLOAD = ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params")
 _VALUED = (
+    *_OFFLOAD,
     "--api-server-count",
     "--compilation-config",
     "--cudagraph-capture-sizes",
@@ -338,6 +348,7 @@ _VALUED = (
     "--max-num-batched-tokens",
     "--max-num-seqs",
     "--moe-backend",
+    "--model-impl",
     "--pipeline-parallel-size",
     "--quantization",
     "--reasoning-parser",

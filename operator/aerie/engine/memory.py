@@ -3,7 +3,10 @@
 Exact: the bytes of the weights, because the headers give them, and the KV cache's bytes per token, because the configs do.
 Assumed, and printed: that weights split evenly over tensor and pipeline ranks, how they are stored once loaded, and what
 activations, CUDA graphs and the runtime take, which only the engine's own profile run knows.
-Not modelled: hybrid models' fixed states, expert parallelism, offloading, multimodal encoders' activations.
+Experts (tensors with `.experts.` in their name) are split over data-parallel ranks too, as vLLM does with and without expert
+parallelism (model_executor/layers/fused_moe/config.py, flatten_tp_across_dp). Where an argument makes the weights smaller than on
+disk, by quantising them at the start or by keeping a part on the CPU, the estimate has a lower bound beside it.
+Not modelled: hybrid models' fixed states, multimodal encoders' activations, copies of experts (EPLB).
 
 Per GPU of one pipeline stage, in bytes:
 
@@ -40,6 +43,11 @@ class Layout:
     """Memory of one GPU. None: the user has named none, so nothing can be refused."""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    data_parallel: int = 1
+    quantization: str | None = None
+    """--quantization, where the target's config has none: weights are quantised as they are loaded."""
+    offload: str | None = None
+    """The flag that keeps a part of the target's weights on the CPU."""
     draft_tensor_parallel: int | None = None
     """None: as the target."""
     utilization: float = GPU_MEMORY_UTILIZATION
@@ -68,6 +76,16 @@ class Estimate:
     kv_room: float | None
     """Bytes left for the KV cache; negative where the weights alone do not fit. None without a GPU's size or weights."""
     assumptions: tuple[str, ...]
+    least_target_weights: int | None = None
+    """A lower bound of `target_weights`, where arguments make them smaller than on disk; else equal to it."""
+
+    @property
+    def fits_at_least(self) -> bool:
+        """Whether one sequence may fit if the target's weights take no more than their lower bound."""
+        if self.kv_room is None or self.target_weights is None or self.least_target_weights is None:
+            return True
+        room = self.kv_room + self.target_weights - self.least_target_weights
+        return room > 0 and room >= (self.longest_sequence_kv or 0)
 
     @property
     def tokens(self) -> int | None:
@@ -90,10 +108,12 @@ def estimate(target: Checkpoint, drafter: Checkpoint | None, layout: Layout) -> 
     assumptions = []
     ranks = layout.tensor_parallel * layout.pipeline_parallel
     model = target_model(target.config)
-    target_weights = None if target.size is None else -(-target.size // ranks)
+    target_weights = _target_bytes(target, layout, ranks)
+    least = None if target_weights is None else _least(target_weights, layout)
+    spread = f", experts over {ranks * layout.data_parallel}" if layout.data_parallel > 1 and _experts(target) else ""
     assumptions.append(
         "weights take the bytes that they have on disk"
-        + (f", split evenly over {ranks} GPUs" if ranks > 1 else "")
+        + (f", split evenly over {ranks} GPU{'s' if ranks > 1 else ''}{spread}" if ranks > 1 or spread else "")
         + ("; the engine may store float32 weights as 16 bits" if _holds_f32(target) else "")
     )
     drafter_weights: int | None = 0
@@ -131,7 +151,26 @@ def estimate(target: Checkpoint, drafter: Checkpoint | None, layout: Layout) -> 
             f"{layout.reserve / GIB:g} GiB "
             "go to activations, CUDA graphs and the runtime"
         )
-    return Estimate(target_weights, drafter_weights, target_kv, draft_kv, longest, sequence, room, tuple(assumptions))
+    return Estimate(target_weights, drafter_weights, target_kv, draft_kv, longest, sequence, room, tuple(assumptions), least)
+
+
+def _experts(target: Checkpoint) -> int:
+    """Bytes of the routed experts; shared ones are split like the rest."""
+    return sum(tensor.size for name, tensor in (target.tensors or {}).items() if ".experts." in name)
+
+
+def _target_bytes(target: Checkpoint, layout: Layout, ranks: int) -> int | None:
+    if target.size is None:
+        return None
+    experts = _experts(target)
+    return -(-(target.size - experts) // ranks) + -(-experts // (ranks * layout.data_parallel))
+
+
+def _least(weights: int, layout: Layout) -> int:
+    """What the weights take at least: four bits of 32 for each once they are quantised, nothing that must stay if offloaded."""
+    if layout.offload is not None:
+        return 0
+    return weights // 8 if layout.quantization is not None else weights
 
 
 def _drafter_bytes(drafter: Checkpoint, ranks: int) -> int | None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aerie.engine.layer_ids import default_layers
+
 Family = Literal["llama", "qwen3", "mla", "other"]
 
 _FAMILIES: dict[str, Family] = {
@@ -69,9 +71,9 @@ class TargetModel:
     attention: Attention
 
     @property
-    def default_aux_layers(self) -> tuple[int, int, int] | None:
+    def default_aux_layers(self) -> tuple[int, ...] | None:
         """The layers that vLLM reads where the drafter names none (interfaces.py, SupportsEagle3), or None if unknown."""
-        return None if self.layers is None else (2, self.layers // 2, self.layers - 3)
+        return None if self.layers is None else default_layers(self.layers)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class DrafterModel:
     """eagle_aux_hidden_state_layer_ids at the top level."""
     nested_layers: tuple[int, ...] | None
     """The same inside eagle_config."""
+    runner_2_layers: tuple[int, ...] | None
+    """eagle_config.layer_ids, another name for them that only model runner V2 knows, from 0.27 on."""
     verifier: str | None
     """speculators format: the target that the drafter was trained for."""
 
@@ -185,6 +189,7 @@ def drafter_model(config: Mapping[str, Any]) -> DrafterModel:
         num_aux=_int(layer.get("num_aux_hidden_states")),
         top_layers=_ints(flags.get("eagle_aux_hidden_state_layer_ids")) or _ints(layer.get("eagle_aux_hidden_state_layer_ids")),
         nested_layers=_ints(eagle.get("eagle_aux_hidden_state_layer_ids")),
+        runner_2_layers=_ints(eagle.get("layer_ids")),
         verifier=_str(_map(_map(config.get("speculators_config")).get("verifier")).get("name_or_path")),
     )
 
@@ -244,6 +249,8 @@ def _rope_type(layer: Mapping[str, Any]) -> str:
     for key in ("rope_parameters", "rope_scaling"):
         rope = _map(layer.get(key))
         found = _str(rope.get("rope_type")) or _str(rope.get("type"))
+        if found == "mrope" and "mrope_section" in rope:
+            return "default"  # transformers_utils/config.py, patch_legacy_rope_type
         if found:
             return found
     return "default"

@@ -248,6 +248,12 @@ class Feature(Enum):
         limits="older releases fail or answer nonsense past the drafter's max_position_embeddings; "
         "with yarn and long-context RoPE types the engine's context is cut instead",
     )
+    EAGLE_CONFIG_LAYER_IDS = _row(
+        "auxiliary layers by eagle_config.layer_ids",
+        "0.27.0",
+        "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py",
+        limits="model runner V2",
+    )
     LOOKAHEAD_HASHES = _row(
         "prefix caching without losing the last block under EAGLE",
         "0.33.0",
@@ -306,9 +312,9 @@ def missing(version: Version, feature: Feature) -> str:
 def from_image(image: str) -> Version | NoVersion:
     """The vLLM version that an image's tag names, or a sentence that says to set `spec.engine.version`.
 
-    Reads registries with ports, digests and vendor suffixes. A tag counts as a version only when it has three numbers and its
-    first is not beyond vLLM's own: `latest`, `nightly`, a vendor's calendar (`25.10-py3`, `25.10.1`) and other products' releases
-    do not. ROCm's form `rocm7.0.0_vllm_0.11.2_20251210` does.
+    Reads registries with ports, digests and vendor suffixes. A tag counts only where it is vLLM's own: of a repository that vLLM
+    publishes (`vllm-openai` and its builds, also in a mirror), or where the tag itself says `vllm_0.11.2`, as ROCm's do. The tags
+    of products that contain vLLM (llm-d, KServe, Dynamo, LMCache) count their own releases.
     """
     name, at, _ = image.partition("@")
     repository, colon, tag = name.rpartition(":")
@@ -321,6 +327,11 @@ def from_image(image: str) -> Version | NoVersion:
         lacks = "only a digest" if at else "no tag"
         return NoVersion(f"spec.engine.image '{image}' has {lacks}, which does not tell its vLLM version: {ask}")
     inside = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
+    if inside is None and not _publishes(repository):
+        return NoVersion(
+            f"spec.engine.image '{image}' is of a repository whose tags need not be versions of vLLM (those of vllm-openai are): "
+            f"{ask}"
+        )
     try:
         version = Version.parse(inside[1] if inside else tag)
     except VersionError:
@@ -333,6 +344,16 @@ def from_image(image: str) -> Version | NoVersion:
             f"(the newest known is {NEWEST_KNOWN}): {ask}"
         )
     return version
+
+
+_PUBLISHED = frozenset({"vllm-openai", "vllm-openai-cpu", "vllm-openai-rocm", "vllm-openai-xpu"})
+
+
+def _publishes(repository: str) -> bool:
+    """Whether the tags of a repository are versions of vLLM: its last element is one of vLLM's own, unless LMCache's, which has
+    the same."""
+    *before, last = repository.split("/")
+    return last in _PUBLISHED and before[-1:] != ["lmcache"]
 
 
 def resolve(image: str, declared: str | None = None) -> EngineVersion | NoVersion:

@@ -125,7 +125,8 @@ CASES = [
         "tag without version",
         {"engine.image": "registry.example:5000/vllm:nightly"},
         "spec.engine.version",
-        "engine.version is missing, and the tag of engine.image is no version: write the version of vLLM in the image, such as "
+        "engine.version is missing, and the tag of engine.image is no version of vLLM that Aerie goes by "
+        "(those of vllm-openai are, also in a mirror): write the version of vLLM in the image, such as "
         "0.33.0, because flags and metrics differ from version to version",
         {"engine.image": "registry.example:5000/vllm:nightly", "engine.version": "0.34.0.dev12+gabc"},
     ),

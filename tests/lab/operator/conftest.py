@@ -360,7 +360,7 @@ def light() -> Callable[..., dict[str, Any]]:
                 **({"schedulingGates": [{"name": gate} for gate in gates]} if gates else {}),
             },
         }
-        engine = {"image": "aerie.dev/lab/engine:v0.33.0", "podTemplate": pods}
+        engine = {"image": "aerie.dev/lab/engine:v0.33.0", "version": "0.33.0", "podTemplate": pods}
         document = {
             "apiVersion": "aerie.dev/v1alpha1",
             "kind": "SpeculativeDeployment",

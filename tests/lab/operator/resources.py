@@ -39,7 +39,7 @@ def resource(
     template: Object = {"spec": pods}
     if not runs:
         template["metadata"] = {"annotations": {"lab.aerie.dev/processless": "true"}}
-    run: Object = {"image": f"{engine}:v0.33.0", "podTemplate": template}
+    run: Object = {"image": f"{engine}:v0.33.0", "version": "0.33.0", "podTemplate": template}
     if simulator is not None:
         run["env"] = [{"name": "AERIE_SIMULATOR", "value": simulator}]
     if gpus:

@@ -38,6 +38,7 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
             "drafter": image(drafter),
             "engine": {
                 "image": "aerie.dev/lab/engine:v0.33.0",
+                "version": "0.33.0",
                 "resources": {"limits": {"nvidia.com/gpu": "1"}},
                 "podTemplate": {"spec": {"containers": [quick]}},
             },
@@ -182,7 +183,7 @@ def test_canaries_of_which_nothing_can_be_counted_are_rolled_back_for_their_page
     first = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
     url = namespace.lab.gateway_url or ""
     until(lambda: answers(url, host), "the gateway answers")
-    spec["engine"]["image"] = "aerie.dev/test/mute:v0.33.0"
+    spec["engine"] |= {"image": "aerie.dev/test/mute:v0.33.0", "version": "0.33.0"}
     with Background(Target(url, "chat", host, timeout=120), RATE) as traffic:
         namespace.apply(document)
         status = specdep(lambda s: s["phase"] == "RolledBack", "it is rolled back", PATIENCE)["status"]

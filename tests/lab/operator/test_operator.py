@@ -27,6 +27,7 @@ def resource(drafter: str = "eagle31", **spec: Any) -> dict[str, Any]:
     quick = {"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
     engine = {
         "image": "aerie.dev/lab/engine:v0.33.0",
+        "version": "0.33.0",
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
         "podTemplate": {"spec": {"terminationGracePeriodSeconds": 10, "containers": [quick]}},
     }

@@ -40,6 +40,7 @@ def resource() -> dict[str, Any]:
 
     engine = {
         "image": "aerie.dev/lab/engine:v0.33.0",
+        "version": "0.33.0",
         "resources": {"limits": LIMITS},
         "podTemplate": {"spec": {"securityContext": {"runAsNonRoot": True}, "terminationGracePeriodSeconds": 30}},
     }

@@ -161,6 +161,8 @@ OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
         (OUTPUTS, Wishes(layers=(0, 4, 8)), str, (0, 4, 8)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 6]}}, Wishes(origin=Origin.SPECFORGE), str, (4, 5, 7)),
         ({**OUTPUTS, "_torchspec_version": "1"}, Wishes(), str, (2, 4, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "next_layer_regular": True}}, Wishes(), str, (3, 4, 5)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, Wishes(target_layers=8), str, (2, 4, 5)),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "_torchspec_version": "1", "model_type": "kimi_k2"},
             Wishes(),

@@ -24,6 +24,9 @@ def of(line: str) -> Arguments:
         ("--tensor_parallel_size 4", {"tensor_parallel": 4}),
         ("-tp 4 -pp=2", {"tensor_parallel": 4, "pipeline_parallel": 2}),
         ("-tp 4 --tensor-parallel-size 8", {"tensor_parallel": 8}),
+        ("--model-impl transformers", {"model_impl": "transformers"}),
+        ("--cpu-offload-gb=100", {"offload": "--cpu-offload-gb=100"}),
+        ("--offload-group-size 8", {"offload": "--offload-group-size"}),
         ("-dp 3", {"data_parallel": 3, "api_servers": 3}),
         ("-dp 3 --api-server-count 1", {"data_parallel": 3, "api_servers": 1}),
         ("--max-model-len 8192", {"max_model_len": 8192}),
@@ -70,7 +73,7 @@ def of(line: str) -> Arguments:
         ("--logits-processors a:b c:d", {"logits_processors": True}),
         ("--enable-auto-tool-choice --tool-call-parser hermes", {"tool_calls": True}),
         ("--reasoning-parser deepseek_r1", {"tool_calls": True}),
-        ("--trust-remote-code --chat-template ./x.jinja --seed 0", {}),
+        ("--trust-remote-code --chat-template ./x.jinja --seed 0", {"trust_remote_code": True}),
     ],
 )
 def test_what_arguments_imply(line: str, expected: dict[str, object]) -> None:

@@ -201,7 +201,13 @@ def test_what_the_api_server_refuses_is_said_and_told_once() -> None:
         ({"engine": {"image": "vllm/vllm-openai:latest"}}, "version"),
         ({"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--nnodes=2"]}}, "--nnodes"),
         (
-            {"engine": {"image": "a/b:v0.33.0", "podTemplate": {"spec": {"containers": [{"name": "engine", "args": ["a"]}]}}}},
+            {
+                "engine": {
+                    "image": "a/b:v0.33.0",
+                    "version": "0.33.0",
+                    "podTemplate": {"spec": {"containers": [{"name": "engine", "args": ["a"]}]}},
+                }
+            },
             "write spec.engine.args",
         ),
     ],

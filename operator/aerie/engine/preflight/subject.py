@@ -10,8 +10,10 @@ from typing import Any
 from aerie.engine.arguments import Arguments
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.flags import model_runner
+from aerie.engine.layer_ids import Counting, Layers, counting, read_by_vllm
 from aerie.engine.memory import Estimate, Layout, estimate
 from aerie.engine.models import DrafterModel, TargetModel, drafter_model, target_model
+from aerie.engine.origin import detect
 from aerie.engine.versions import Feature, Version, supports
 
 
@@ -23,6 +25,8 @@ class Subject:
     drafter: Checkpoint | None
     """None: the engine runs without one."""
     version: Version
+    version_from_tag: bool = field(default=False, kw_only=True)
+    """Whether nobody named the version and the image's tag did."""
     speculative: Mapping[str, Any] = field(default_factory=dict)
     """The object that --speculative-config will hold; empty without speculation."""
     arguments: Arguments = field(default_factory=Arguments)
@@ -31,7 +35,9 @@ class Subject:
     gpu_bytes: int | None = None
     """Memory of one GPU, as the user named it."""
     gpus: int | None = None
-    """GPUs of one pod."""
+    """GPUs of one pod. None: it asks for none, or for a number that cannot be told."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """How the pod asks for them: the name of an extended resource, or words for a claim. Empty: not at all."""
 
     @cached_property
     def target_model(self) -> TargetModel:
@@ -67,6 +73,31 @@ class Subject:
             self.version, self.method, self.environment, experts=experts, parallel_drafting=self.parallel_drafting
         )
 
+    @cached_property
+    def layers_read(self) -> Layers | None:
+        """The auxiliary layers that this engine will read, or None if only the target tells them and does not."""
+        drafter, (runner, _) = self.drafter_model, self.model_runner
+        return read_by_vllm(
+            drafter.top_layers,
+            drafter.nested_layers,
+            drafter.runner_2_layers if self.supports(Feature.EAGLE_CONFIG_LAYER_IDS) else None,
+            runner=runner,
+            default=self.target_model.default_aux_layers,
+        )
+
+    @cached_property
+    def layers_meant(self) -> tuple[Counting | None, Layers] | None:
+        """How the drafter's config counts layers, and its ids, which are vLLM's only if it counts as vLLM does."""
+        assert self.drafter is not None
+        ids = self.drafter_model.layers_named
+        if ids is None:
+            return None
+        names = self.drafter.tensors or {}
+        origin, _ = detect(self.drafter.config, names.keys(), self.drafter.metadata)
+        vllm_names = any(name.startswith("layers.0.") for name in names)
+        layers, kind = self.target_model.layers, self.drafter_model.model_type
+        return counting(ids, origin, vllm_names=vllm_names, model_type=kind, layers=layers), ids
+
     @property
     def max_model_len(self) -> int | None:
         """Tokens of the longest sequence that the engine will take."""
@@ -84,6 +115,9 @@ class Subject:
             gpu_bytes=self.gpu_bytes,
             tensor_parallel=arguments.tensor_parallel,
             pipeline_parallel=arguments.pipeline_parallel,
+            data_parallel=arguments.data_parallel,
+            quantization=None if self.target_model.quantized else arguments.quantization,
+            offload=arguments.offload,
             draft_tensor_parallel=draft_tp if isinstance(draft_tp, int) else None,
             utilization=arguments.gpu_memory_utilization,
             max_model_len=arguments.max_model_len,

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.checkpoint import Tensor
 from aerie.engine.memory import GIB
 from aerie.engine.preflight import Severity, Subject, run, table
 from aerie.engine.versions import Version
@@ -63,6 +64,18 @@ def top_only(ids: list[int], **config: Any) -> Change:
     return drafter(eagle_aux_hidden_state_layer_ids=ids, eagle_config={}, **config)
 
 
+def nested_only(ids: list[int], **config: Any) -> Change:
+    return drafter(drop=TOP, eagle_config={"eagle_aux_hidden_state_layer_ids": ids}, **config)
+
+
+def heavy(gib: int, **config: Any) -> Change:
+    """A target whose weights take so much."""
+    tensors = {"w": Tensor("BF16", (1,), "f", 0, gib * GIB)}
+    return lambda small: {"target": replace(small.target(**config), tensors=tensors)}
+
+
+OWN = {"eagle.format": "1"}
+"""Metadata of Aerie's own trainer, which counts layers as vLLM does."""
 MLA = {
     "architectures": ["Eagle3DeepseekV2ForCausalLM"],
     "kv_lora_rank": 16,
@@ -81,27 +94,71 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C1", both(version("0.24.0"), speculators()), REFUSE, "drop fc_norm and norm_output in silence. Use vLLM 0.25.0"),
     ("C1", both(version("0.25.0"), speculators()), PASS, "since 0.25.0"),
     ("C1", drafter(architectures=["MyEagle3"]), NOTE, "it is not known which vLLM gives it to MyEagle3. Compare its acceptance"),
-    ("C2", {}, PASS, "[2, 3, 6] at the top level"),
+    ("C2", {}, NOTE, "[2, 3, 6] at the top level, read as they are; whether they count the layers' inputs"),
+    ("C2", drafter(metadata=OWN), PASS, "[2, 3, 6] at the top level"),
+    ("C2", top_only([2, 4, 5]), PASS, "[2, 4, 5] at the top level"),
     (
         "C2",
-        drafter(drop=TOP),
+        top_only([1, 3, 4]),
+        WARN,
+        (
+            "[1, 3, 4] at the top level: these look like layers counted by their output; to vLLM they are [2, 4, 5], and vLLM "
+            "reads [1, 3, 4], one layer too early. Convert the drafter with `eagle convert`, which writes "
+            "eagle_aux_hidden_state_layer_ids: [2, 4, 5] to the top level."
+        ),
+    ),
+    ("C2", nested_only([1, 3, 4]), NOTE, "to vLLM they are [2, 4, 5], its default, and model runner V2"),
+    (
+        "C2",
+        both(nested_only([1, 3, 4]), V1),
+        WARN,
+        "model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) reads [1, 3, 4], one layer too early",
+    ),
+    (
+        "C2",
+        nested_only([1, 3, 5]),
+        REFUSE,
+        "ignores it there and reads [2, 4, 5]. Convert the drafter with `eagle convert`, which writes",
+    ),
+    (
+        "C2",
+        nested_only([3, 4, 6]),
+        REFUSE,
+        "--layer-ids inputs` if vLLM's ids are [3, 4, 6], or with `--layer-ids outputs` if they are [4, 5, 7]",
+    ),
+    ("C2", both(nested_only([3, 4, 6]), V1), NOTE, "[3, 4, 6] only inside eagle_config, read as they are"),
+    ("C2", both(nested_only([3, 4, 6]), target(num_hidden_layers=None)), NOTE, "what is read instead could not be checked"),
+    (
+        "C2",
+        drafter(drop=TOP, eagle_config={"layer_ids": [2, 3, 6], "eagle_aux_hidden_state_layer_ids": [2, 3, 6]}),
+        NOTE,
+        "read as they are",
+    ),
+    (
+        "C2",
+        drafter(eagle_aux_hidden_state_layer_ids=[2, 4, 5], eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}),
+        PASS,
+        "[2, 4, 5]",
+    ),
+    (
+        "C2",
+        drafter(drop=TOP, metadata=OWN),
         REFUSE,
         (
-            "[2, 3, 6] is only inside eagle_config, and model runner V2 (the default of vLLM 0.33.0) ignores it there and reads "
-            "[2, 4, 5]. Copy eagle_aux_hidden_state_layer_ids: [2, 3, 6] to the top level of the drafter's config.json, or set "
-            "VLLM_USE_V2_MODEL_RUNNER=0 in spec.engine.env."
+            "[2, 3, 6] only inside eagle_config, and model runner V2 (the default of vLLM 0.33.0) ignores it there and reads "
+            "[2, 4, 5]. Copy eagle_aux_hidden_state_layer_ids: [2, 3, 6] to the top level of the drafter's config.json."
         ),
     ),
     (
         "C2",
-        both(drafter(drop=TOP), V1),
+        both(drafter(drop=TOP, metadata=OWN), V1),
         WARN,
-        "model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) reads it there, V2 would read [2, 4, 5]",
+        "model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) reads it there, another would read [2, 4, 5]",
     ),
-    ("C2", both(drafter(drop=TOP), version("0.24.0")), WARN, "the default of vLLM 0.24.0"),
+    ("C2", both(drafter(drop=TOP, metadata=OWN), version("0.24.0")), WARN, "the default of vLLM 0.24.0"),
     (
         "C2",
-        both(target(num_experts=8), drafter(drop=TOP), version("0.28.0")),
+        both(target(num_experts=8), drafter(drop=TOP, metadata=OWN), version("0.28.0")),
         WARN,
         "model runner V1 (the default of vLLM 0.28.0)",
     ),
@@ -113,9 +170,9 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ),
     (
         "C2",
-        drafter(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}),
+        drafter(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}),
         WARN,
-        "[2, 3, 6] at the top level and [1, 3, 6]",
+        "[2, 3, 6] at the top level and [2, 4, 6]",
     ),
     ("C2", drafter(drop=BOTH), SKIP, "names no layers: see C4"),
     ("C3", {}, PASS, "3 hidden states, and vLLM sizes fc for 3"),
@@ -170,6 +227,20 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C4", top_only([2, 2, 6]), REFUSE, "name one twice"),
     ("C4", top_only([6, 2, 3]), WARN, "the layer ids [6, 2, 3] do not rise, and vLLM sorts them"),
     ("C4", target(num_hidden_layers=None), NOTE, "the range of the layer ids could not be checked"),
+    ("C30", {}, PASS, "LlamaForCausalLM has EAGLE 3 in vLLM 0.33.0"),
+    ("C30", target(architectures=["NoSuchClass"]), NOTE, "whether NoSuchClass has EAGLE 3 in vLLM 0.33.0 is not known"),
+    ("C30", target(architectures=None), NOTE, "whether the target, which names no class, has EAGLE 3"),
+    ("C30", target(architectures=["Glm4MoeForCausalLM"]), REFUSE, "Glm4MoeForCausalLM has no EAGLE 3 in vLLM 0.33.0. Turn"),
+    ("C30", both(target(architectures=["GraniteForCausalLM"]), version("0.31.0")), REFUSE, "Use vLLM 0.32.0 or newer."),
+    ("C30", both(target(architectures=["GraniteForCausalLM"]), version("0.32.0")), PASS, "GraniteForCausalLM has EAGLE 3"),
+    ("C30", both(target(architectures=["Glm4MoeForCausalLM"]), version("0.34.0")), NOTE, "is not known"),
+    ("C30", both(target(architectures=["OlmoForCausalLM"])), NOTE, "is not known"),  # 0.33 runs it through Transformers
+    (
+        "C30",
+        both(target(architectures=["Glm4MoeForCausalLM"]), args(model_impl="transformers")),
+        NOTE,
+        "--model-impl=transformers decides",
+    ),
     ("C5", {}, PASS, "the drafter has 2048 positions, and the engine takes 2048 tokens"),
     ("C5", both(drafter(max_position_embeddings=512), args(max_model_len=512)), PASS, "512 tokens"),
     (
@@ -193,6 +264,12 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         both(drafter(max_position_embeddings=512, rope_scaling={"rope_type": "yarn", "factor": 4.0}), version("0.32.0")),
         WARN,
         "vLLM 0.32.0 stretches the drafter, which was not trained there.",
+    ),
+    (
+        "C5",
+        drafter(max_position_embeddings=512, rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}),
+        WARN,
+        "vLLM 0.33.0 stretches the drafter",
     ),
     ("C5", drafter(max_position_embeddings=512), WARN, "Watch the acceptance length of requests longer than 512 tokens."),
     ("C5", drafter(drop=("max_position_embeddings",)), NOTE, "the drafter's context could not be checked"),
@@ -320,7 +397,8 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         "d2t sends draft id 127 to 256, and the target has ids 0 to 255. Use the drafter",
     ),
     ("C9", drafter(offsets=(-1, *range(127))), REFUSE, "d2t sends draft id 0 to -1"),
-    ("C9", drafter(offsets=(0, -1, *range(126))), REFUSE, "d2t sends draft ids 0 and 1 to 0 and 0, and must rise"),
+    ("C9", drafter(offsets=(0, -1, *range(126))), REFUSE, "d2t sends draft ids 0 and 1 both to 0, and vLLM keeps the logit"),
+    ("C9", drafter(offsets=(2, 0, -2, *range(3, 128))), PASS, "tensors have the names and shapes"),
     (
         "C9",
         drafter(offsets=tuple(range(0, 256, 2))),
@@ -397,10 +475,26 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C19", {}, PASS, "model runner V2: the default of vLLM 0.33.0"),
     ("C19", spec(parallel_drafting=True), PASS, "model runner V1: parallel drafting needs it"),
     ("C19", spec(parallel_drafting=True, **SCHEDULE), WARN, "(parallel drafting needs it) has piecewise CUDA graphs only"),
+    (
+        "C20",
+        {**version("0.23.0"), "version_from_tag": True},
+        REFUSE,
+        "the version is from the tag of spec.engine.image. Use vLLM 0.24.0 or newer, or set spec.engine.version",
+    ),
     ("C20", version("0.24.0"), PASS, "vLLM 0.24.0 is 0.24.0 or newer"),
     ("C20", version("0.23.0"), REFUSE, "a request can stop vLLM 0.23.0 from afar when it speculates. Use vLLM 0.24.0 or newer."),
     ("C21", {}, PASS, "sequences of 2048"),
     ("C21", {"gpu_bytes": None}, NOTE, "no GPU memory was named, so that the fit could not be checked. Name it with"),
+    ("C21", both(heavy(40), gpu(24), args(quantization="fp8")), WARN, "--quantization=fp8 makes the target's smaller"),
+    (
+        "C21",
+        both(heavy(40), gpu(24), args(offload="--cpu-offload-gb=30")),
+        WARN,
+        "--cpu-offload-gb=30 makes the target's smaller",
+    ),
+    ("C21", both(heavy(400), gpu(24), args(quantization="fp8")), REFUSE, "cannot make them small enough"),
+    ("C21", both(heavy(40, quantization_config={"a": 1}), gpu(24), args(quantization="fp8")), REFUSE, "more than there is"),
+    ("C21", both(heavy(40), gpu(24)), REFUSE, "more than there is"),
     ("C21", gpu(2), REFUSE, "more than there is, assuming that weights take the bytes that they have on disk"),
     (
         "C21",
@@ -487,14 +581,29 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         REFUSE,
         "vLLM 0.24.0 has no DSpark drafters. Use vLLM 0.25.0 or newer.",
     ),
-    ("C29", {}, PASS, "1 for tensor x pipeline x data parallel = 1"),
+    ("C29", {}, PASS, "1 of nvidia.com/gpu for tensor x pipeline x data parallel = 1"),
     (
         "C29",
         args(tensor_parallel=4),
         REFUSE,
-        "the pod has 1 GPUs, and tensor x pipeline x data parallel = 4. Set nvidia.com/gpu to 4",
+        "the pod has 1 of nvidia.com/gpu, and tensor x pipeline x data parallel = 4. Set nvidia.com/gpu to 4",
     ),
-    ("C29", {"gpus": 2}, WARN, "the pod has 2 GPUs"),
+    ("C29", {"gpus": 2}, WARN, "the pod has 2 of nvidia.com/gpu"),
+    ("C29", {"gpus": 2, "gpu_resource": "amd.com/gpu", **args(tensor_parallel=4)}, REFUSE, "Set amd.com/gpu to 4"),
+    ("C29", {"gpus": 2, "gpu_resource": "nvidia.com/mig-3g.40gb", **args(tensor_parallel=2)}, WARN, "no two instances of MIG"),
+    ("C29", {"gpus": None, "gpu_resource": "resourceClaims (DRA)"}, NOTE, "the pod asks for them by resourceClaims (DRA), and"),
+    ("C29", {"gpus": None, "gpu_resource": ""}, NOTE, "the pod asks for no GPUs"),
+    ("C31", {}, PASS, "the drafter's config names none"),
+    ("C31", drafter(auto_map={"AutoModel": "x.Y"}), NOTE, "which vLLM does not follow without --trust-remote-code"),
+    (
+        "C31",
+        both(drafter(auto_map={"AutoModel": "x.Y"}), args(trust_remote_code=True)),
+        WARN,
+        "--trust-remote-code has the engine run what it names. Read that code at the commit you pin",
+    ),
+    ("C28", both(drafter(model_type="qwen3_5"), version("0.22.0")), REFUSE, "Write model_type: llama into its config.json"),
+    ("C28", both(drafter(model_type="qwen4_exp"), version("0.29.0")), PASS, "eagle3, class"),
+    ("C28", both(drafter(model_type="qwen4_exp"), version("0.30.0")), REFUSE, "takes for an MTP module"),
     ("C29", {"gpus": None}, NOTE, "whether that fits could not be checked"),
 ]
 
@@ -515,7 +624,7 @@ def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
         assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 30)]
+    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 32)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -538,7 +647,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 5 notes, 24 passed"
+    assert report.summary == "preflight passed: 6 notes, 25 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from aerie.api import SpeculativeDeployment
+from aerie.cli.console import CommandError
 from aerie.cli.files import read_memory
 from aerie.cli.run import run
+from aerie.cli.subject import Given, of_deployment
+from aerie.engine.catalog import Catalog
 
 Folders = Callable[..., tuple[Path, Path]]
 File = Callable[..., str]
@@ -57,7 +61,7 @@ def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture) -> None:
         "vLLM     0.33.0",
     ]
     assert "✓ C25 hidden size is the target's: both 64." in lines
-    assert lines[-1] == "preflight passed: 5 notes, 24 passed"
+    assert lines[-1] == "preflight passed: 6 notes, 25 passed"
     assert printed.err == (
         "note: the API server's rules across fields were not checked: kubectl apply --dry-run=server does that.\n"
     )
@@ -100,7 +104,7 @@ def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     assert report["drafter"] == f"example/drafter@{TWOS}"
-    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 30)}
+    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 32)}
     assert next(finding for finding in report["findings"] if finding["id"] == "C26")["severity"] == "refuse"
 
 
@@ -116,7 +120,9 @@ def test_arguments_environment_and_gpus_of_the_resource_count(folders: Folders, 
     target, drafter = folders()
     assert preflight("-f", file(manifest(engine=engine)), "--target", target, "--drafter", drafter) == 1
     printed = capsys.readouterr().out
-    assert "✗ C29 GPUs for the parallelism: the pod has 2 GPUs, and tensor x pipeline x data parallel = 4." in printed
+    assert (
+        "✗ C29 GPUs for the parallelism: the pod has 2 of nvidia.com/gpu, and tensor x pipeline x data parallel = 4." in printed
+    )
     assert "! C24 LoRA" in printed
     assert "the engine may use 50% of 80.0 GiB" in printed
     assert "model runner V1: VLLM_USE_V2_MODEL_RUNNER=0" in printed
@@ -201,7 +207,51 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("80GiB", 80 * 2**30), ("80Gi", 80 * 2**30), ("85 GB", 85 * 10**9), ("1000", 1000), ("1.5Gi", 3 * 2**29)]
+    ("text", "size"),
+    [
+        ("80GiB", 80 * 2**30),
+        ("80Gi", 80 * 2**30),
+        ("80g", 80 * 10**9),
+        ("85 GB", 85 * 10**9),
+        ("0.5TiB", 2**39),
+        (str(2**30), 2**30),
+        ("1.5Gi", 3 * 2**29),
+    ],
 )
 def test_amounts_of_memory(text: str, size: int) -> None:
     assert read_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["80", "0.1", "0", "512MiB", "9" * 400, "-80GiB", "80 apples", "\u0668GiB", "nan"])
+def test_amounts_that_no_gpu_has(text: str) -> None:
+    with pytest.raises(CommandError, match=r"--gpu-memory is .* like 80GiB") as found:
+        read_memory(text)
+    assert len(str(found.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"resources": {"limits": {"nvidia.com/gpu": "2"}}}, (2, "nvidia.com/gpu", None)),
+        ({"resources": {"limits": {"amd.com/gpu": "8"}}}, (8, "amd.com/gpu", None)),
+        ({"resources": {"limits": {"nvidia.com/mig-3g.40gb": "1"}}}, (1, "nvidia.com/mig-3g.40gb", 40 * 2**30)),
+        (
+            {"resources": {"limits": {"nvidia.com/mig-3g.40gb": "1", "nvidia.com/mig-1g.10gb": "1"}}},
+            (None, "nvidia.com/mig-1g.10gb and nvidia.com/mig-3g.40gb", None),
+        ),
+        (
+            {"podTemplate": {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]}}},
+            (None, "resourceClaims (DRA)", None),
+        ),
+        ({}, (None, "", None)),
+    ],
+)
+def test_gpus_are_known_by_every_way_to_ask_for_them(
+    folders: Folders, engine: dict[str, Any], expected: tuple[int | None, str, int | None]
+) -> None:
+    target, drafter = folders()
+    document = manifest(engine={"image": "vllm/vllm-openai:v0.33.0", **engine})
+    deployment = SpeculativeDeployment.from_dict(document)
+    given = Given(target=Path(target), drafter=Path(drafter))
+    subject, _ = of_deployment(deployment, given, Catalog(()), lambda *_: pytest.fail("the Hub is not needed"))
+    assert (subject.gpus, subject.gpu_resource, subject.gpu_bytes) == expected

@@ -120,3 +120,27 @@ def test_every_assumption_is_said() -> None:
     assert "the engine may use 92% of 80.0 GiB, of which 2 GiB go to activations" in said
     f32 = Checkpoint("m", LLAMA_8B, {"w": Tensor("F32", (1,), "f", 0, 4)}, {})
     assert "may store float32 weights as 16 bits" in estimate(f32, None, Layout(gpu_bytes=None)).assumptions[0]
+
+
+def test_experts_are_split_over_data_parallel_ranks() -> None:
+    """DeepSeek-V3 in FP8 on 8 x H200 with data and expert parallelism."""
+    tensors = {
+        "model.layers.3.mlp.experts.0.up_proj.weight": Tensor("F8_E4M3", (1,), "f", 0, 640 * GIB),
+        "model.layers.3.mlp.shared_experts.up_proj.weight": Tensor("F8_E4M3", (1,), "f", 0, 3 * GIB),
+        "lm_head.weight": Tensor("BF16", (1,), "f", 0, 9 * GIB),
+    }
+    target = Checkpoint("m", KIMI, tensors, {})
+    spread = estimate(target, None, Layout(gpu_bytes=141 * GIB, data_parallel=8))
+    assert spread.target_weights == (640 // 8 + 12) * GIB
+    assert spread.least_target_weights == spread.target_weights
+    assert "split evenly over 1 GPU, experts over 8" in spread.assumptions[0]
+    both = estimate(target, None, Layout(gpu_bytes=None, data_parallel=2, tensor_parallel=4))
+    assert both.target_weights == (640 // 8 + 12 // 4) * GIB
+
+
+def test_weights_that_arguments_make_smaller_have_a_lower_bound() -> None:
+    target = model({**LLAMA_8B, "max_position_embeddings": 8192}, 160 * GIB)
+    assert not estimate(target, None, Layout(gpu_bytes=80 * GIB)).fits_at_least
+    assert estimate(target, None, Layout(gpu_bytes=80 * GIB, quantization="fp8")).fits_at_least
+    assert estimate(target, None, Layout(gpu_bytes=80 * GIB, offload="--cpu-offload-gb=100")).fits_at_least
+    assert not estimate(target, None, Layout(gpu_bytes=10 * GIB, quantization="fp8")).fits_at_least

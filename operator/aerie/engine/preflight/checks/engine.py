@@ -245,9 +245,12 @@ def runner_of_method(subject: Subject) -> Iterable[Outcome]:
 )
 def security_floor(subject: Subject) -> Iterable[Outcome]:
     if subject.version < SECURITY_FLOOR:
-        yield refuse(
-            f"a request can stop vLLM {subject.version} from afar when it speculates", f"use vLLM {SECURITY_FLOOR} or newer"
-        )
+        seen = f"a request can stop vLLM {subject.version} from afar when it speculates"
+        way_out = f"use vLLM {SECURITY_FLOOR} or newer"
+        if subject.version_from_tag:
+            seen += "; the version is from the tag of spec.engine.image"
+            way_out += ", or set spec.engine.version to the vLLM version inside if that is another"
+        yield refuse(seen, way_out)
     else:
         yield passed(f"vLLM {subject.version} is {SECURITY_FLOOR} or newer")
 
@@ -279,17 +282,32 @@ def method_known(subject: Subject) -> Iterable[Outcome]:
             f"the drafter's class is {drafter.architecture}, and vLLM has no such EAGLE 3 class",
             "write the class that it was exported as into architectures of its config.json, such as LlamaForCausalLMEagle3",
         )
-    elif method == "eagle3" and drafter.model_type in _TAKEN_FOR_MTP:
+    elif method == "eagle3" and _taken_for_mtp(drafter.model_type, subject.version):
+        own = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
         yield refuse(
             f"the drafter's model_type is {drafter.model_type}, which vLLM takes for an MTP module whatever the method",
-            "write model_type: deepseek_v2 into its config.json, which has the same attention",
+            f"write model_type: {own} into its config.json, which has the same attention",
         )
     else:
         yield passed(f"{method}, class {drafter.architecture}")
 
 
-_TAKEN_FOR_MTP = frozenset({"deepseek_v3", "deepseek_v32", "glm_moe_dsa"})
-"""model_type that hf_config_override of config/speculative.py turns into deepseek_mtp."""
+_TAKEN_FOR_MTP = {
+    "0.22.0": "deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5_moe exaone_moe gemma4_assistant glm_moe_dsa hy_v3 intern_s2_preview "
+    "longcat_flash pangu_ultra_moe qwen3_5 qwen3_5_moe qwen3_next step3p5",
+    "0.24.0": "gemma4_unified_assistant minimax_m3_vl step3p7",
+    "0.26.0": "bailing_hybrid inkling_mm_model inkling_model",
+    "0.28.0": "dots3_note interns2_mobius kimi_k3 qwen3_5_moe_text qwen3_5_text",
+    "0.30.0": "deepseek_v41 glm5_next hy_v4 qwen4_exp qwen4_exp_text",
+    "0.33.0": "step5 step5_vl",
+}
+"""model_type that hf_config_override of config/speculative.py turns into that of an MTP module, by the first even release, or
+0.33, that was seen to do so. Left out: nemotron_h, which it only turns with num_nextn_predict_layers."""
+
+
+def _taken_for_mtp(model_type: str | None, version: Version) -> bool:
+    return any(version >= Version.parse(since) and model_type in names.split() for since, names in _TAKEN_FOR_MTP.items())
+
 
 _METHODS = {
     "peagle": Feature.P_EAGLE,

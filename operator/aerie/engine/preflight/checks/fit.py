@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aerie.engine.layer_ids import Counting
 from aerie.engine.preflight.check import check, eagle3_only
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
 from aerie.engine.preflight.subject import Subject
+from aerie.engine.targets import Eagle3, eagle3, first_release
 
 _OTHER = "use a drafter that was trained for this target: `aerie catalog` names them"
 
@@ -63,44 +65,88 @@ def vocabulary(subject: Subject) -> Iterable[Outcome]:
 
 @check(
     "C2",
-    "auxiliary layers where both model runners look",
-    why="model runner V2 ignores ids that are only inside eagle_config and reads its default layers instead: low AL, no error",
+    "auxiliary layers are those of the training",
+    why="trainers count layers by output and vLLM by input, and model runner V2 ignores ids inside eagle_config: read one layer "
+    "off, a drafter loses acceptance without an error",
     worst=Severity.REFUSE,
-    source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (V2), v1/worker/gpu_model_runner.py (V1), 0.22 to 0.33",
+    source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (V2), v1/worker/gpu_model_runner.py (V1), 0.22 to 0.33; "
+    "pull request 43671; SGLang pull request 25454",
 )
 @eagle3_only
-def layers_at_top(subject: Subject) -> Iterable[Outcome]:
-    drafter = subject.drafter_model
+def layers_read(subject: Subject) -> Iterable[Outcome]:
+    drafter, meant = subject.drafter_model, subject.layers_meant
     top, nested = drafter.top_layers, drafter.nested_layers
-    if top is not None and nested is not None and set(top) != set(nested):
+    if not drafter.uses_aux or meant is None:
+        yield skip("the drafter names no layers: see C4")
+        return
+    way, ids = meant
+    if top is not None and nested is not None and set(nested) not in (set(top), {layer - 1 for layer in top}):
         yield warn(
-            f"eagle_aux_hidden_state_layer_ids is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM "
-            "takes the first",
+            f"{_KEY} is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM takes the first",
             "write the ids that the drafter was trained with in both places",
         )
-    elif top is not None:
-        yield passed(f"{list(top)} at the top level")
-    elif nested is None:
-        yield skip("the drafter names no layers: see C4")
-    else:
-        yield _only_nested(subject, nested)
-
-
-def _only_nested(subject: Subject, nested: tuple[int, ...]) -> Outcome:
-    default = subject.target_model.default_aux_layers
+        return
+    converted = top is not None and nested is not None and set(nested) == {layer - 1 for layer in top}
+    trained = ids if converted else _trained(way, ids)
+    where = f"{list(ids)} {'at the top level' if top is not None else 'only inside eagle_config'}"
+    read = subject.layers_read
     runner, reason = subject.model_runner
-    way_out = f"copy eagle_aux_hidden_state_layer_ids: {list(nested)} to the top level of the drafter's config.json"
-    if default is not None and set(nested) == set(default):
-        return passed(f"{list(nested)} only inside eagle_config, but they are the default, so both model runners agree")
-    other = f"{list(default)}" if default else "its default"
-    if runner == 2:
-        return refuse(
-            f"{list(nested)} is only inside eagle_config, and model runner V2 ({reason}) ignores it there and reads {other}",
-            f"{way_out}, or set VLLM_USE_V2_MODEL_RUNNER=0 in spec.engine.env",
+    reader = "vLLM" if top is not None else f"model runner V{runner} ({reason})"
+    if read is None:
+        yield note(
+            f"{where}, which {reader} ignores there, and the target's config.json has no num_hidden_layers: "
+            "what is read instead could not be checked",
+            _write(way, ids),
         )
-    return warn(
-        f"{list(nested)} is only inside eagle_config; model runner V1 ({reason}) reads it there, V2 would read {other}", way_out
+    elif trained is not None and set(read) == set(trained):
+        yield _as_trained(subject, where, way, ids, trained)
+    elif way is Counting.OUTPUTS and set(read) == set(ids):
+        yield warn(
+            f"{where}: these look like layers counted by their output; to vLLM they are {list(trained or ())}, and {reader} "
+            f"reads {list(read)}, one layer too early",
+            _write(way, ids),
+        )
+    elif set(read) == set(ids):
+        yield note(f"{where}, read as they are; whether they count the layers' inputs, as vLLM does, could not be checked")
+    else:
+        yield refuse(f"{where}, and {reader} ignores it there and reads {list(read)}", _write(way, ids))
+
+
+_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+def _trained(way: Counting | None, ids: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if way is None else way.to_vllm(ids)
+
+
+def _write(way: Counting | None, ids: tuple[int, ...]) -> str:
+    """The way out that has every engine read the layers of the training."""
+    if way is Counting.INPUTS:
+        return f"copy {_KEY}: {list(ids)} to the top level of the drafter's config.json"
+    shifted = list(Counting.OUTPUTS.to_vllm(ids))
+    if way is Counting.OUTPUTS:
+        return f"convert the drafter with `eagle convert`, which writes {_KEY}: {shifted} to the top level"
+    return (
+        f"convert the drafter with `eagle convert --layer-ids inputs` if vLLM's ids are {list(ids)}, or with "
+        f"`--layer-ids outputs` if they are {shifted}"
     )
+
+
+def _as_trained(subject: Subject, where: str, way: Counting | None, ids: tuple[int, ...], trained: tuple[int, ...]) -> Outcome:
+    drafter, (runner, reason) = subject.drafter_model, subject.model_runner
+    if drafter.top_layers is not None:
+        return passed(where)
+    default = subject.target_model.default_aux_layers
+    if default is not None and set(trained) == set(default):
+        if way is Counting.OUTPUTS:
+            return note(
+                f"{where}, counted by output; to vLLM they are {list(trained)}, its default, and model runner V{runner} "
+                f"({reason}) reads that because it ignores them there",
+                f"{_write(way, ids)}, so that it does not depend on the model runner",
+            )
+        return passed(f"{where}, but they are the default, so both model runners agree")
+    other = f"{list(default)}" if default else "its default"
+    return warn(f"{where}; model runner V{runner} ({reason}) reads it there, another would read {other}", _write(way, ids))
 
 
 @check(
@@ -144,10 +190,10 @@ def layers_named(subject: Subject) -> Iterable[Outcome]:
     if not drafter.uses_aux:
         yield skip("the drafter uses no auxiliary hidden states")
     elif named is None:
-        default = subject.target_model.default_aux_layers
+        read = subject.layers_read
         yield warn(
             f"the drafter's config names no eagle_aux_hidden_state_layer_ids, so vLLM reads "
-            f"{list(default) if default else 'its default'}; "
+            f"{list(read) if read else 'its default'}; "
             "a published drafter that was trained on others reached AL 1.04 so",
             "write the layers that it was trained on into its config.json, also if they are the default",
         )
@@ -167,6 +213,29 @@ def layers_named(subject: Subject) -> Iterable[Outcome]:
         )
     else:
         yield passed(f"{list(named)} of {layers} layers")
+
+
+@check(
+    "C30",
+    "target hands out its hidden states",
+    why='vLLM ends the start with "Model does not support EAGLE3 interface" once the target is loaded',
+    worst=Severity.REFUSE,
+    source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py; SupportsEagle3 in model_executor/models, 0.22 to 0.33",
+)
+@eagle3_only
+def target_class(subject: Subject) -> Iterable[Outcome]:
+    name, version = subject.target_model.architecture, subject.version
+    known = eagle3(name, version)
+    if subject.arguments.model_impl in ("transformers", "terratorch"):
+        yield note(f"--model-impl={subject.arguments.model_impl} decides about the target's class: it could not be checked")
+    elif known is Eagle3.YES:
+        yield passed(f"{name} has EAGLE 3 in vLLM {version}")
+    elif known is Eagle3.UNKNOWN or name is None:
+        yield note(f"whether {name or 'the target, which names no class,'} has EAGLE 3 in vLLM {version} is not known")
+    else:
+        first = first_release(name)
+        other = "turn speculation off, or use a method that reads no hidden states, such as ngram"
+        yield refuse(f"{name} has no EAGLE 3 in vLLM {version}", f"use vLLM {first} or newer" if first is not None else other)
 
 
 @check(

@@ -124,7 +124,17 @@ def memory(subject: Subject) -> Iterable[Outcome]:
         return
     assumed = f"assuming that {'; '.join(found.assumptions)}"
     smaller = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
-    if found.kv_room <= 0:
+    smaller_weights = subject.arguments.offload or f"--quantization={subject.arguments.quantization}"
+    if (found.kv_room <= 0 or (found.sequences or 1) < 1) and found.least_target_weights != found.target_weights:
+        least = f"{weights} as they are on disk, too much for the GPU"
+        if found.fits_at_least:
+            yield warn(
+                f"{least}; {smaller_weights} makes the target's smaller, and by how much could not be checked; {assumed}",
+                "try the start on one pod, or name less: " + smaller,
+            )
+        else:
+            yield refuse(f"{least}, and {smaller_weights} cannot make them small enough, {assumed}", smaller)
+    elif found.kv_room <= 0:
         yield refuse(f"{weights}: {_gib(-found.kv_room)} more than there is, {assumed}", smaller)
     elif found.sequences is None or found.tokens is None:
         yield note(f"{weights}, {_gib(found.kv_room)} left for the KV cache, whose size the configs do not tell; {assumed}")
@@ -190,20 +200,47 @@ def lora(subject: Subject) -> Iterable[Outcome]:
     source="vLLM config/parallel.py, world_size",
 )
 def gpus(subject: Subject) -> Iterable[Outcome]:
-    arguments = subject.arguments
+    arguments, name = subject.arguments, subject.gpu_resource
     needed = arguments.gpus
     product = f"tensor x pipeline x data parallel = {needed}"
     if subject.gpus is None:
-        yield note(f"the pod asks for no GPUs, and {product}: whether that fits could not be checked")
+        how = f"the pod asks for them by {name}" if name else "the pod asks for no GPUs"
+        yield note(f"{how}, and {product}: whether that fits could not be checked")
     elif subject.gpus < needed:
         yield refuse(
-            f"the pod has {subject.gpus} GPUs, and {product}",
-            f"set nvidia.com/gpu to {needed} in spec.engine.resources.limits, or lower the parallelism",
+            f"the pod has {subject.gpus} of {name}, and {product}",
+            f"set {name} to {needed} in spec.engine.resources.limits, or lower the parallelism",
         )
     elif subject.gpus > needed:
-        yield warn(f"the pod has {subject.gpus} GPUs, and {product}", f"set nvidia.com/gpu to {needed}")
+        yield warn(f"the pod has {subject.gpus} of {name}, and {product}", f"set {name} to {needed}")
+    elif ".com/mig-" in name and needed > 1:
+        yield warn(
+            f"{needed} of {name} for {product}, and NCCL joins no two instances of MIG",
+            "use whole GPUs, or one instance without parallelism",
+        )
     else:
-        yield passed(f"{subject.gpus} for {product}")
+        yield passed(f"{subject.gpus} of {name} for {product}")
+
+
+@check(
+    "C31",
+    "code of the drafter's repository",
+    why="with --trust-remote-code the engine runs Python code that the drafter's config names, with the pod's rights",
+    worst=Severity.WARN,
+    source="vLLM transformers_utils/config.py; auto_map of transformers",
+)
+def remote_code(subject: Subject) -> Iterable[Outcome]:
+    if subject.drafter is None:
+        yield skip("there is no drafter")
+    elif not subject.drafter.config.get("auto_map"):
+        yield passed("the drafter's config names none")
+    elif subject.arguments.trust_remote_code:
+        yield warn(
+            "the drafter's config has auto_map, and --trust-remote-code has the engine run what it names",
+            "read that code at the commit you pin, or take auto_map out: vLLM's EAGLE 3 classes do not need it",
+        )
+    else:
+        yield note("the drafter's config has auto_map, which vLLM does not follow without --trust-remote-code")
 
 
 def _gib(count: float) -> str:

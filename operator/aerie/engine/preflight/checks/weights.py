@@ -214,7 +214,8 @@ def _mapping(
         return
     ids = [draft + offset for draft, offset in enumerate(offsets)]
     outside = next((draft for draft, target in enumerate(ids) if not 0 <= target < vocab), None)
-    falling = next((draft for draft in range(1, size) if ids[draft] <= ids[draft - 1]), None)
+    first: dict[int, int] = {}
+    doubled = next((draft for draft, target in enumerate(ids) if first.setdefault(target, draft) != draft), None)
     if outside is not None:
         absolute = all(0 <= value < vocab for value in offsets) and all(a < b for a, b in itertools.pairwise(offsets))
         hint = "; it looks like target ids, and vLLM expects offsets" if absolute else ""
@@ -222,9 +223,10 @@ def _mapping(
             f"d2t sends draft id {outside} to {ids[outside]}, and the target has ids 0 to {vocab - 1}{hint}",
             "write d2t[i] = target id - i" if absolute else "use the drafter that was trained for this target's vocabulary",
         )
-    elif falling is not None:
+    elif doubled is not None:
         yield refuse(
-            f"d2t sends draft ids {falling - 1} and {falling} to {ids[falling - 1]} and {ids[falling]}, and must rise", _EXPORT
+            f"d2t sends draft ids {first[ids[doubled]]} and {doubled} both to {ids[doubled]}, and vLLM keeps the logit of one",
+            _EXPORT,
         )
 
 

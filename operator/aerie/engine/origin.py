@@ -1,7 +1,8 @@
 """Which project wrote a checkpoint, and by which evidence that is known.
 
-Only three projects leave a mark of their own: speculators (speculators_model_type), TorchSpec (_torchspec_version) and this one
-(metadata). The others are told by how they name classes and tensors, which a further project may share; the evidence says so.
+Four projects leave a mark of their own: speculators (speculators_model_type), TorchSpec (_torchspec_version), ModelOpt (keys of
+its eagle_config) and this one (metadata). The others are told by how they name classes and tensors, which a further project may
+share; the evidence says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class Origin(Enum):
     AERIE = "aerie"
     SPECULATORS = "speculators"
     TORCHSPEC = "torchspec"
+    MODELOPT = "modelopt"
     NEMO = "nemo"
     SGLANG = "sglang"
     SAFEAILAB = "safeailab"
@@ -25,15 +27,23 @@ class Origin(Enum):
     """None of them, in vLLM's own names."""
 
 
+_OF_MODELOPT = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
+"""Keys that only NVIDIA's exporter writes (Model-Optimizer modelopt/torch/export/plugins/hf_spec_configs.py)."""
+
+
 def detect(config: Mapping[str, Any], names: Collection[str], metadata: Mapping[str, str]) -> tuple[Origin, str]:
-    """The project and the evidence, as the end of a sentence."""
-    architectures = config.get("architectures") or []
+    """The project and the evidence, as the end of a sentence. Total: a key of the wrong type counts as absent."""
+    classes = config.get("architectures")
+    architectures = classes if isinstance(classes, list) else []
     if "speculators_model_type" in config:
         return Origin.SPECULATORS, "config.json has speculators_model_type"
     if any(key.startswith("eagle.") for key in metadata):
         return Origin.AERIE, "the metadata of its weights says so"
     if "_torchspec_version" in config or "torchspec_version" in metadata:
         return Origin.TORCHSPEC, "it names a torchspec version"
+    own = config.get("eagle_config")
+    if isinstance(own, Mapping) and (mark := next((key for key in _OF_MODELOPT if key in own), None)):
+        return Origin.MODELOPT, f"its eagle_config has {mark}, which ModelOpt writes"
     legacy = next((name for name in names if "aux_norm_" in name), None)
     if legacy is not None or "use_aux_norm" in config:
         return Origin.SGLANG, f"{legacy or 'use_aux_norm'} is a name that SGLang had before fc_norm"

@@ -1,0 +1,47 @@
+"""The table of published configs against vLLM's own functions: what the two model runners read of each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.engine.preflight.published import ROWS
+
+pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM
+
+ORACLE = """
+import json, sys
+from types import SimpleNamespace as Object
+from vllm.model_executor.models.interfaces import SupportsEagle3
+from vllm.transformers_utils.configs.speculators.algos import update_eagle3
+from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config as runner_2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+def native(config):
+    if "speculators_model_type" not in config:
+        return config
+    layer = dict(config["transformer_layer_config"])
+    update_eagle3(config_dict=config, pre_trained_config=layer)
+    return layer
+def seen(row):
+    spec = Object(method="eagle3", draft_model_config=Object(hf_config=Object(**native(row["config"]))))
+    target = Object(model=Object(layers=range(row["layers"])))
+    default = SupportsEagle3.get_eagle3_default_aux_hidden_state_layers(target)
+    first = GPUModelRunner._get_eagle3_aux_layers_from_config(Object(speculative_config=spec))
+    return [first or default, runner_2(spec) or default]
+print("answer", json.dumps([seen(row) for row in json.loads(sys.stdin.read())]))
+"""
+
+
+def test_vllm_reads_what_the_table_says(vllm: Path) -> None:
+    python = vllm / "python"
+    if not python.exists():
+        pytest.skip("AERIE_LAB_BINARIES names a vllm of another kind, without its Python")
+    rows = [{"config": dict(row.config), "layers": row.target_layers} for row in ROWS]
+    found = subprocess.run([str(python), "-B", "-c", ORACLE], input=json.dumps(rows), capture_output=True, text=True, check=False)
+    lines = [line for line in found.stdout.splitlines() if line.startswith("answer ")]
+    assert lines, found.stderr[-2000:]
+    answers = json.loads(lines[0].removeprefix("answer "))
+    assert [[tuple(read) for read in answer] for answer in answers] == [[row.v1, row.v2] for row in ROWS]
