@@ -9,13 +9,13 @@ import os
 import socket
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import kopf
 import typer
 
 from aerie.api import ResourceError
-from aerie.api.engine import Resources
+from aerie.api.engine import Resources, Variable
 from aerie.cli.console import CommandError
 from aerie.cli.files import CATALOG, read_catalog
 from aerie.resources.preflight import RESOURCES, Runner
@@ -42,6 +42,9 @@ def operator(
     ] = None,
     preflight_resources: Annotated[
         str | None, typer.Option(help="Requests and limits of their container, as JSON. Default: what a usual quota asks for.")
+    ] = None,
+    preflight_env: Annotated[
+        str | None, typer.Option(help="Variables of their container, as a JSON list of {name, value or valueFrom}.")
     ] = None,
     max_concurrent_rollouts: Annotated[
         int, typer.Option(min=0, help="Rollouts under way in the cluster at the same time; further ones wait. 0: any number.")
@@ -99,7 +102,12 @@ def operator(
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
     options = Options(
-        runner=Runner(preflight_image, tuple(preflight_pull_secret or ()), _resources(preflight_resources)),
+        runner=Runner(
+            preflight_image,
+            tuple(preflight_pull_secret or ()),
+            _resources(preflight_resources),
+            _variables(preflight_env),
+        ),
         catalog=rows,
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
@@ -119,6 +127,16 @@ def operator(
         dry_run=dry_run,
     )
     raise typer.Exit(asyncio.run(run(options)))
+
+
+def _variables(text: str | None) -> tuple[dict[str, Any], ...]:
+    try:
+        given = json.loads(text or "[]")
+        if not isinstance(given, list):
+            raise ResourceError("it is no list.")
+        return tuple(Variable.from_dict(one, unknown="refuse").to_dict() for one in given)
+    except (ResourceError, ValueError) as error:
+        raise CommandError(f"--preflight-env: {error}") from None
 
 
 def _resources(text: str | None) -> Resources:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from aerie.checkpoints import Hub
+from aerie.checkpoints import read_repository
 from aerie.cli.console import err, out
 from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
 from aerie.cli.subject import Given, of_deployment, of_folders
@@ -68,8 +68,7 @@ def preflight(
 
 def _from_hub(repository: str, revision: str | None) -> Checkpoint:
     err.print(f"[dim]reading headers of {escape(repository)}[/]")
-    with Hub.from_environment() as hub:
-        return hub.read(repository, revision)
+    return read_repository(repository, revision)
 
 
 def _subject(subject: Subject) -> dict[str, str | None]:
