@@ -48,7 +48,7 @@ def preflight_job(
         report.write_bytes(fitted({"ok": None, "error": str(error)}))
         raise
     except (CommandError, CheckpointError, ResourceError, ArgumentError) as error:
-        report.write_bytes(fitted({"ok": False, "summary": str(error), "refused": [str(error)], "warned": []}))
+        report.write_bytes(fitted({"ok": False, "summary": str(error), "checks": [], "refused": [str(error)], "warned": []}))
         typer.echo(str(error))
         raise typer.Exit(1) from None
     report.write_bytes(fitted(verdict(found, remarks)))
@@ -64,6 +64,7 @@ def verdict(report: Report, remarks: tuple[str, ...]) -> dict[str, object]:
     return {
         "ok": report.ok,
         "summary": report.summary + ".",
+        "checks": list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE))),
         "refused": [finding.sentence for finding in report.of(Severity.REFUSE)],
         "warned": [*(finding.sentence for finding in report.of(Severity.WARN)), *remarks],
     }

@@ -4,13 +4,13 @@ It runs `aerie preflight-job` of the operator's own image, without a GPU, with t
 its verdict in its termination message. One Job per revision; it stays as long as the revision is wanted. The ConfigMap of the
 same name keeps the verdict too, so that it outlives the Job's pods, which anybody may clean up.
 
-Guarantees: the pod fits Pod Security's profile `restricted` wherever the engine's volumes do, with every volume that a source can
-have; it sets requests and limits for all that a quota can ask for; the usual meshes are asked to inject nothing. It reads the Hub
-by the engine's way (surroundings.py). Its images are pulled with the secrets that the operator was given and those of the engine's
-podTemplate, or where there are none with those of the engine's service account. The Job itself waits for a place, an image or a
-permission for as long as these are missing (`DEADLINE` only ends what was left behind, such as an injected container that never
-ends); how long the container may run is the operator's to say (rollout/verdict.py). Not guaranteed: that the cluster takes the
-pod; why it does not is shown to the user.
+Guarantees: the pod fits Pod Security's profile `restricted` wherever the engine's volumes do, with every volume that a source
+can have; it sets requests and limits for all that a quota can ask for; the usual meshes are asked to inject nothing. It reads
+the Hub by the engine's way (surroundings.py). Its images are pulled with the secrets that the operator was given and those of
+the engine's podTemplate, or where there are none with those of the engine's service account. The Job itself waits for a place,
+an image or a permission for as long as these are missing (`DEADLINE` only ends what was left behind, such as an injected
+container that never ends); how long the container may run is the operator's to say (rollout/verdict.py). Not guaranteed: that
+the cluster takes the pod; why it does not is shown to the user.
 """
 
 from __future__ import annotations
