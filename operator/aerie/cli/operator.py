@@ -17,7 +17,7 @@ import typer
 from aerie.api import ResourceError
 from aerie.api.engine import Resources, Variable
 from aerie.cli.console import CommandError
-from aerie.cli.files import CATALOG, read_catalog
+from aerie.cli.files import CATALOG, read_usable_catalog
 from aerie.resources.preflight import RESOURCES, Runner
 from aerie.rollout.slots import Limits
 
@@ -96,11 +96,13 @@ def operator(
         hook = Hook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
     except HookError as error:
         raise CommandError(f"--notify-url or --notify-headers: {error}") from None
-    rows = read_catalog(catalog)
+    rows, problems = read_usable_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_level(log_level))
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
+    for problem in problems:
+        logging.getLogger(__name__).error("%s", problem)
     options = Options(
         runner=Runner(
             preflight_image,
