@@ -1,11 +1,16 @@
-{{/* Stays short enough for a suffix: a Service's name has at most 63 characters. */}}
+{{/* The name of a Service, which begins with a letter and has no dot; short enough for a suffix within its 63 characters. */}}
 {{- define "aerie.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride }}
-{{- else if contains .Chart.Name .Release.Name }}
-{{- .Release.Name | trunc 46 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 46 | trimSuffix "-" }}
+{{- $name := .Release.Name | replace "." "-" }}
+{{- if not (contains .Chart.Name $name) }}
+{{- $name = printf "%s-%s" $name .Chart.Name }}
+{{- end }}
+{{- if not (regexMatch "^[a-z]" $name) }}
+{{- $name = printf "%s-%s" .Chart.Name $name }}
+{{- end }}
+{{- $name | trunc 46 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 

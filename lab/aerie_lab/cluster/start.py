@@ -30,6 +30,7 @@ from aerie_lab.cluster import process
 from aerie_lab.cluster.certificates import Authority, write_kubeconfig
 from aerie_lab.errors import KubeError, StartError, StateError
 from aerie_lab.kube.client import KubeClient, Object, core, path
+from aerie_lab.node.support import HUB_LABEL
 from aerie_lab.sandbox.addresses import CONTROL_PLANE, node_address
 from aerie_lab.settings import FORMAT, Settings
 from aerie_lab.supervisor.components import API_PORT, scheduler_configuration
@@ -152,6 +153,9 @@ async def _furnish(folder: Path, settings: Settings, say: Say) -> None:
         say("waiting for nodes" + (" and gateway" if settings.gateway else ""))
         await _until(folder, nodes_ready, client, "the nodes were not Ready")
         await _until(folder, _service_account_there, client, "the default service account was not made")
+        await client.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {HUB_LABEL: "true"}}}
+        )
         if settings.gateway:
             ready = functools.partial(_gateway_ready, name=settings.gateway_name)
             await _until(folder, ready, client, "the gateway was not ready")

@@ -1,7 +1,7 @@
 """What an engine finds of a model or drafter before it loads weights: config.json, and the names of its tensors.
 
-From a folder, or by name from the Hub that HF_ENDPOINT names, as vLLM would; every container of the lab has such a Hub. Without
-HF_ENDPOINT a name is believed: then there is nobody to ask, and None stands for what is not known.
+From a folder, or by name from the Hub that HF_ENDPOINT names or the cache of HF_HOME where HF_HUB_OFFLINE is set, as vLLM would.
+Without either a name is believed: then there is nobody to ask, and None stands for what is not known.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ class Files:
 def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Files | None:
     """The model of this name on the Hub; None for a path of this machine, and where there is no Hub. Raises EngineError."""
     path = Path(name)
-    if path.is_absolute() or path.exists() or not environment.get("HF_ENDPOINT"):
+    if path.is_absolute() or path.exists() or not (environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE")):
         return None
-    from aerie.checkpoints import Hub  # a third of a simulated engine's start, and most have folders
+    from aerie.checkpoints import read_repository  # a third of a simulated engine's start, and most have folders
     from aerie.engine.checkpoint import CheckpointError
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # an engine's log is read for other things
     try:
-        with Hub.from_environment(environment) as hub:
-            found = hub.read(name, revision)
+        found = read_repository(name, revision, environment)
     except CheckpointError as error:
         raise EngineError(
             f"OSError: {name} is not a local folder and is not a valid model identifier listed on "
-            f"'{environment['HF_ENDPOINT']}/models'\n({error})"
+            f"'{environment.get('HF_ENDPOINT', 'https://huggingface.co')}/models'\n({error})"
         ) from error
     return Files(found.config, None if found.tensors is None else frozenset(found.tensors))
 

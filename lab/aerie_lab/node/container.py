@@ -283,7 +283,8 @@ class Container:
         pod = self._around.pod()
         gathered = await self._around.gather(self.spec)
         own = {"PATH": ":".join([*image.path, _DEFAULT_PATH]), "HOSTNAME": self._around.hostname, "HOME": "/root"}
-        own["HF_ENDPOINT"] = HUB  # a node with a mirror: nothing in the lab reaches the real one
+        if gathered.pop("hub"):
+            own["HF_ENDPOINT"] = HUB
         known = environment(pod, self.spec, base=gathered.pop("services"), **gathered)
         command = command_line(self.spec, image.entrypoint, image.arguments, known)
         if not command:

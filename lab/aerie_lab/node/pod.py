@@ -29,7 +29,7 @@ from aerie_lab.node.container import Container, Surroundings
 from aerie_lab.node.environment import service_variables
 from aerie_lab.node.events import EventRecorder
 from aerie_lab.node.status import ContainerState, PodFacts, pod_status, tells, timestamp
-from aerie_lab.node.support import is_processless, seconds_to_load, unsupported
+from aerie_lab.node.support import HUB_LABEL, is_processless, seconds_to_load, unsupported
 from aerie_lab.node.volumes import PodVolumes, VolumeError
 from aerie_lab.sandbox.network import PodNetwork, PodNetworks
 
@@ -324,8 +324,10 @@ class PodWorker:
             except KubeError as error:
                 if error.status != 404:
                     raise
+        around = await self._shared.client.get(core("namespaces", name=namespace))
         links = spec.get("enableServiceLinks", True)
         return {
+            "hub": (around["metadata"].get("labels") or {}).get(HUB_LABEL) == "true",
             "services": service_variables(self._shared.services.objects.values(), namespace, links),
             "lookup": lambda plural, name: found.get((plural, name)),
             "status": self._downward(),

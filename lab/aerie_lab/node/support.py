@@ -69,6 +69,10 @@ def is_processless(pod: Object) -> bool:
     return bool((pod["metadata"].get("annotations") or {}).get(PROCESSLESS) == "true")
 
 
+HUB_LABEL = "lab.aerie.dev/hub"
+"""A namespace with this label set to "true" is one with the Hub at hand: its containers find HF_ENDPOINT set, to the lab's Hub.
+Others reach it as one reaches a mirror, by what their own specs say."""
+
 LOADS = "lab.aerie.dev/processless-loads"
 """Seconds that a processless pod is not Ready, as an engine that loads its model."""
 

@@ -4,7 +4,7 @@ CONTROL_PLANE = "10.245.0.1"
 """What the API server advertises."""
 HUB_PORT = 8070
 HUB = f"http://{CONTROL_PLANE}:{HUB_PORT}"
-"""The lab's Hub, which every container is told of as HF_ENDPOINT."""
+"""The lab's Hub, HF_ENDPOINT of containers in namespaces that ask for it (node/support.py)."""
 SERVICE_RANGE = "10.96.0.0/16"
 BRIDGE = "10.244.0.1"
 """The pods' way to the rest of the lab; their range is 10.244.0.0/16."""

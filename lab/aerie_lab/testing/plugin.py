@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aerie_lab.cluster import Lab, Settings
+from aerie_lab.node.support import HUB_LABEL
 from aerie_lab.testing.namespace import Namespace
 
 
@@ -62,11 +63,12 @@ def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
 
 
 @contextlib.contextmanager
-def new_namespace(lab: Lab, label: str) -> Iterator[Namespace]:
-    """A namespace named after `label`; gone, with the faults made through it, at the end."""
+def new_namespace(lab: Lab, label: str, *, hub: bool = True) -> Iterator[Namespace]:
+    """A namespace named after `label`; gone, with the faults made through it, at the end. `hub`: whether the Hub is at hand."""
     words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     name = f"{words[:40].strip('-')}-{os.urandom(2).hex()}"
-    lab.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    labels = {HUB_LABEL: "true"} if hub else {}
+    lab.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     found = Namespace(lab, name)
     try:
         found.until("serviceaccount", "default", lambda _: True, "the default service account")

@@ -181,15 +181,25 @@ def number_as_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
+_QUANTITY = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 
 Quantity = Annotated[
     str,
     BeforeValidator(number_as_text),
-    Field(pattern=_QUANTITY, max_length=32),
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32, "x-type": "Quantity"}),
+    Field(pattern=f"^-?{_QUANTITY}", max_length=32),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": f"^{_QUANTITY}",
+            "maxLength": 32,
+            # A pattern is about strings alone.
+            **rules(Rule("type(self) != int || self >= 0", "write an amount of 0 or more")),
+            "x-type": "Quantity",
+        }
+    ),
 ]
-"""An amount as Kubernetes writes it: "1", "500m", "16Gi"; a whole number is read as its text."""
+"""An amount as Kubernetes writes it: "1", "500m", "16Gi"; a whole number is read as its text. One below 0, which definitions of
+earlier releases took as a number, is read too: the rest of its fleet is cared for, and Kubernetes says what it refuses of it."""
 
 
 def _read_time(value: object) -> object:

@@ -7,6 +7,7 @@ block.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Annotated, Literal
 
@@ -248,9 +249,40 @@ class Disruption(Model):
         return int(given) if given.isdecimal() else given
 
 
-class Rollout(Model):
-    """How a change of the resource reaches the fleet: canary, analysis, traffic, disruptions, and time limits."""
+class Preflight(Model):
+    """What preflight may hold back. A change of it makes no new revision: one that was refused goes on when its refusals are
+    accepted, and one that serves is left alone."""
 
+    mode: Literal["Enforce", "Warn", "Off"] = "Enforce"
+    """Enforce: no engine is started of a revision that preflight refuses, or about which it has no verdict. Warn: it goes on as
+    soon as preflight has ended, whatever it says, and PreflightPassed names the refusals. Off: preflight does not run."""
+    accept: Annotated[
+        list[
+            Annotated[
+                str,
+                Field(
+                    max_length=8,
+                    json_schema_extra=rules(
+                        Rule(
+                            "self.matches('^C[1-9][0-9]?$')", "write the id of a check, such as C2; docs/preflight.md lists them"
+                        )
+                    ),
+                ),
+            ]
+        ],
+        Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = Field(default_factory=list)
+    """Ids of checks whose refusals are accepted, such as C2, in mode Enforce. PreflightPassed goes on listing them."""
+
+    def allows(self, refused: Collection[str]) -> bool:
+        """Whether a revision goes on which the checks with these ids refuse; none: what refuses it is no check."""
+        return self.mode != "Enforce" or (bool(refused) and set(refused) <= set(self.accept))
+
+
+class Rollout(Model):
+    """How a change of the resource reaches the fleet: preflight, canary, analysis, traffic, disruptions, time limits."""
+
+    preflight: Preflight = Preflight()
     canary: Canary = Canary()
     analysis: Analysis = Analysis()
     traffic: Traffic = Traffic()

@@ -1,4 +1,5 @@
-"""Reads the configs and headers of checkpoints from where they lie: a folder, or the Hugging Face Hub.
+"""Reads the configs and headers of checkpoints from where they lie: a folder, the Hugging Face Hub, or its
+cache.
 
 The pure core (`aerie.engine.checkpoint`) takes bytes; this package is the edge that fetches them, as few as it can. It stands
 above the core and below the controller, because the command line and a preflight Job both read with it.
@@ -6,7 +7,20 @@ above the core and below the controller, because the command line and a prefligh
 
 from __future__ import annotations
 
-from aerie.checkpoints.folder import read_folder
-from aerie.checkpoints.hub import Hub, HubError
+import os
+from collections.abc import Mapping
 
-__all__ = ["Hub", "HubError", "read_folder"]
+from aerie.checkpoints.cache import is_offline, read_cached
+from aerie.checkpoints.folder import read_folder
+from aerie.checkpoints.hub import Hub, HubError, HubRefusalError
+from aerie.engine.checkpoint import Checkpoint
+
+__all__ = ["Hub", "HubError", "HubRefusalError", "is_offline", "read_folder", "read_repository"]
+
+
+def read_repository(repository: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Checkpoint:
+    """A repository, from where the environment has engines read it. Raises CheckpointError."""
+    if is_offline(environment):
+        return read_cached(repository, revision, environment)
+    with Hub.from_environment(environment) as hub:
+        return hub.read(repository, revision)

@@ -6,17 +6,21 @@
       3. GET .../model-00001-of-N.safetensors            Range: the first 64 KiB, then the rest of a longer header
 
 Guarantees: at most `budget` bytes are received per checkpoint, also from a server that ignores ranges (its answer is dropped
-once the needed bytes are in). 429, 5xx and broken connections are retried, honouring Retry-After. The token goes to the Hub
-only, not to the store it redirects to. Every failure is a CheckpointError that says what to do.
+once the needed bytes are in), and in at most `deadline` seconds, also from one that drips. 429, 5xx and broken connections are
+retried, honouring Retry-After. The token goes to the Hub only, not to the store it redirects to. Every failure is a
+CheckpointError that says what to do: HubRefusalError where the Hub has said no, HubError where it has not answered as a Hub does
+(a page of a proxy included), and a plain one where the files are at fault.
 Not guaranteed: that a mirror serves the commit it names. No cache is kept.
 
 The addresses are those of huggingface_hub (`file_download.py`, `hf_api.py`), as are the settings: HF_ENDPOINT, HF_TOKEN,
-HF_TOKEN_PATH, HF_HOME.
+HF_TOKEN_PATH, HF_HOME; proxies (HTTPS_PROXY, NO_PROXY, ...) and authorities (SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE,
+CURL_CA_BUNDLE) are those of every Python client.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -47,10 +51,17 @@ MAX_TEXT = 64 * 2**20
 ATTEMPTS = 5
 CONNECTIONS = 16
 LONGEST_PAUSE = 30.0
+DEADLINE = 600.0
+"""Seconds per checkpoint, pauses included."""
+_BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class HubError(CheckpointError):
     """The Hub did not hand out what was asked for: another try, another token or another mirror may get it."""
+
+
+class HubRefusalError(HubError):
+    """The Hub has said no (401, 403, 404), or an offline cache does not have it: it stays so until a person does something."""
 
 
 class Hub:
@@ -63,15 +74,25 @@ class Hub:
         *,
         budget: int = BUDGET,
         timeout: float = 30.0,
+        deadline: float = DEADLINE,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        verify: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout`: seconds for a connection and between two pieces of an answer. `sleep`: how to pause before a retry."""
+        """`timeout`: seconds for a connection and between two pieces of an answer. `sleep`: how to pause before a retry.
+        `verify`: the authorities of the Hub; None: the public ones. Raises HubError where a proxy's address is none."""
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._budget = budget
         self._sleep = sleep
+        self._deadline, self._clock = deadline, clock
         limits = httpx.Limits(max_connections=CONNECTIONS)
-        self._client = httpx.Client(timeout=timeout, follow_redirects=True, limits=limits)
+        try:
+            self._client = httpx.Client(timeout=timeout, follow_redirects=True, limits=limits, verify=verify or True)
+        except (ValueError, ImportError, httpx.InvalidURL) as error:
+            raise HubError(
+                f"the proxy cannot be used ({error}): write HTTPS_PROXY and HTTP_PROXY as http://HOST:PORT."
+            ) from error
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Hub:
@@ -84,7 +105,7 @@ class Hub:
                 token = path.read_text().strip()
             except OSError:
                 token = ""  # a public model needs none; for another the refusal says how to give one
-        return cls(environment.get("HF_ENDPOINT") or "https://huggingface.co", token or None)
+        return cls(environment.get("HF_ENDPOINT") or "https://huggingface.co", token or None, verify=_authorities(environment))
 
     def __enter__(self) -> Self:
         return self
@@ -96,10 +117,15 @@ class Hub:
         """The checkpoint, named `repository@commit`. `revision`: branch, tag or commit. Raises CheckpointError."""
         download = _Download(self, f"{repository}@{revision or 'main'}")
         address = f"{self._endpoint}/api/models/{quote(repository)}/revision/{quote(revision or 'main', safe='')}"
-        listing = parse_config(download.whole(address, MAX_TEXT), address)
+        try:
+            listing = parse_config(download.whole(address, MAX_TEXT), address)
+        except HubError:
+            raise
+        except CheckpointError as error:  # a Hub's own answers are JSON
+            raise HubError(f"{error} Or {_NO_HUB}") from error
         commit, siblings = listing.get("sha"), listing.get("siblings")
         if not isinstance(commit, str) or not isinstance(siblings, list):
-            raise CheckpointError(f"{address} names no commit and no files: is HF_ENDPOINT a Hugging Face Hub?")
+            raise HubError(f"{address} names no commit and no files: {_NO_HUB}")
         files = {str(entry.get("rfilename")) for entry in siblings if isinstance(entry, dict)}
         download.name = f"{repository}@{commit}"
         base = f"{self._endpoint}/{quote(repository)}/resolve/{quote(commit, safe='')}"
@@ -137,6 +163,7 @@ class _Download:
         self.name = name
         self._hub = hub
         self._left = hub._budget
+        self._end = hub._clock() + hub._deadline
         self._lock = threading.Lock()
 
     def header(self, address: str, file: str) -> Header:
@@ -173,6 +200,7 @@ class _Download:
                 problem, pause = answer.reason, 2.0**attempt if answer.pause is None else answer.pause
             if attempt < ATTEMPTS - 1:
                 self._hub._sleep(min(pause, LONGEST_PAUSE))
+                self._in_time(address)
         raise HubError(
             f"{self.name}: {address} failed {ATTEMPTS} times, at last with: {problem}: "
             "try again later, set HF_ENDPOINT to a mirror, or give a local folder."
@@ -189,12 +217,16 @@ class _Download:
             if response.status_code == 416:
                 raise CheckpointError(f"{self.name}: {address} ends before byte {begin}: it is damaged; upload it again.")
             if response.status_code not in (200, 206):
-                raise HubError(f"{self.name}: {address} answered HTTP {response.status_code}: {_way_out(response)}")
+                kind = HubRefusalError if response.status_code in (401, 403, 404) else HubError
+                raise kind(f"{self.name}: {address} answered HTTP {response.status_code}: {_way_out(response)}")
+            if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html":
+                raise HubError(f"{self.name}: {address} answered with a page for people, as proxies do: {_NO_HUB}")
             # A server that ignores ranges answers 200 and begins at the beginning.
             skip = begin or 0 if response.status_code == 200 else 0
             data = bytearray()
             for piece in response.iter_raw():
                 self._spend(len(piece))
+                self._in_time(address)
                 data += piece
                 if len(data) >= skip + count:
                     break
@@ -203,6 +235,13 @@ class _Download:
             if len(data) - skip < expected:
                 return _Retry(f"{len(data) - skip} of {expected} bytes")
             return bytes(data[skip : skip + count]), size
+
+    def _in_time(self, address: str) -> None:
+        if self._hub._clock() > self._end:
+            raise HubError(
+                f"{self.name}: {address} was not read within {self._hub._deadline:g} s: try again later, or set HF_ENDPOINT to a "
+                "mirror."
+            )
 
     def _spend(self, count: int) -> None:
         with self._lock:
@@ -240,4 +279,22 @@ def _way_out(response: httpx.Response) -> str:
         return "the token may not read it: accept the model's terms with its account, or set HF_TOKEN to another."
     if status == 404:
         return "it does not exist at this revision: check repository and revision; a private one needs HF_TOKEN."
-    return "is HF_ENDPOINT a Hugging Face Hub?"
+    return _NO_HUB
+
+
+_NO_HUB = "is HF_ENDPOINT a Hugging Face Hub, and HTTPS_PROXY the right proxy?"
+
+
+def _authorities(environment: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Those of the environment, whichever library's variable names them; None where none does. Raises HubError."""
+    name = next((name for name in _BUNDLES if environment.get(name)), "SSL_CERT_DIR")
+    path = environment.get(name)
+    if not path:
+        return None
+    try:
+        folder = Path(path).is_dir()
+        return ssl.create_default_context(cafile=None if folder else path, capath=path if folder else None)
+    except OSError as error:
+        raise HubError(
+            f"{name} is {path}, which holds no certificates that can be read ({error}): correct it, or mount them."
+        ) from error

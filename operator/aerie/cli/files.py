@@ -9,7 +9,7 @@ from typing import Any
 from aerie.api import KIND, SpeculativeDeployment
 from aerie.cli.console import CommandError
 from aerie.documents import DocumentError, read_documents
-from aerie.engine.catalog import Catalog, published
+from aerie.engine.catalog import Catalog, CatalogError, published
 
 
 def read_deployment(file: str) -> SpeculativeDeployment:
@@ -29,7 +29,24 @@ def read_catalog(own: str | None) -> Catalog:
     """The catalog, with the rows of a ConfigMap (`CATALOG`). Raises CommandError, CatalogError."""
     if own is None:
         return published()
-    return published().extended(_mounted(Path(own)) if Path(own).is_dir() else _data(own))
+    return published().extended(_entries(own))
+
+
+def read_usable_catalog(own: str | None) -> tuple[Catalog, list[str]]:
+    """The catalog without the rows that cannot be read, and a sentence on each of these: an operator that started before somebody
+    wrote them has to be able to start again. Raises CommandError."""
+    rows, problems = _entries(own) if own is not None else {}, []
+    for name, text in list(rows.items()):
+        try:
+            published().extended({name: text})
+        except CatalogError as error:
+            problems.append(f"the catalog's entry {name} is left out: {error}")
+            del rows[name]
+    return published().extended(rows), problems
+
+
+def _entries(own: str) -> dict[str, str]:
+    return _mounted(Path(own)) if Path(own).is_dir() else dict(_data(own))
 
 
 def _mounted(folder: Path) -> dict[str, str]:

@@ -9,15 +9,15 @@ import os
 import socket
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import kopf
 import typer
 
 from aerie.api import ResourceError
-from aerie.api.engine import Resources
+from aerie.api.engine import Resources, Variable
 from aerie.cli.console import CommandError
-from aerie.cli.files import CATALOG, read_catalog
+from aerie.cli.files import CATALOG, read_usable_catalog
 from aerie.resources.preflight import RESOURCES, Runner
 from aerie.rollout.slots import Limits
 
@@ -42,6 +42,9 @@ def operator(
     ] = None,
     preflight_resources: Annotated[
         str | None, typer.Option(help="Requests and limits of their container, as JSON. Default: what a usual quota asks for.")
+    ] = None,
+    preflight_env: Annotated[
+        str | None, typer.Option(help="Variables of their container, as a JSON list of {name, value or valueFrom}.")
     ] = None,
     max_concurrent_rollouts: Annotated[
         int, typer.Option(min=0, help="Rollouts under way in the cluster at the same time; further ones wait. 0: any number.")
@@ -94,13 +97,20 @@ def operator(
         hook = Hook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
     except HookError as error:
         raise CommandError(f"--notify-url or --notify-headers: {error}") from None
-    rows = read_catalog(catalog)
+    rows, problems = read_usable_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_level(log_level))
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
+    for problem in problems:
+        logging.getLogger(__name__).error("%s", problem)
     options = Options(
-        runner=Runner(preflight_image, tuple(preflight_pull_secret or ()), _resources(preflight_resources)),
+        runner=Runner(
+            preflight_image,
+            tuple(preflight_pull_secret or ()),
+            _resources(preflight_resources),
+            _variables(preflight_env),
+        ),
         catalog=rows,
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
@@ -123,6 +133,16 @@ def operator(
         raise typer.Exit(asyncio.run(run(options)))
     except ConnectError as error:
         raise CommandError(str(error)) from None
+
+
+def _variables(text: str | None) -> tuple[dict[str, Any], ...]:
+    try:
+        given = json.loads(text or "[]")
+        if not isinstance(given, list):
+            raise ResourceError("it is no list.")
+        return tuple(Variable.from_dict(one, unknown="refuse").to_dict() for one in given)
+    except (ResourceError, ValueError) as error:
+        raise CommandError(f"--preflight-env: {error}") from None
 
 
 def _resources(text: str | None) -> Resources:

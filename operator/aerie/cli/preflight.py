@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from aerie.checkpoints import Hub
+from aerie.api.rollout import Preflight
+from aerie.checkpoints import read_repository
 from aerie.cli.console import err, out
 from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
 from aerie.cli.subject import Given, of_deployment, of_folders
@@ -51,29 +52,38 @@ def preflight(
     """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
 
     Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
-    is refused, 1 something is, 2 it could not be checked.
+    is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked.
     """
     given = Given(target, drafter, read_memory(gpu_memory) if gpu_memory else None, vllm)
     remarks: tuple[str, ...] = ()
+    allowance = Preflight()
     if file is None:
         subject = of_folders(given)
     else:
-        subject, remarks = of_deployment(read_deployment(file), given, read_catalog(own), _from_hub)
+        deployment = read_deployment(file)
+        allowance = deployment.spec.rollout.preflight
+        subject, remarks = of_deployment(deployment, given, read_catalog(own), _from_hub)
         remarks += (_UNCHECKED,)
     report = run(subject)
+    refused = list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE)))
+    allowed = report.ok or allowance.allows(refused)
     for remark in remarks:
         err.print(f"[yellow]note:[/] {plain(remark)}")
     if output is Output.JSON:
-        typer.echo(json.dumps({**_subject(subject), **report.to_json()}, indent=2))
+        typer.echo(json.dumps({**_subject(subject), "allowed": allowed, **report.to_json()}, indent=2))
     else:
         _print(subject, report)
-    raise typer.Exit(0 if report.ok else 1)
+    if allowance.mode == "Off":
+        err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run this.")
+    elif not report.ok and allowed:
+        how = "mode is Warn" if allowance.mode == "Warn" else f"accept has {', '.join(refused)}"
+        err.print(f"[yellow]note:[/] spec.rollout.preflight.{plain(how)}: the operator goes on all the same.")
+    raise typer.Exit(0 if allowed else 1)
 
 
 def _from_hub(repository: str, revision: str | None) -> Checkpoint:
     err.print(f"[dim]reading headers of {plain(repository)}[/]")
-    with Hub.from_environment() as hub:
-        return hub.read(repository, revision)
+    return read_repository(repository, revision)
 
 
 def _subject(subject: Subject) -> dict[str, str | None]:

@@ -1,8 +1,9 @@
 """`aerie preflight-job`: preflight as a Job of the operator runs it, with its verdict where Kubernetes reads it.
 
 The verdict is the container's termination message, of which Kubernetes keeps 4 KiB: `ok` is true, false, or null where the Hub
-could not be read, so that there is none. The exit status says the same: 0, 1, 2. Files that cannot be read as a checkpoint are
-a verdict: an engine could not read them either.
+could not be read, so that there is none; `unavailable` is true besides where the Hub has said no, which another try at once would
+not change. The exit status says the same: 0, 1, 2, and 3 for a Hub that has said no. Files that cannot be read as a checkpoint
+are a verdict: an engine could not read them either.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import Annotated
 import typer
 
 from aerie.api import ResourceError
-from aerie.checkpoints import Hub, HubError
+from aerie.checkpoints import HubError, HubRefusalError, read_repository
 from aerie.cli.console import CommandError
 from aerie.cli.files import read_deployment
 from aerie.cli.subject import Given, of_deployment
 from aerie.engine.arguments import ArgumentError
 from aerie.engine.catalog import Catalog
-from aerie.engine.checkpoint import Checkpoint, CheckpointError
+from aerie.engine.checkpoint import CheckpointError
 from aerie.engine.preflight import Report, Severity, run
 
+UNAVAILABLE = 3
+"""Exit status of a Job whose Hub has said no."""
 _KEPT = 4096
 """Bytes of a termination message that Kubernetes keeps."""
 
@@ -35,13 +38,17 @@ def preflight_job(
 ) -> None:
     """Run preflight in a Job of the operator."""
     try:
-        subject, remarks = of_deployment(read_deployment(file), Given(target, drafter), Catalog(()), _from_hub)
+        subject, remarks = of_deployment(read_deployment(file), Given(target, drafter), Catalog(()), read_repository)
         found = run(subject)
+    except HubRefusalError as error:
+        report.write_bytes(fitted({"ok": None, "unavailable": True, "error": str(error)}))
+        typer.echo(str(error))
+        raise typer.Exit(UNAVAILABLE) from None
     except HubError as error:
         report.write_bytes(fitted({"ok": None, "error": str(error)}))
         raise
     except (CommandError, CheckpointError, ResourceError, ArgumentError) as error:
-        report.write_bytes(fitted({"ok": False, "summary": str(error), "refused": [str(error)], "warned": []}))
+        report.write_bytes(fitted({"ok": False, "summary": str(error), "checks": [], "refused": [str(error)], "warned": []}))
         typer.echo(str(error))
         raise typer.Exit(1) from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -63,6 +70,7 @@ def verdict(report: Report, remarks: tuple[str, ...]) -> dict[str, object]:
     return {
         "ok": report.ok,
         "summary": report.summary + ".",
+        "checks": list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE))),
         "refused": [finding.sentence for finding in report.of(Severity.REFUSE)],
         "warned": [*(finding.sentence for finding in report.of(Severity.WARN)), *remarks],
     }
@@ -84,8 +92,3 @@ def _cut(value: object) -> object:
     if isinstance(value, str):
         return value if len(value) <= 400 else value[:399] + "…"
     return [_cut(one) for one in value] if isinstance(value, list) else value
-
-
-def _from_hub(repository: str, revision: str | None) -> Checkpoint:
-    with Hub.from_environment() as hub:
-        return hub.read(repository, revision)

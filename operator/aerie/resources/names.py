@@ -13,6 +13,9 @@ ENGINE = "engine"
 PORT = 8000
 """Port of the engine in its pod: API, health and metrics."""
 PORT_NAME = "http"
+CACHE = "/cache"
+"""Where the engine keeps what it downloads and compiles."""
+HF_HOME = f"{CACHE}/huggingface"
 
 NAME = "aerie.dev/name"
 REVISION = "aerie.dev/revision"

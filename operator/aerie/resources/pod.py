@@ -37,7 +37,7 @@ KEEP_ALIVE = 3900
 """Seconds for which an engine keeps an idle connection: longer than the gateway before it, where Envoy's default is an hour
 (common_http_protocol_options.idle_timeout of a cluster)."""
 
-_CACHE = "/cache"
+_CACHE = names.CACHE
 _TARGET = "/models/target"
 _DRAFTER = "/models/drafter"
 
@@ -132,18 +132,18 @@ def _arguments(resource: SpeculativeDeployment, speculative_config: Mapping[str,
 def _environment(resource: SpeculativeDeployment) -> list[dict[str, Any]]:
     engine = resource.spec.engine
     own: list[dict[str, Any]] = [
-        {"name": "HF_HOME", "value": f"{_CACHE}/huggingface"},
+        {"name": "HF_HOME", "value": names.HF_HOME},
         {"name": "VLLM_CACHE_ROOT", "value": f"{_CACHE}/vllm"},
         {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE)},
     ]
-    own += token(resource)
+    own += _token(resource)
     given = [variable.to_dict() for variable in engine.env]
     taken = {variable["name"] for variable in given}
     return [variable for variable in own if variable["name"] not in taken] + given
 
 
-def token(resource: SpeculativeDeployment) -> list[dict[str, Any]]:
+def _token(resource: SpeculativeDeployment) -> list[dict[str, Any]]:
     """The variable with the token of the Hub, where the resource names its Secret."""
     secret = resource.spec.engine.token_secret
     if secret is None:

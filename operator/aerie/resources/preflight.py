@@ -4,12 +4,13 @@ It runs `aerie preflight-job` of the operator's own image, without a GPU, with t
 its verdict in its termination message. One Job per revision; it stays as long as the revision is wanted. The ConfigMap of the
 same name keeps the verdict too, so that it outlives the Job's pods, which anybody may clean up.
 
-Guarantees: the pod fits Pod Security's profile `restricted`, with every volume that a source can have; it sets requests and
-limits for all that a quota can ask for; the usual meshes are asked to inject nothing. Its images are pulled with the secrets
-that the operator was given and those of the engine's podTemplate, or where there are none with those of the engine's service
-account. The Job itself waits for a place, an image or a permission for as long as these are missing (`DEADLINE` only ends what
-was left behind, such as an injected container that never ends); how long the container may run is the operator's to say
-(rollout/verdict.py). Not guaranteed: that the cluster takes the pod; why it does not is shown to the user.
+Guarantees: the pod fits Pod Security's profile `restricted` wherever the engine's volumes do, with every volume that a source
+can have; it sets requests and limits for all that a quota can ask for; the usual meshes are asked to inject nothing. It reads
+the Hub by the engine's way (surroundings.py). Its images are pulled with the secrets that the operator was given and those of
+the engine's podTemplate, or where there are none with those of the engine's service account. The Job itself waits for a place,
+an image or a permission for as long as these are missing (`DEADLINE` only ends what was left behind, such as an injected
+container that never ends); how long the container may run is the operator's to say (rollout/verdict.py). Not guaranteed: that
+the cluster takes the pod; why it does not is shown to the user.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.engine import Resources
-from aerie.resources import names, pod
+from aerie.resources import names, pod, surroundings
 
 REPORT = "/dev/termination-log"
 RESOURCE = "resource.json"
@@ -48,6 +49,8 @@ class Runner:
     pull_secrets: tuple[str, ...] = ()
     """Names of the Secrets, in the resource's namespace, by which the image is pulled; those that are not there do no harm."""
     resources: Resources = RESOURCES
+    variables: tuple[Mapping[str, Any], ...] = ()
+    """Variables of the container, such as the proxy of a cluster. Those of the engine go before."""
 
 
 def name(resource_name: str, revision: str) -> str:
@@ -89,21 +92,28 @@ def record(
     }
 
 
-def job(resource: SpeculativeDeployment, revision: str, runner: Runner) -> dict[str, Any]:
-    """The Job."""
+def job(resource: SpeculativeDeployment, revision: str, template: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
+    """The Job. `template`: the pods of the revision's engine."""
     own = resource.metadata.name
     arguments = ["preflight-job", f"--file={_FOLDER}/resource.json", f"--report={REPORT}"]
-    volumes: list[dict[str, Any]] = [{"name": "resource", "configMap": {"name": name(own, revision)}}]
-    mounts: list[dict[str, Any]] = [{"name": "resource", "mountPath": _FOLDER, "readOnly": True}]
+    variables = surroundings.environment(template, runner.variables)
+    volumes: list[dict[str, Any]] = [{"name": "aerie-resource", "configMap": {"name": name(own, revision)}}]
+    mounts: list[dict[str, Any]] = [{"name": "aerie-resource", "mountPath": _FOLDER, "readOnly": True}]
     for option, volume, mount in pod.source_volumes(resource):
         arguments.append(f"--{option}={mount['mountPath']}")
         volumes.append(volume)
         mounts.append(mount)
+    for volume, mount in surroundings.volumes(template, variables):
+        if mount["mountPath"] not in {one["mountPath"] for one in mounts}:
+            mounts.append(mount)
+        if volume["name"] not in {one["name"] for one in volumes}:
+            volumes.append(volume)
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": runner.image,
         "args": arguments,
-        "env": pod.token(resource),
+        "env": variables,
+        "envFrom": surroundings.sources(template),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -113,6 +123,7 @@ def job(resource: SpeculativeDeployment, revision: str, runner: Runner) -> dict[
         "terminationMessagePath": REPORT,
         "volumeMounts": mounts,
     }
+    taken_over, groups = surroundings.pod(template)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -122,8 +133,8 @@ def job(resource: SpeculativeDeployment, revision: str, runner: Runner) -> dict[
             "activeDeadlineSeconds": DEADLINE,
             "podFailurePolicy": {
                 "rules": [
-                    # Status 1 is a verdict, not a failure that another try could mend.
-                    {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [1]}},
+                    # A verdict (1), or a Hub that has said no (3): failures that no other try would mend soon.
+                    {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [1, 3]}},
                     # A drained or preempted pod says nothing about the files.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
@@ -131,11 +142,12 @@ def job(resource: SpeculativeDeployment, revision: str, runner: Runner) -> dict[
             "template": {
                 "metadata": {"labels": labels(own, revision) | _NOT_INJECTED, "annotations": dict(_NOT_INJECTED)},
                 "spec": {
-                    **_of_the_engine(resource, runner),
+                    **taken_over,
+                    **_pull_secrets(template, runner),
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
-                    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                    "securityContext": {**groups, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
                     "containers": [container],
                     "volumes": volumes,
                 },
@@ -144,13 +156,10 @@ def job(resource: SpeculativeDeployment, revision: str, runner: Runner) -> dict[
     }
 
 
-def _of_the_engine(resource: SpeculativeDeployment, runner: Runner) -> dict[str, Any]:
-    """Where the engine's volumes can be mounted, and who may pull its images: as the user said of the engine."""
-    given = resource.spec.engine.pod_template
-    spec = given.spec if given is not None else {}
-    found: dict[str, Any] = {key: spec[key] for key in ("nodeSelector", "tolerations", "serviceAccountName") if key in spec}
+def _pull_secrets(template: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
+    """Who may pull its images: the operator's Secrets, and what the user said of the engine's."""
     secrets = {name: {"name": name} for name in runner.pull_secrets}
-    for secret in spec.get("imagePullSecrets") or []:
+    for secret in template["spec"].get("imagePullSecrets") or []:
         secrets.setdefault(str(secret.get("name")), secret)
     # With any of these, the API server adds none of the service account's.
-    return {**found, "imagePullSecrets": list(secrets.values())} if secrets else found
+    return {"imagePullSecrets": list(secrets.values())} if secrets else {}

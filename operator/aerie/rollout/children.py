@@ -38,8 +38,9 @@ def objects(
     template = template_of(observed, wanted, wanted.revision)
     if needed and template is not None:
         made.append(preflight.record(wanted.resource, wanted.revision, template, verdict.record))
-    if course.preflight and verdict.state == "Absent":  # a Job cannot be changed: one that is there is left as it is
-        made.append(preflight.job(resource, wanted.revision, runner))
+    if course.preflight and template is not None and verdict.state == "Absent":
+        # A Job cannot be changed: one that is there is left as it is.
+        made.append(preflight.job(resource, wanted.revision, template, runner))
     made += _deployments(observed, wanted, course)
     memory = observed.memory
     if memory is not None and history.due(memory, history.written(observed), rolling=course.canary is not None):
@@ -119,9 +120,10 @@ def _with_control(course: Course) -> bool:
 def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: preflight.Runner) -> bool:
     """Whether a Job without a verdict runs with what the operator was given before, such as pull secrets or an image."""
     job = observed.child("Job", preflight.name(observed.resource.metadata.name, wanted.revision))
-    if job is None or verdict.state not in ("Running", "Error"):
+    template = template_of(observed, wanted, wanted.revision)
+    if job is None or template is None or verdict.state not in ("Running", "Error"):
         return False
-    made = stamped(_owned_by(observed.resource, preflight.job(observed.resource, wanted.revision, runner)))
+    made = stamped(_owned_by(observed.resource, preflight.job(observed.resource, wanted.revision, template, runner)))
     applied = (job["metadata"].get("annotations") or {}).get(APPLIED)
     # What webhooks have changed in the Job is theirs; only what was asked for is compared.
     return bool(applied != made["metadata"]["annotations"][APPLIED])

@@ -37,7 +37,7 @@ from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.recovery import leaving
 from aerie.rollout.traffic import ALL
-from aerie.rollout.verdict import Verdict
+from aerie.rollout.verdict import SKIPPED, Verdict
 from aerie.rollout.wanted import Wanted
 
 RETRY = "aerie.dev/retry"
@@ -104,8 +104,12 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         rejected=_rejected(observed, wanted),
     )
     if verdict.state not in ("Passed", "Refused") and wanted.revision in (serving.stable, known.revision if known else None):
-        # It has pods, so it has passed; what became of the Job since says nothing about it.
-        serving = replace(serving, passed=Finding(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out"))
+        # It has pods, so it has passed, or nobody has looked; what became of the Job since says nothing about it.
+        before = Finding(PREFLIGHT_PASSED, "True", "Passed", "passed before it was rolled out")
+        record = verdict.record or {}
+        if record.get("mode") == "Off" and record.get("ok") is not True:
+            before = Finding(PREFLIGHT_PASSED, "Unknown", SKIPPED, "it was rolled out with spec.rollout.preflight.mode: Off")
+        serving = replace(serving, passed=before)
     if resource.spec.rollout.paused:
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
         kept = {"canary": known, "previous": status.previous, **_as_it_is(status, replicas)}
@@ -140,7 +144,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         return _waiting(serving, status)
     if known is None and (pause := _no_room(observed, wanted, status, now)) is not None:
         return replace(_waiting(serving, status), again=pause)
-    if known is None and verdict.state != "Passed":  # of a canary under way, the record may be gone
+    if known is None and not verdict.passes:  # of a canary under way, the record may be gone
         refused, again = verdict.state == "Refused", verdict.again
         told = serving.passed
         finding = Finding(PROGRESSING, "False" if refused else "True", told.reason, told.message)

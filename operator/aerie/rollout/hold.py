@@ -23,10 +23,11 @@ CRUCIAL = frozenset({"Deployment", "Pod", "ConfigMap"})
 
 
 def unreadable(error: ResourceError) -> Finding:
-    """Another release has written what this one does not know."""
+    """Another release has written what this one does not know, or an older definition took what no release can read."""
     message = (
-        "this operator cannot read the resource, which another release has written, and leaves its pods and Services as they "
-        f"are: install the operator of that release or a later one. {str(error).replace(chr(10), ' ')}"
+        "this operator cannot read the resource and leaves its pods and Services as they are: correct the field of the spec that "
+        "is named here, or, where another release has written it, install the operator of that release or a later one. "
+        f"{str(error).replace(chr(10), ' ')}"
     )
     return Finding(DEGRADED, "True", VERSION_SKEW, message)
 

@@ -5,6 +5,9 @@ and once it was recorded (`Verdict.record`, kept in the revision's ConfigMap), i
 without the pod. A Job that gets no pod, or whose pod gets no node, image or container, waits, and the cluster's own words are
 shown; it goes on by itself when the cause is gone. A Job that ends without a verdict, or runs for longer than `LONGEST`, is made
 anew after a pause that doubles with each one, up to `LONGEST_PAUSE`. Pods of another Job say nothing, whatever their labels.
+A Hub that says no is a refusal, and asked again after the same pauses.
+spec.rollout.preflight is applied to the verdict here, and not in the Job, so that a change of it takes effect at once: findings
+that are accepted, and modes Warn and Off, let the revision go on; what was accepted is in the message and in the record.
 Not guaranteed: words about a pod that was refused for longer ago than Kubernetes keeps events.
 """
 
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from aerie.api.rollout import Preflight
 from aerie.resources import preflight
 from aerie.rollout import pods
 from aerie.rollout.conditions import PREFLIGHT_PASSED, Finding, Truth
@@ -28,10 +32,11 @@ LONGEST = timedelta(minutes=30)
 """Time that the container may run: configs and headers are read in seconds, and a volume may hang."""
 _SOON, _LATER = timedelta(seconds=10), timedelta(minutes=1)
 """Between two looks at why a Job has no pod: in its first minute, and later; and how long it may have none without a word."""
+SKIPPED = "Skipped"
 _WAITS = frozenset({"Unschedulable", "ImagePull", "Config"})
 """Troubles of a pod that are worth more words than that the revision is looked at."""
 
-State = Literal["Absent", "Running", "Passed", "Refused", "Error"]
+State = Literal["Absent", "Running", "Passed", "Refused", "Error", "Skipped"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,18 @@ class Verdict:
     state: State
     message: str
     trouble: str = ""
-    """While it runs: in one word, what it waits for."""
+    """In one word: what it waits for while it runs, or why it has passed all the same."""
     record: Mapping[str, Any] | None = None
     """What is to be kept in the revision's ConfigMap."""
     over: bool = False
     """Whether the Job has failed to find a verdict long enough ago to be made anew."""
     again: timedelta | None = None
     """When to look again although nothing is heard."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether engines of the revision may be started."""
+        return self.state in ("Passed", "Skipped")
 
     def finding(self, revision: str) -> Finding:
         """As the condition PreflightPassed."""
@@ -56,17 +66,42 @@ class Verdict:
         return Finding(PREFLIGHT_PASSED, status, self.trouble or _REASONS[self.state], message)
 
 
+_ALLOWANCE = ("mode", "accepted")
+"""Fields of a record that are spec.rollout.preflight's, and not the Job's."""
 _REASONS = {
     "Absent": "Preflight",
     "Running": "Preflight",
     "Passed": "Passed",
     "Refused": "PreflightRefused",
     "Error": "PreflightError",
+    "Skipped": SKIPPED,
 }
 
 
 def verdict_of(observed: Observed, revision: str, now: datetime) -> Verdict:
-    """The verdict on the revision, as far as there is one."""
+    """The verdict on the revision, as far as there is one, and as spec.rollout.preflight has it."""
+    found, given = _found(observed, revision, now), observed.resource.spec.rollout.preflight
+    if given.mode == "Off" and found.state != "Passed":
+        looks = found.state in ("Running", "Error")
+        words = "spec.rollout.preflight.mode is Off: nobody has looked whether the drafter fits target and engine"
+        return Verdict("Skipped", words, record={"ok": None, **(found.record or {}), "mode": "Off"}, over=looks)
+    checks = [str(check) for check in (found.record or {}).get("checks") or []]
+    ended = found.state == "Refused" or (found.state == "Error" and given.mode == "Warn")
+    return _allowed(found, given, checks) if ended and given.allows(checks) else found
+
+
+def _allowed(found: Verdict, given: Preflight, checks: Sequence[str]) -> Verdict:
+    """What preflight refuses, or could not find out, and goes on all the same."""
+    if given.mode == "Warn":
+        how, trouble = "spec.rollout.preflight.mode is Warn, so this is not held back", "Warned"
+    else:
+        how, trouble = f"accepted by spec.rollout.preflight.accept: {', '.join(checks)}", "Accepted"
+    allowance = {"mode": "Warn"} if given.mode == "Warn" else {"accepted": list(checks)}
+    return Verdict("Passed", f"{how}. {found.message}", trouble, record={**(found.record or {}), **allowance})
+
+
+def _found(observed: Observed, revision: str, now: datetime) -> Verdict:
+    """What the Job says."""
     name = preflight.name(observed.resource.metadata.name, revision)
     recorded = _recorded(observed, name)
     job = observed.child("Job", name)
@@ -75,6 +110,7 @@ def verdict_of(observed: Observed, revision: str, now: datetime) -> Verdict:
     uid = job["metadata"].get("uid")
     mine = sorted((pod for pod in observed.preflight_pods if owned(pod, uid)), key=_created, reverse=True)
     known = recorded if recorded and recorded.get("job") == uid else {}
+    known = {key: value for key, value in known.items() if key not in _ALLOWANCE}
     said = next((said for pod in mine if (said := _said(pod))), {}) or known
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
     failed = conditions.get("Failed")
@@ -93,10 +129,14 @@ def verdict_of(observed: Observed, revision: str, now: datetime) -> Verdict:
     why, ended, pause = _ended(failed, hangs, tries)
     message = str(said.get("error") or _last_end(mine) or why)
     left = ended + pause - now if ended is not None else None
+    denied = bool(said.get("unavailable")) and ended is not None
+    words = f"preflight could not be done, and is tried again: {message}"
+    if denied and ended is not None:
+        words = f"{message} It is tried again at {ended + pause:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
     return Verdict(
-        "Error",
-        f"preflight could not be done, and is tried again: {message}",
-        record={"ok": None, "error": message, "job": uid, "tries": tries},
+        "Refused" if denied else "Error",
+        words,
+        record={"ok": None, "error": message, "job": uid, "tries": tries, **({"unavailable": True} if denied else {})},
         over=left is not None and left <= timedelta(0),
         again=max(left, timedelta(0)) if left is not None else None,
     )

@@ -32,6 +32,22 @@ DURATIONS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "path", ["engine.cache.sizeLimit", "engine.resources.limits", "engine.resources.requests"], ids=["size", "limits", "requests"]
+)
+@pytest.mark.parametrize("amount", [-1, -5])
+def test_an_amount_below_0_is_refused_as_a_number_too(offer: Offer, path: str, amount: int) -> None:
+    whole = path.endswith("sizeLimit")
+    assert "write an amount of 0 or more" in refusal(offer, {path: amount if whole else {"nvidia.com/gpu": amount}})
+    offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
+
+
+@pytest.mark.parametrize("given", [{"accept": ["c2"]}, {"accept": ["C0"]}, {"accept": ["C123"]}, {"mode": "Never"}])
+def test_what_preflight_may_hold_back(offer: Offer, given: Changes) -> None:
+    refusal(offer, {"rollout.preflight": given})
+    offer({"rollout.preflight": {"mode": "Warn", "accept": ["C2", "C29"]}})
+
+
 def refusal(offer: Offer, changes: Changes) -> str:
     with pytest.raises(KubeError) as caught:
         offer(changes)

@@ -117,14 +117,31 @@ def test_the_chart_can_be_part_of_another(helm: Helm, chart: Path, tmp_path: Pat
     assert yaml.safe_load(done.stdout)["metadata"]["name"] == "one-aerie"
 
 
-def test_a_long_release_name_still_makes_names(helm: Helm, chart: Path) -> None:
-    release = "a-release-name-of-the-53-characters-that-helm-accepts"
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_the_chart_can_be_a_part_that_is_switched_on_and_off(helm: Helm, chart: Path, tmp_path: Path, enabled: str) -> None:
+    (tmp_path / "Chart.yaml").write_text(
+        "apiVersion: v2\nname: platform\nversion: 1.0.0\ndependencies: [{name: aerie, version: 0.1.0, "
+        f"repository: 'file://{chart}', condition: aerie.enabled}}]\n"
+    )
+    assert helm("dependency", "build", tmp_path).returncode == 0
+    done = helm("template", "one", tmp_path, "--set", f"aerie.enabled={enabled}")
+    assert done.returncode == 0, done.stderr
+    assert ("kind: Deployment" in done.stdout) == (enabled == "true")
+
+
+def test_a_priority_class_may_look_like_a_number(objects: Objects) -> None:
+    (found,) = objects("--set-string", "priorityClassName=123", "--show-only", "templates/deployment.yaml")
+    assert found["spec"]["template"]["spec"]["priorityClassName"] == "123"
+
+
+@pytest.mark.parametrize("release", ["1aerie", "my.aerie", "1.2", "a-release-name-of-the-53-characters-that-helm-accepts"])
+def test_any_release_name_makes_names(helm: Helm, chart: Path, release: str) -> None:
     done = helm(
         "template", release, chart, "--namespace", "x", "--set", "crds.enabled=false,networkPolicy.enabled=true," + MONITORING
     )
     assert done.returncode == 0, done.stderr
     names = [item["metadata"]["name"] for item in yaml.safe_load_all(done.stdout) if item]
-    assert all(len(name) <= 63 and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in names)
+    assert all(len(name) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) for name in names)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.api.base import Json
-from aerie.api.engine import IMAGE_OF_LMCACHE, IMAGE_WITH_VERSION
+from aerie.api.engine import IMAGE_OF_LMCACHE, IMAGE_WITH_VERSION, Resources
 from aerie.api.source import HuggingFaceSource, ImageSource, VolumeClaimSource
 from aerie.api.status import Condition, Outcome, Setting, SpeculationStatus, Status
 from aerie.engine.versions import NoVersion, from_image
@@ -257,3 +257,9 @@ OUTCOME = Outcome(
     started_at=datetime(2026, 11, 21, tzinfo=UTC),
     ended_at=datetime(2026, 11, 21, 1, tzinfo=UTC),
 )
+
+
+@pytest.mark.parametrize("amount", [-1, "-1", -5])
+def test_an_amount_below_0_that_the_api_server_once_took_is_read(amount: object) -> None:
+    """Else nobody would care for a fleet that serves."""
+    assert Resources.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}

@@ -234,3 +234,114 @@ def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> 
     cluster.says(PASSES)
     plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
     assert not plan.delete, "its verdict holds"
+
+
+# -- A Hub that says no --------------------------------------------------------------------------------------------------
+
+DENIED = {"ok": None, "unavailable": True, "error": "me/model answered HTTP 403: the token may not read it."}
+
+
+def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None:
+    cluster, pauses = Cluster(), []
+    for _ in range(6):
+        cluster.says(DENIED, "Failed")
+        cluster.fails("PodFailurePolicy")
+        plan = cluster.step()
+        assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused")
+        assert cluster.message("PreflightPassed").startswith(str(DENIED["error"]))
+        assert f"as soon as Job {cluster.name} is deleted" in cluster.message("PreflightPassed")
+        assert cluster.status["phase"] == "Failed"
+        assert plan.again is not None
+        pauses.append(plan.again.total_seconds() / 60)
+        cluster.checks.clear()
+        cluster.now += plan.again
+        cluster.step()
+        assert ("Job", cluster.name) not in cluster.objects
+        cluster.step()
+    assert pauses == [5, 10, 20, 40, 60, 60]
+    cluster.says(PASSES)
+    cluster.step()
+    assert cluster.status["phase"] == "Starting"
+
+
+# -- spec.rollout.preflight ----------------------------------------------------------------------------------------------
+
+CHECKED = {**REFUSES, "checks": ["C2", "C9"]}
+
+
+def allow(cluster: Cluster, **preflight: Any) -> None:
+    cluster.edit(rollout={"preflight": preflight})
+
+
+def record(cluster: Cluster) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.VERDICT])
+    return found
+
+
+def test_a_refused_revision_goes_on_when_its_refusals_are_accepted() -> None:
+    cluster = Cluster()
+    cluster.says(CHECKED)
+    cluster.step()
+    job = cluster.job["metadata"]["uid"]
+    allow(cluster, accept=["C2"])
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused"), "C9 is not accepted"
+    allow(cluster, accept=["C2", "C9", "C11"])
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("True", "Accepted")
+    assert "accepted by spec.rollout.preflight.accept: C2, C9" in cluster.message("PreflightPassed")
+    assert "weights: torn." in cluster.message("PreflightPassed")
+    assert cluster.status["phase"] == "Starting"
+    assert (record(cluster)["accepted"], record(cluster)["checks"]) == (["C2", "C9"], ["C2", "C9"])
+    assert cluster.job["metadata"]["uid"] == job, "the same verdict"
+
+
+def test_files_that_cannot_be_read_cannot_be_accepted_by_any_id() -> None:
+    cluster = Cluster()
+    cluster.says({**REFUSES, "checks": []})
+    allow(cluster, accept=["C2", "C9"])
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused")
+
+
+@pytest.mark.parametrize("said", [CHECKED, {**REFUSES, "checks": []}, HUB, DENIED])
+def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[str, Any]) -> None:
+    cluster = Cluster()
+    allow(cluster, mode="Warn")
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "Preflight"), "it looks first"
+    cluster.says(said, "Failed")
+    cluster.fails()
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("True", "Warned")
+    assert str(said.get("error") or said["refused"][0]) in cluster.message("PreflightPassed")
+    assert cluster.status["phase"] == "Starting"
+    assert record(cluster)["mode"] == "Warn"
+
+
+def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revision_serves() -> None:
+    cluster = Cluster()
+    cluster.pod("Running", {"running": {"startedAt": cluster.now.isoformat()}})
+    allow(cluster, mode="Off")
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
+    assert cluster.status["phase"] == "Starting"
+    assert ("Job", cluster.name) not in cluster.objects, "one that was under way ends"
+    cluster.step()
+    assert ("Job", cluster.name) not in cluster.objects
+    assert record(cluster)["mode"] == "Off"
+    allow(cluster, mode="Enforce")
+    cluster.step()
+    assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
+
+
+@pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"accept": ["C9"]}, {"mode": "Enforce"}])
+def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[str, Any]) -> None:
+    cluster = Cluster()
+    cluster.says(PASSES)
+    cluster.step()
+    allow(cluster, **given)
+    plan = cluster.look()
+    assert [item["kind"] for item in plan.apply] == []
+    assert plan.delete == ()
+    assert cluster.condition("PreflightPassed") == ("True", "Passed")

@@ -63,6 +63,7 @@ EDITS: dict[str, tuple[Any, ...]] = {
     "rollout.disruption": ({"budget": "None"}, {"budget": "Managed"}, {"maxUnavailable": "20%"}),
     "rollout.progressDeadline": ("10m", "30m", "1h"),
     "rollout.paused": (True, False),
+    "rollout.preflight": ({"mode": "Off"}, {"mode": "Warn"}, {"accept": ["C2"]}, {"mode": "Enforce"}),
     "replicas": SIZES,
     "speculation": ({"tokens": 0}, {"tokens": 2}, {"tokens": 5}, {"tuning": {"mode": "Recommend"}}, {"tuning": {"mode": "Auto"}}),
     "engine": (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie.cli.files import read_usable_catalog
 from aerie.cli.run import run
 
 NEAR = "Qwen/Qwen3-8B, Qwen/Qwen3-4B, Qwen/Qwen3-32B"
@@ -94,7 +95,13 @@ def test_entries_of_a_mounted_config_map(tmp_path: Path, capsys: pytest.CaptureF
     assert "cannot be read (a file of it is not text)" in capsys.readouterr().err
 
 
-def test_the_operator_does_not_start_with_a_faulty_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine").write_text('kind = "eagle3"')
-    assert run(["operator", "--preflight-image", "x", "--catalog", str(tmp_path)]) == 2
-    assert "the catalog entry 'mine' has no 'targets'" in capsys.readouterr().err
+def test_an_entry_that_cannot_be_read_leaves_an_operator_the_others(tmp_path: Path) -> None:
+    good = f'targets = ["me/target"]\nrepo = "me/drafter"\nkind = "eagle3"\nrevision = "{"1" * 40}"\n'
+    for name, text in (("good", good), ("torn", "repo = "), ("odd", "repo = 1")):
+        (tmp_path / name).write_text(text)
+    found, problems = read_usable_catalog(str(tmp_path))
+    assert [match.entry.repo for match in found.matches("me/target")] == ["me/drafter"]
+    assert [problem.partition(" is left out: ")[0] for problem in problems] == [
+        "the catalog's entry odd",
+        "the catalog's entry torn",
+    ]

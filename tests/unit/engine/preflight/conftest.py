@@ -211,6 +211,8 @@ class FakeHub:
     """Whether weights are redirected to a store on another host."""
     authorized: list[tuple[str, bool]] = field(default_factory=list)
     """Host of each request, and whether it carried a token."""
+    pages_after: int | None = None
+    """Answers after which a proxy's pages come instead."""
     broken: int = 0
     """How many answers to cut off in the middle."""
 
@@ -231,6 +233,8 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
         def do_GET(self) -> None:
             state.seen.append((self.path, self.headers.get("Range")))
             host = self.headers["Host"]
+            if state.pages_after is not None and len(state.seen) > state.pages_after:
+                return self.answer(200, b"<!DOCTYPE html><p>Sign in", {"Content-Type": "text/html; charset=utf-8"})
             state.authorized.append((host.partition(":")[0], "Authorization" in self.headers))
             if state.failures:
                 status, headers = state.failures.pop(0)

@@ -255,3 +255,26 @@ def test_gpus_are_known_by_every_way_to_ask_for_them(
     given = Given(target=Path(target), drafter=Path(drafter))
     subject, _ = of_deployment(deployment, given, Catalog(()), lambda *_: pytest.fail("the Hub is not needed"))
     assert (subject.gpus, subject.gpu_resource, subject.gpu_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "said"),
+    [
+        ({"accept": ["C25"]}, 1, ""),
+        ({"accept": ["C9", "C25"]}, 0, "accept has C9, C25: the operator goes on all the same."),
+        ({"mode": "Warn"}, 0, "mode is Warn: the operator goes on all the same."),
+        ({"mode": "Off"}, 0, "mode is Off: the operator does not run this."),
+    ],
+)
+def test_what_the_manifest_lets_pass_is_let_pass_and_said(
+    small: Any, folders: Folders, file: File, capsys: Capture, given: dict[str, Any], status: int, said: str
+) -> None:
+    target, drafter = folders(small.target(hidden_size=128), small.drafter(without=("fc_norm",)))
+    path = file(manifest(rollout={"preflight": given}))
+    assert preflight("-f", path, "--target", target, "--drafter", drafter) == status
+    printed = capsys.readouterr()
+    assert "✗ C25" in printed.out
+    assert said in " ".join(printed.err.split())
+    assert preflight("-f", path, "--target", target, "--drafter", drafter, "-o", "json") == status
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["ok"], shown["allowed"]) == (False, status == 0)

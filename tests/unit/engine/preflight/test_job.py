@@ -50,6 +50,22 @@ def test_a_hub_that_does_not_answer_is_no_verdict(tmp_path: Path, monkeypatch: p
     assert json.loads(report.read_bytes())["ok"] is None
 
 
+def test_an_empty_offline_cache_is_no_verdict_that_is_tried_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    path = resource(tmp_path)
+    document = json.loads(path.read_text())
+    source = {"huggingFace": {"repo": "a/b", "revision": "0" * 40}}
+    document["spec"] |= {"model": {"source": source}, "drafter": {"source": source}}
+    path.write_text(json.dumps(document))
+    report = tmp_path / "report"
+    assert run(["preflight-job", f"--file={path}", f"--report={report}"]) == 3
+    told = json.loads(report.read_bytes())
+    assert (told["ok"], told["unavailable"]) == (None, True)
+
+
 sentences = st.lists(st.text(max_size=3000), max_size=6)
 
 

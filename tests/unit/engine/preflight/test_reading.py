@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aerie.checkpoints import Hub, read_folder
+from aerie.checkpoints import Hub, HubError, HubRefusalError, read_folder, read_repository
 from aerie.engine.checkpoint import CheckpointError
 
 
@@ -239,3 +239,107 @@ def test_one_lost_shard_ends_it_without_asking_for_the_others(small: Any, hub: A
         read()
     assert len(hub.seen) < 300
     assert pauses == []
+
+
+# -- A Hub that says no, one that is none, and one that never ends ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_hub_that_says_no_is_told_from_one_that_does_not_answer(hub: Any, read: Read, status: int) -> None:
+    hub.failures = [(status, {})]
+    with pytest.raises(HubRefusalError):
+        read()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2], ids=["the list", "the config", "a header"])
+def test_a_page_for_people_says_nothing_about_the_files(small: Any, hub: Any, read: Read, after: int) -> None:
+    small.write(hub.folder, small.drafter())
+    hub.pages_after = after
+    with pytest.raises(HubError, match="is HF_ENDPOINT a Hugging Face Hub") as caught:
+        read()
+    assert not isinstance(caught.value, HubRefusalError)
+
+
+def test_a_list_that_is_no_json_says_nothing_about_the_files(hub: Any, read: Read) -> None:
+    hub.failures = [(200, {})]
+    with pytest.raises(HubError, match="is HF_ENDPOINT a Hugging Face Hub"):
+        read()
+
+
+def test_a_config_that_is_no_json_is_a_fault_of_the_files(small: Any, hub: Any, read: Read) -> None:
+    small.write(hub.folder, small.drafter())
+    (hub.folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        read()
+    assert not isinstance(caught.value, HubError)
+
+
+def test_a_hub_that_drips_is_given_up(small: Any, hub: Any, read: Read) -> None:
+    small.write(hub.folder, small.drafter())
+    ticks = iter(range(0, 10_000, 20))
+    with pytest.raises(HubError, match="was not read within 30 s: try again later"):
+        read(clock=lambda: float(next(ticks)), deadline=30.0)
+
+
+def test_a_proxy_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "proxy:port:3128")
+    with pytest.raises(HubError, match="HTTPS_PROXY"):
+        Hub("https://hub.example")
+
+
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_authorities_that_cannot_be_read_are_said(tmp_path: Path, name: str, content: str | None) -> None:
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(HubError, match=f"{name} is {file}, which holds no certificates that can be read"):
+        Hub.from_environment({name: str(file)})
+
+
+# -- The Hub's cache ---------------------------------------------------------------------------------------------------------
+
+COMMIT = "c0ffee" * 6 + "abcd"
+
+
+def cached(small: Any, home: Path, tmp_path: Path) -> Path:
+    """me/model in the Hub's cache, as huggingface_hub lays it out; its snapshot."""
+    repository = home / "hub" / "models--me--model"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / COMMIT
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(small.write(tmp_path / "written", small.drafter()).iterdir())):
+        (blobs / str(number)).write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+@pytest.mark.parametrize("revision", [COMMIT, "main", None])
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"])
+def test_offline_a_repository_is_read_from_the_cache(small: Any, tmp_path: Path, revision: str | None, variable: str) -> None:
+    home = tmp_path / "huggingface"
+    cached(small, home, tmp_path)
+    folder = {"HF_HOME": home, "XDG_CACHE_HOME": tmp_path}.get(variable, home / "hub")
+    found = read_repository("me/model", revision, {"HF_HUB_OFFLINE": "1", variable: str(folder), "HF_ENDPOINT": "nonsense://"})
+    assert found.name == f"me/model@{COMMIT}"
+    assert found.offsets == small.offsets
+
+
+@pytest.mark.parametrize("lost", ["everything", "config.json", "model.safetensors"])
+def test_what_the_cache_lacks_is_said_with_the_way_out(small: Any, tmp_path: Path, lost: str) -> None:
+    if lost != "everything":
+        snapshot = cached(small, tmp_path / "hf", tmp_path)
+        (snapshot / lost).unlink()
+        if lost != "config.json":  # huggingface_hub leaves the link of a blob that was deleted
+            (snapshot / lost).symlink_to("../../blobs/gone")
+    with pytest.raises(HubRefusalError, match="download me/model at c0ffee"):
+        read_repository("me/model", COMMIT, {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")})
+
+
+def test_a_cached_file_that_is_damaged_is_a_fault_of_the_files(small: Any, tmp_path: Path) -> None:
+    (cached(small, tmp_path / "hf", tmp_path) / "config.json").write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        read_repository("me/model", COMMIT, {"HF_HUB_OFFLINE": "yes", "HF_HOME": str(tmp_path / "hf")})
+    assert not isinstance(caught.value, HubError)

@@ -1,0 +1,73 @@
+"""Whatever the API server takes, the operator can read: odd values for every field of the spec, offered to both.
+
+Else nobody would care for the pods of a resource that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from aerie.api import ResourceError, SpeculativeDeployment
+from aerie.api.crd import root_schema
+from aerie_lab.cluster import Lab
+from aerie_lab.errors import KubeError
+from tests.lab.api.conftest import LEAST, WHERE
+
+Json = dict[str, Any]
+ODD: tuple[Any, ...] = (
+    *(-1, 0, 1, 2.0, 2.5, 10**12, -0.5, 1e300, True, False),
+    *("", " ", "-1", "0", "1.0", "1e3", "ä", "a" * 300, "x\u0000", "\ud7ff", "a\n"),
+    *([], {}, [{}], [""], {"a": "b"}, {"a": -1}, {"": "a"}, None),
+)
+
+
+def paths(schema: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every field; [] is an entry of a list, {} one of a map."""
+    if path:
+        yield path
+    for name, child in (schema.get("properties") or {}).items():
+        yield from paths(child, (*path, name))
+    for key, part in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(schema.get(key), dict):
+            yield from paths(schema[key], (*path, part))
+
+
+def put(node: Any, path: tuple[str, ...], value: Any) -> Any:
+    """`node` with the value at the path."""
+    if not path:
+        return value
+    first, *rest = path
+    if first == "[]":
+        return [put({}, tuple(rest), value)]
+    key = "a" if first == "{}" else first
+    inner = node if isinstance(node, dict) else {}
+    return {**inner, key: put(inner.get(key, {}), tuple(rest), value)}
+
+
+def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
+    spec = root_schema()["properties"]["spec"]
+    offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
+    taken = unreadable = 0
+    faults: list[str] = []
+
+    async def offer() -> None:
+        nonlocal taken, unreadable
+        async with lab.client() as client:
+            for path, value, document in offers:
+                try:
+                    stored = await client.request("POST", WHERE, body=document, query={"dryRun": "All"})
+                except (KubeError, UnicodeError):
+                    continue
+                taken += 1
+                try:
+                    SpeculativeDeployment.from_dict(stored)
+                except ResourceError as error:
+                    unreadable += 1
+                    faults.append(f"spec.{'.'.join(path)} = {value!r}: {error}")
+
+    asyncio.run(offer())
+    assert not unreadable, "\n".join(faults)
+    assert taken > len(offers) // 20, f"the values are odd, not hopeless: {taken} of {len(offers)} were taken"
