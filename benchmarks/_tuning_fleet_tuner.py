@@ -34,7 +34,7 @@ QUIET = 6 * HOUR
 MOVED = 0.03
 """By what share the acceptance length has to have moved to be asked as often all the same."""
 LENT = 2
-"""Replicas that become canary and control, where no GPUs are spare."""
+"""Canary and control: replicas that become them, or pods on spare GPUs."""
 SCRAPES = round(TICK / 15)
 """In a window."""
 _EPOCH = 1_750_000_000.0 // 86400 * 86400
@@ -194,8 +194,9 @@ def _as_scraped(telemetry: Telemetry) -> Telemetry:
 
 def _situation(world: World, fleet: Fleet, current: Setting, tick: int, history: History) -> Situation:
     waiting = 10.0 if _full(world, current, tick) else 0.0
-    now, lent = _EPOCH + tick * TICK, 0 if fleet.surge else LENT
-    return Situation(world.engine, current, MOST, REPLICAS, now, Objectives(world.objective), history, waiting, lent)
+    lent, extra = (0, LENT) if fleet.surge else (LENT, 0)
+    now, objectives = _EPOCH + tick * TICK, Objectives(world.objective)
+    return Situation(world.engine, current, MOST, REPLICAS, now, objectives, history, waiting, lent, extra)
 
 
 def _full(world: World, current: Setting, tick: int) -> bool:

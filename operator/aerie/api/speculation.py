@@ -33,6 +33,17 @@ class LatencyObjective(Model):
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
     """Percent of the requests that have to be within the times. A canary is judged without it."""
 
+    def stricter_than(self, other: LatencyObjective | None) -> bool:
+        """Whether something may keep the other one and not this one."""
+        if other is None:
+            return True
+        pairs = (
+            (self.time_per_output_token, other.time_per_output_token),
+            (self.time_to_first_token, other.time_to_first_token),
+        )
+        lower = any(mine is not None and (theirs is None or mine < theirs) for mine, theirs in pairs)
+        return lower or self.percentile > other.percentile
+
 
 class Tuning(Model):
     """How Aerie chooses the number of tokens, and the mode: off, fixed, by batch size, or adaptive."""
@@ -51,20 +62,26 @@ class Tuning(Model):
         )
     )
 
-    mode: Literal["Auto", "Recommend", "Off"] = "Auto"
-    """Auto: a setting that the model of the engine's steps finds better is proven by a canary and then kept. Recommend: it is
-    shown in the status only; what is in force stays. Off: spec.speculation.tokens stands, and what was chosen before is taken
-    back by a rollout."""
+    mode: Literal["Auto", "Recommend", "Off"] = "Recommend"
+    """Auto: a setting that the model of the engine's steps finds better is proven by a canary and then kept; writing it grants
+    the canaries their pods, which with rollout.canary.capacity Surge come on top of spec.replicas. Recommend: it is shown in the
+    status only; what is in force stays, and no pod is made. Off: spec.speculation.tokens stands, and what was chosen before is
+    taken back by a rollout."""
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 7
-    """Most tokens per step that tuning may choose; not below spec.speculation.tokens. Without effect in mode Off."""
+    """Most tokens per step that tuning may choose; not below spec.speculation.tokens. What it has chosen beyond that is void at
+    once. Without effect in mode Off."""
+    when_zero: Literal["Keep", "Try"] = "Keep"
+    """What happens where spec.speculation.tokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning may try
+    drafts, beginning with no speculation; spec.drafter has to be named for that."""
     slo: LatencyObjective | None = None
-    """Latencies that a chosen setting must keep. Default: none, the throughput decides. A canary is compared with its control by
-    the share of requests beyond these times, and by the mean where none is given."""
+    """Latencies that a chosen setting must keep; a stricter one voids at once what was proven under another. Default: none, the
+    throughput decides. A canary is compared with its control by the share of requests beyond these times, and by the mean where
+    none is given."""
     interval: Annotated[timedelta, Between("10s", "24h")] = timedelta(minutes=30)
     """How often a setting is decided on, and for how long a canary runs that is only to teach what its setting costs."""
     cooldown: Annotated[timedelta, Between("0s", "168h")] = timedelta(hours=6)
     """Time after a change before the next one is tried; after a trial that ended undecided as well, each time once more; after
-    one that was taken back, four times as long."""
+    one that was taken back or failed, four times as long, and twice as long again each time the same setting fails."""
     history: Annotated[timedelta, Between("1m", "168h")] = timedelta(hours=24)
     """How far back the figures reach that a decision rests on: well beyond the daily ups and downs of the load."""
 
@@ -85,5 +102,6 @@ class Speculation(Model):
     )
 
     tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 3
-    """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter."""
+    """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter, and
+    tuning tries none unless tuning.whenZero is Try."""
     tuning: Tuning = Tuning()

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from aerie.api.base import Json, Model, Time
 from aerie.api.rollout import Analysis
-from aerie.api.speculation import MOST_TOKENS
+from aerie.api.speculation import MOST_TOKENS, LatencyObjective
 
 Text = Annotated[str, Field(max_length=1024)]
 Word = Annotated[str, Field(max_length=128)]
@@ -228,6 +228,8 @@ class Chosen(Model):
     """The revision of the pods that run it."""
     basis: Word
     """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
+    slo: LatencyObjective | None = None
+    """spec.speculation.tuning.slo when its trial began. Where that is stricter now, the choice is void."""
 
 
 class Trial(Model):
@@ -242,6 +244,8 @@ class Trial(Model):
     """The revision of the pods that run it: the canary's, once there is one."""
     basis: Word
     """The revision that the spec alone would make. When it makes another one, the trial is over."""
+    slo: LatencyObjective | None = None
+    """spec.speculation.tuning.slo when it began. When that becomes stricter, the trial is over."""
     predicted: Gain | None = None
     """What is expected of it."""
     started_at: Time
@@ -276,6 +280,34 @@ class Tried(Model):
     """When it ended."""
 
 
+FailureReason = Literal["NoRoom", "Worse", "Failed"]
+"""Why a trial counts as failed."""
+MOST_FAILURES = 16
+"""Settings whose failures a status remembers."""
+
+
+class Failure(Model):
+    """A setting whose trials have failed, with what has to be before the next one of it."""
+
+    setting: Setting
+    """The setting."""
+    reason: FailureReason
+    """NoRoom: the cluster had no node or quota for its pods. Worse: it was measured, and rolled back. Failed: it never served,
+    crashed, or preflight refused it."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """How the last one ended, as a sentence."""
+    times: Annotated[int, Field(ge=1)] = 1
+    """How often it has failed for this reason: the pause doubles each time."""
+    basis: Word
+    """The revision that the spec alone makes. With another one the failure is forgotten."""
+    began_at: Time
+    """When the last trial began."""
+    last_at: Time
+    """When it ended."""
+    pods: Count | None = None
+    """Of NoRoom: pods that all arms together needed. With as many that serve, or a trial that needs fewer, there is room."""
+
+
 class Balance(Model):
     """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
     the time. Since then, `rate` times replicas times hours have come on top."""
@@ -283,13 +315,18 @@ class Balance(Model):
     gained: float = 0.0
     """What chosen settings have saved against spec.speculation.tokens, by what their canaries have shown."""
     spent: float = 0.0
-    """What pods of trials and of their promotions have spent on loading."""
+    """What trials have cost: each hour of each pod beyond spec.replicas that canary, control and pods kept after a promotion
+    took, and what pods in the place of replicas have spent on loading."""
     net: float = 0.0
     """What was gained, less what was spent."""
     rate: float = 0.0
     """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
     as_of: Time
     """When this was reckoned."""
+
+
+MOST_EXPLORED = 8
+"""Explorations whose moments a status remembers."""
 
 
 class SpeculationStatus(Model):
@@ -310,7 +347,18 @@ class SpeculationStatus(Model):
     changed_at: Time | None = None
     """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
     rolled_back_at: Time | None = None
-    """When a trial was last taken back or failed: four times tuning.cooldown count from here."""
+    """When a trial was last taken back or failed: four times tuning.cooldown count from here, twice that after a second failure
+    in a row, and so on."""
+    failed: Count | None = None
+    """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""
+    failures: Annotated[
+        list[Failure], Field(max_length=MOST_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
+    """Settings whose trials have failed, the latest first."""
+    explored: Annotated[list[Time], Field(max_length=MOST_EXPLORED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
+        Field(default_factory=list)
+    )
+    """When canaries have explored, the newest first."""
     speculated_at: Time | None = None
     """While the setting is Off: when drafts were last verified."""
     changes: Annotated[list[Tried], Field(max_length=MOST_TRIED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.speculation import LatencyObjective
+from aerie.api.speculation import LatencyObjective, Tuning
 from aerie.api.status import Arm, SpeculationStatus, Status
 from aerie.api.status import Setting as StatusSetting
 from aerie.controller.targets import Target
@@ -29,13 +29,14 @@ from aerie.engine.samples import Reset, Sample, between
 from aerie.engine.speculation import Setting, SettingError
 from aerie.resources import names, preflight
 from aerie.resources.tuning import Kept
+from aerie.rollout import failures
 from aerie.rollout.capacity import Places
 from aerie.rollout.observed import Object, Observed
 from aerie.rollout.tuned import unproven
 from aerie.rollout.wanted import read_shown
 from aerie.tuning.advice import Advice
 from aerie.tuning.order import EngineFacts
-from aerie.tuning.policy import History, Objectives
+from aerie.tuning.policy import Failed, History, Objectives
 from aerie.tuning.telemetry import Reading, Scale, Telemetry
 
 _NOTHING: Object = {}
@@ -68,6 +69,10 @@ class Subject:
     replicas: int
     lent: int
     """Of them, those whose places a canary and its control take."""
+    extra: int
+    """Pods that canary and control take beyond the replicas."""
+    failed: tuple[Failed, ...]
+    """Settings whose trials have failed."""
     exploring: Setting | None
     """What a canary under analysis runs to explore."""
     objectives: Objectives
@@ -157,6 +162,7 @@ def subject(observed: Observed, status: Status, stable: Arm, records: Records) -
     resource, tuning = observed.resource, observed.resource.spec.speculation.tuning
     facts = records.of(observed, stable.revision)
     settings: dict[str, Setting] = {}
+    places = Places.of(resource.spec.replicas, resource.spec.rollout.canary)
     for arm, control in _arms(status):
         setting = setting_of(arm.setting)
         if setting is not None and facts is not None and records.family(observed, arm.revision) == facts.family:
@@ -174,7 +180,9 @@ def subject(observed: Observed, status: Status, stable: Arm, records: Records) -
         cooldown=tuning.cooldown.total_seconds(),
         most=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
         replicas=resource.spec.replicas,
-        lent=resource.spec.replicas - Places.of(resource.spec.replicas, resource.spec.rollout.canary).floor,
+        lent=resource.spec.replicas - places.floor,
+        extra=places.total - resource.spec.replicas,
+        failed=_failed(status.speculation, tuning),
         exploring=_exploring(status),
         objectives=_objectives(tuning.slo),
         history=_history(status.speculation),
@@ -201,12 +209,24 @@ def _history(told: SpeculationStatus | None) -> History:
     return History(
         changed=_seconds(told.changed_at),
         rolled_back=_seconds(told.rolled_back_at),
+        failed=told.failed or 0,
         undecided=_last(told, "Undecided"),
         undecided_times=max(1, sum(one.result == "Undecided" for one in told.changes)),
         tried=_seconds(unproven(told)),
         speculated=_seconds(told.speculated_at),
-        explored=tuple(one.ended_at.timestamp() for one in told.changes if one.result == "Explored"),
+        explored=tuple(one.timestamp() for one in told.explored),
     )
+
+
+def _failed(told: SpeculationStatus | None, tuning: Tuning) -> tuple[Failed, ...]:
+    """Of settings that the cluster has had room for: a lack of that says nothing of them."""
+    found = []
+    for one in told.failures if told is not None else ():
+        setting = setting_of(one.setting)
+        if setting is not None and one.reason != "NoRoom":
+            until = failures.until(one, tuning.cooldown, tuning.interval)
+            found.append(Failed(setting, until.timestamp(), one.began_at.timestamp(), one.reason == "Worse"))
+    return tuple(found)
 
 
 def _last(told: SpeculationStatus, result: str) -> float | None:

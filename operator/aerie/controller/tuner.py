@@ -27,8 +27,8 @@ from aerie.controller.tuned import Records, Subject, Tuned, reload_of, subject
 from aerie.engine.samples import Sample
 from aerie.resources.tuning import Kept
 from aerie.rollout import kept as keeping
+from aerie.rollout.failures import AFTER_ROLLBACK
 from aerie.rollout.observed import Observed
-from aerie.rollout.tuned import AFTER_ROLLBACK
 from aerie.tuning.advice import Advice, AdviceError
 from aerie.tuning.order import Answer, Order
 from aerie.tuning.policy import Policy
@@ -237,6 +237,8 @@ def _order(tuned: Tuned, telemetry: Telemetry, now: float) -> Order:
         replicas=subject.replicas,
         waiting=tuned.waiting,
         lent=subject.lent,
+        extra=subject.extra,
+        failed=subject.failed,
         exploring=subject.exploring,
         objectives=subject.objectives,
         history=subject.history,

@@ -20,8 +20,23 @@ from aerie.rollout.observed import Observed, owned
 
 
 def tunes(resource: SpeculativeDeployment) -> bool:
-    """Whether the resource is tuned, or told how it should be."""
-    return resource.spec.speculation.tuning.mode != "Off"
+    """Whether the resource is tuned, or told how it should be. One whose spec asks for no drafts is only where it says so."""
+    return resource.spec.speculation.tuning.mode != "Off" and not without_drafts(resource)
+
+
+def without_drafts(resource: SpeculativeDeployment) -> str:
+    """Why nothing with drafts may be tried, as the spec says; empty where it may."""
+    spec = resource.spec.speculation
+    if spec.tokens:
+        return ""
+    if spec.tuning.when_zero == "Keep":
+        return (
+            "spec.speculation.tokens is 0, so nothing that drafts is tried: write the tokens to begin with, or "
+            "spec.speculation.tuning.whenZero: Try"
+        )
+    if resource.spec.drafter is None:
+        return "spec.speculation.tuning.whenZero is Try, and no drafter is named: write spec.drafter"
+    return ""
 
 
 def due(observed: Observed) -> bool:

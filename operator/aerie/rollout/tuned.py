@@ -6,7 +6,7 @@
 A trial is written into the status before anything is made for it, and from then on it is what is wanted: an ordinary canary of
 the course follows. The choice that came of one, and the trial itself, hold for one spec: `basis` is the revision that the spec
 alone would make, and where that is another one both are void. So whatever a user changes wins, and starts from the spec's own
-setting.
+setting. The bounds of spec.speculation (maxTokens, slo, tokens: 0) bind what was chosen before as well, from the next pass on.
 
 Guarantees: pure; no trial in the modes Off and Recommend; a setting of tuning is asked for only while a trial of it is under way,
 or while pods of the revision that has passed one are there; in mode Off the spec's alone. Nothing differs from a spec without
@@ -20,12 +20,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.api import SpeculativeDeployment, duration
+from aerie.api.speculation import Tuning
 from aerie.api.status import Chosen, Gain, Outcome, SpeculationStatus, Status, Trial
 from aerie.engine.speculation import Setting, SettingError, max_tokens, named
 from aerie.resources.revision import revision
-from aerie.rollout import canary, pods
+from aerie.rollout import canary, failures, pods
 from aerie.rollout.conditions import shortened
 from aerie.rollout.course import Course
+from aerie.rollout.failures import AFTER_ROLLBACK
+from aerie.rollout.kept import tunes, without_drafts
 from aerie.rollout.observed import Observed
 from aerie.rollout.route import refusal
 from aerie.rollout.sentences import ROLL_BACK
@@ -33,8 +36,6 @@ from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import of_spec, read_shown, read_wanted, shown
 from aerie.tuning.advice import Advice
 
-AFTER_ROLLBACK = 4
-"""Cooldowns after a trial that was taken back or failed."""
 FRESH = 2
 """Intervals for which an advice is one of the present."""
 
@@ -52,6 +53,8 @@ class Asked:
     """The trial under way."""
     given_up: str = ""
     """Why the trial of the status has failed before its canary began, as a sentence."""
+    void: str = ""
+    """Which bound of the spec the choice of the status is beyond, so that it is no longer in force; empty where none."""
 
 
 def asked(observed: Observed, now: datetime) -> Asked:
@@ -65,13 +68,28 @@ def asked(observed: Observed, now: datetime) -> Asked:
     alive = {arm.revision for arm in (status.stable, status.previous) if arm is not None}
     chosen = _read(resource, said.chosen, found.basis)
     if said.chosen is not None and chosen is not None and said.chosen.revision in alive:
-        found = Asked(chosen, found.basis, said.chosen)
+        void = beyond(resource, said.chosen, chosen)
+        found = replace(found, void=void) if void else Asked(chosen, found.basis, said.chosen)
     trial = _read(resource, said.trial, found.basis)
     if said.trial is None or trial is None or mode != "Auto" or resource.spec.replicas == 0:
         return found
+    if beyond(resource, said.trial, trial):
+        return found
     if why := _hopeless(observed, status, said.trial, now):
-        return Asked(found.setting, found.basis, found.chosen, given_up=why)
-    return Asked(trial, found.basis, found.chosen, said.trial)
+        return replace(found, given_up=why)
+    return replace(found, setting=trial, trial=said.trial)
+
+
+def beyond(resource: SpeculativeDeployment, found: Chosen | Trial, setting: Setting) -> str:
+    """Which bound of the spec a setting of tuning's is beyond, as part of a sentence; empty where none."""
+    spec = resource.spec.speculation
+    if max_tokens(setting) and (why := without_drafts(resource)):
+        return why
+    if max_tokens(setting) > spec.tuning.max_tokens:
+        return f"spec.speculation.tuning.maxTokens is {spec.tuning.max_tokens}"
+    if spec.tuning.slo is not None and spec.tuning.slo.stricter_than(found.slo):
+        return "spec.speculation.tuning.slo is stricter than the one that it was proven under"
+    return ""
 
 
 def _read(resource: SpeculativeDeployment, found: Chosen | Trial | None, basis: str) -> Setting | None:
@@ -153,9 +171,13 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
     status, tuning = resource.status or Status(), resource.spec.speculation.tuning
     if advice is None or advice.setting is None or advice.action not in ("Change", "Explore") or status.stable is None:
         return Intent()
+    if not tunes(resource):
+        return Intent()
     if asked.trial is not None:
         return Intent(_kept(asked.trial, advice, way))
     if status.stable.setting == shown(advice.setting):
+        return Intent()
+    if status.speculation is not None and status.speculation.trial is not None:  # it is void from now on: another advice counts
         return Intent()
     if waits := _waits(observed, way):
         return Intent(reason="RolloutUnderWay", message=waits)
@@ -164,8 +186,12 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
     if tuning.mode != "Auto":
         return Intent()
     said = status.speculation
+    if said is not None and (why := failures.without_room(said, observed, asked.basis)):
+        return Intent(reason="NoRoom", message=why)
     if said is not None and (until := cooling_until(said, advice, tuning.cooldown, now)):
         return Intent(reason="Cooldown", message=f"{named(advice.setting)} may be tried from {until:%Y-%m-%d %H:%M} UTC on")
+    if said is not None and (failed := _failed_lately(said, advice, tuning, now)):
+        return Intent(reason="Cooldown", message=failed)
     ended = max((one.timestamp() for one in _moments(said)), default=0.0)
     if not ended <= advice.at or now.timestamp() - advice.at > FRESH * tuning.interval.total_seconds():
         return Intent()  # of a time before the last change, or too long ago: the next one counts
@@ -178,6 +204,7 @@ def intended(observed: Observed, asked: Asked, way: Course, now: datetime) -> In
         purpose="Change" if advice.action == "Change" else "Explore",
         revision=revision(resource, advice.setting),
         basis=asked.basis,
+        slo=tuning.slo,
         predicted=gain_of(advice),
         started_at=now,
     )
@@ -234,14 +261,27 @@ def _pauses(said: SpeculationStatus, advice: Advice) -> Iterator[tuple[datetime,
     if said.changed_at is not None:
         yield said.changed_at, 1
     began = unproven(said)
-    if began is not None and began.timestamp() >= (advice.since or 0.0):
+    if began is not None and (said.failed or began.timestamp() >= (advice.since or 0.0)):
         if said.rolled_back_at is not None:
-            yield said.rolled_back_at, AFTER_ROLLBACK
+            yield said.rolled_back_at, failures.doubled_times(AFTER_ROLLBACK, said.failed or 0)
         undecided = [one.ended_at for one in said.changes if one.result == "Undecided"]
         if undecided:
             yield undecided[0], min(len(undecided), AFTER_ROLLBACK)
     if advice.action == "Explore":
-        yield from ((one.ended_at, 1) for one in said.changes if one.result == "Explored")
+        yield from ((moment, 1) for moment in said.explored)
+
+
+def _failed_lately(said: SpeculationStatus, advice: Advice, tuning: Tuning, now: datetime) -> str:
+    """That the setting has failed before and its pause is not over, as a sentence; empty where it may be tried."""
+    found = next((one for one in said.failures if advice.setting is not None and one.setting == shown(advice.setting)), None)
+    if found is None or (found.reason == "Worse" and found.began_at.timestamp() < (advice.since or 0.0)):
+        return ""
+    until = failures.until(found, tuning.cooldown, tuning.interval)
+    if now >= until:
+        return ""
+    times = "once" if found.times == 1 else f"{found.times} times in a row"
+    setting = named(read_shown(found.setting))
+    return f"{setting} has failed {times} and may be tried from {until:%Y-%m-%d %H:%M} UTC on: {found.message}"
 
 
 def unproven(said: SpeculationStatus) -> datetime | None:

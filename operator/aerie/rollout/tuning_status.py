@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.api.status import (
+    MOST_EXPLORED,
     MOST_TRIED,
     Arm,
     Balance,
@@ -27,9 +28,12 @@ from aerie.api.status import (
     Tried,
 )
 from aerie.engine.speculation import named
+from aerie.rollout import failures, pods
 from aerie.rollout.analysis.criteria import OUTPUT_TIME
+from aerie.rollout.capacity import Places
 from aerie.rollout.conditions import TUNED, Finding, shortened
-from aerie.rollout.course import Course
+from aerie.rollout.course import Course, retry_word
+from aerie.rollout.kept import without_drafts
 from aerie.rollout.observed import Observed
 from aerie.rollout.tuned import Asked, Intent, current_advice, gain_of
 from aerie.rollout.wanted import read_shown, shown
@@ -38,7 +42,7 @@ from aerie.tuning.advice import Advice
 MOVED = 0.01
 """By how much a predicted gain has to move to be written again."""
 _OF_ADVICE = {"Insufficient": "InsufficientData", "Hold": "Optimal", "Change": "Recommended", "Explore": "ExplorationAdvised"}
-_KEPT = (*_OF_ADVICE.values(), "Cooldown", "Refused")
+_KEPT = (*_OF_ADVICE.values(), "CannotProbe", "Cooldown", "NoRoom", "Refused")
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,16 @@ def told(observed: Observed, asked: Asked, intent: Intent, way: Course, stable: 
     if stable is None or stable.setting is None:
         return Said(None)
     said = before.speculation or SpeculationStatus(current=stable.setting)
-    said = said.model_copy(update={"current": stable.setting})
+    said = _not_beyond(said.model_copy(update={"current": stable.setting}), now)
     if before.stable is not None:
         said = _changed(said, before.stable, stable, now)
         said = _ended(said, observed, asked, before, way, stable, now)
+        said = _kept_pods(said, observed, before, way, now)
         said = _taken_back(said, before, way, stable, now)
+    again = retry_word(observed.resource) != before.retry
+    standing = failures.standing(said.failures, observed, asked.basis, again=again)
+    if standing != said.failures:
+        said = said.model_copy(update={"failures": standing, "failed": said.failed if standing else None})
     alive = {stable.revision, *([way.previous.revision] if way.previous is not None else [])}
     if said.chosen is not None and said.chosen.revision not in alive:
         said = said.model_copy(update={"chosen": None})
@@ -69,7 +78,24 @@ def told(observed: Observed, asked: Asked, intent: Intent, way: Course, stable: 
         said = said.model_copy(update={"trial": intent.trial})
     advice = current_advice(observed, way)
     said = _advised(said, before, stable, advice)
-    return Said(said, _finding(observed, intent, way, said, before, stable, advice))
+    return Said(said, _finding(observed, asked, intent, way, said, before, stable, advice))
+
+
+def _not_beyond(said: SpeculationStatus, now: datetime) -> SpeculationStatus:
+    """With no moment after now: a leader whose clock was ahead must not make pauses last until then."""
+    update: dict[str, Any] = {
+        name: now
+        for name in ("changed_at", "rolled_back_at", "speculated_at")
+        if (moment := getattr(said, name)) is not None and moment > now
+    }
+    if said.trial is not None and said.trial.started_at > now:
+        update["trial"] = said.trial.model_copy(update={"started_at": now})
+    for name, field in (("changes", "ended_at"), ("failures", "last_at")):
+        if any(getattr(one, field) > now for one in getattr(said, name)):
+            update[name] = [one.model_copy(update={field: min(getattr(one, field), now)}) for one in getattr(said, name)]
+    if any(moment > now for moment in said.explored):
+        update["explored"] = [min(moment, now) for moment in said.explored]
+    return said.model_copy(update=update) if update else said
 
 
 # ------------------------------------------------------------------------------------------------------------- trials that end
@@ -111,12 +137,18 @@ def _ended(
         ended_at=now,
     )
     update: dict[str, Any] = {"trial": None, "changes": [tried, *said.changes][:MOST_TRIED]}
-    if result in ("RolledBack", "Failed"):
+    failure = failures.reason_of(result, outcome, way.analysis)
+    if failure in ("Worse", "Failed"):
         update["rolled_back_at"] = now
+    if result != "Superseded":
+        why = outcome.reason if outcome is not None else asked.given_up
+        update |= failures.recorded(said, trial, failure, why, observed, now)
+    if result == "Explored":
+        update["explored"] = [now, *said.explored][:MOST_EXPLORED]
     if result == "Explored" and stable.setting is not None and stable.setting.mode == "Off":
         update["speculated_at"] = now
     if result == "Promoted":
-        kept = Chosen(setting=trial.setting, revision=trial.revision, basis=trial.basis)
+        kept = Chosen(setting=trial.setting, revision=trial.revision, basis=trial.basis, slo=trial.slo)
         update["chosen"] = kept if trial.revision != trial.basis else None
     update["balance"] = _spent(said, observed, before, trial, promoted=result == "Promoted", now=now)
     return said.model_copy(update=update)
@@ -133,7 +165,8 @@ def _taken_back(said: SpeculationStatus, before: Status, way: Course, stable: Ar
     changes = [last.model_copy(update={"result": result, "ended_at": now}), *said.changes[1:]]
     mine = said.chosen is not None and said.chosen.revision == last.revision
     basis = said.chosen.basis if said.chosen is not None and mine else last.revision
-    chosen = Chosen(setting=last.was, revision=stable.revision, basis=basis) if stable.revision != basis else None
+    slo = said.chosen.slo if said.chosen is not None and mine else None
+    chosen = Chosen(setting=last.was, revision=stable.revision, basis=basis, slo=slo) if stable.revision != basis else None
     moment = {"rolled_back_at": now} if result == "RolledBack" else {}
     return said.model_copy(update={"changes": changes, "chosen": chosen, **moment})
 
@@ -151,16 +184,39 @@ def realised(comparisons: Iterable[Comparison]) -> Gain | None:
 def _spent(
     said: SpeculationStatus, observed: Observed, before: Status, trial: Trial, *, promoted: bool, now: datetime
 ) -> Balance:
-    """With what the trial has cost: each pod of canary and control was loaded once, and after a promotion each other one."""
+    """With what the trial has cost: its pods beyond spec.replicas for as long as they were there, and those in the place of
+    replicas while they loaded, after a promotion each other one too."""
     known = before.canary if before.canary is not None and before.canary.revision == trial.revision else None
     balance = _as_of(said.balance, observed, now)
     if known is None:
         return balance
+    lasted = max(timedelta(0), now - known.started_at) / timedelta(hours=1)
     loading = max(timedelta(0), (known.ready_at or now) - known.started_at) / timedelta(hours=1)
-    count = observed.resource.spec.rollout.canary.replicas * (2 if known.control is not None else 1)
-    if promoted:
-        count += observed.resource.spec.replicas
-    spent = round(balance.spent + count * loading, 2)
+    spec = observed.resource.spec
+    places = Places.of(spec.replicas, spec.rollout.canary)
+    stable = before.stable.revision if before.stable is not None else ""
+    arms = (*observed.group(trial.revision), *observed.group(stable, control=True))
+    extra = min(places.total - spec.replicas, sum(not pods.waits_for_room(pod) for pod in arms))  # one without a node costs none
+    instead = places.canary + places.control - extra if known.ready_at is not None else 0
+    if promoted and not extra:
+        instead += spec.replicas
+    return _with_spent(balance, extra * lasted + max(0, instead) * loading)
+
+
+def _kept_pods(said: SpeculationStatus, observed: Observed, before: Status, way: Course, now: datetime) -> SpeculationStatus:
+    """With what pods have cost that were kept after the promotion of a trial, when they go."""
+    previous, last = before.previous, next(iter(said.changes), None)
+    if previous is None or way.previous is not None or last is None or before.stable is None or said.balance is None:
+        return said
+    if last.result != "Promoted" or last.revision != before.stable.revision:
+        return said
+    hours = max(timedelta(0), now - last.ended_at) / timedelta(hours=1)
+    balance = _with_spent(_as_of(said.balance, observed, now), previous.replicas * hours)
+    return said.model_copy(update={"balance": balance})
+
+
+def _with_spent(balance: Balance, hours: float) -> Balance:
+    spent = round(balance.spent + hours, 2)
     return balance.model_copy(update={"spent": spent, "net": round(balance.gained - spent, 2)})
 
 
@@ -219,6 +275,7 @@ def _moved(before: Gain | None, after: Gain | None) -> bool:
 
 def _finding(
     observed: Observed,
+    asked: Asked,
     intent: Intent,
     way: Course,
     said: SpeculationStatus,
@@ -230,8 +287,16 @@ def _finding(
     known = next((one for one in before.conditions if one.type == TUNED), None)
     if mode == "Off":
         return Finding(TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.tokens stands")
+    if asked.void and said.chosen is not None:
+        setting = named(read_shown(said.chosen.setting))
+        message = (
+            f"{setting} is in force no longer: {asked.void}. {named(asked.setting)} of the spec takes its place by a rollout"
+        )
+        return Finding(TUNED, "False", "ChoiceVoid", message)
     if said.trial is not None:
         return Finding(TUNED, "False", "Trial", _trial(said.trial))
+    if why := without_drafts(observed.resource):
+        return Finding(TUNED, "False", "NoDrafts", why)
     if advice is None and known is None:
         return None
     if way.phase == "Paused" or way.canary is not None or way.phase in ("Preflight", "RolledBack", "Failed"):
@@ -248,6 +313,8 @@ def _finding(
 
 def _of_advice(advice: Advice, mode: str, said: SpeculationStatus) -> Finding:
     why = said.why or advice.reason
+    if advice.obstacle:
+        return Finding(TUNED, "False", advice.obstacle, why)
     if advice.action == "Change" and mode == "Recommend":
         why = f"{why} Mode Recommend leaves it at that"
     if advice.action == "Hold" and said.recommended is not None:  # it is held back because of a pause

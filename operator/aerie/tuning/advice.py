@@ -39,6 +39,8 @@ class Advice:
     """Predicted gain of `setting` over the current one: the 5 %, 50 % and 95 % points."""
     reason: str
     """Why, as a sentence."""
+    obstacle: str = ""
+    """What keeps the tuner from acting until somebody does something, in one word: CannotProbe. Empty where nothing does."""
     since: float | None = None
     """When traffic became what it is now, in seconds of Unix time; None where no change was seen."""
 
@@ -51,6 +53,7 @@ class Advice:
             "setting": None if self.setting is None else setting_to_dict(self.setting),
             "gain": None if self.gain is None else list(self.gain),
             "reason": self.reason,
+            "obstacle": self.obstacle,
             "since": self.since,
         }
 
@@ -65,7 +68,7 @@ class Advice:
                 gain = (float(low), float(middle), float(high))
             since = None if found.get("since") is None else float(found["since"])
             revision, at, action = str(found["revision"]), float(found["at"]), found["action"]
-            advice = cls(revision, at, action, setting, gain, str(found["reason"]), since)
+            advice = cls(revision, at, action, setting, gain, str(found["reason"]), str(found.get("obstacle", "")), since)
         except (KeyError, TypeError, ValueError) as error:
             raise AdviceError(f"this is no advice of a tuner ({type(error).__name__}: {error}).") from None
         advice.check()

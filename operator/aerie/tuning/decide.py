@@ -24,11 +24,11 @@ from aerie.engine.windows import Unknown
 from aerie.tuning.acceptance import Acceptance, acceptance
 from aerie.tuning.candidates import candidates
 from aerie.tuning.decision import Action, Decision, Evidence, Prediction, Situation
-from aerie.tuning.exploring import best_canary, explore, hindered, probe
+from aerie.tuning.exploring import CANNOT_PROBE, best_canary, cannot_probe, explore, hindered, probe
 from aerie.tuning.forecast import Beyond, forecast, load, unseen
 from aerie.tuning.latency import stretched
 from aerie.tuning.options import Options
-from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.policy import Failed, History, Objectives, Policy
 from aerie.tuning.regimes import Regimes, day_known, regimes, steps
 from aerie.tuning.steptime import StepTime, fit
 from aerie.tuning.telemetry import HOUR, Block, Telemetry
@@ -42,7 +42,7 @@ def decide(telemetry: Telemetry, situation: Situation, policy: Policy, seed: int
     random = np.random.default_rng(seed)
     blocks = list(telemetry.blocks())
     since = regimes(blocks)
-    situation = replace(situation, history=_of_now(situation.history, since))
+    situation = replace(situation, history=_of_now(situation.history, since), failed=_still_failed(situation.failed, since))
     step_time = fit(telemetry.cells, situation.engine.captured, experts=situation.engine.experts)
     lengths = acceptance(since.accepted(blocks), max(situation.most, 1), policy.draws, random)
     stale = _stale(blocks, telemetry, situation)
@@ -88,9 +88,14 @@ def _of_now(history: History, since: Regimes) -> History:
     if since.acceptance is not None:
         history = replace(history, explored=tuple(one for one in history.explored if one >= since.acceptance.at))
     ended = max(history.rolled_back or 0.0, history.undecided or 0.0)
-    if (history.tried or ended) < (since.newest or 0.0):
+    if not history.failed and (history.tried or ended) < (since.newest or 0.0):
         history = replace(history, rolled_back=None, undecided=None, undecided_times=1)
     return history
+
+
+def _still_failed(failed: tuple[Failed, ...], since: Regimes) -> tuple[Failed, ...]:
+    """Without what was found worse on other traffic."""
+    return tuple(one for one in failed if not one.measured or one.began >= (since.newest or 0.0))
 
 
 def _stretch(recent: Sequence[Block], step_time: StepTime, lengths: Acceptance, situation: Situation) -> float:
@@ -120,7 +125,10 @@ def _choose(options: Options) -> Decision:
     judged = tuple(_judged(one, best, options) for one in options.predictions)
     off = options.of_setting(Off()) if Off() in options.gains else None
     cooling = situation.history.cooling(situation.now, policy)
-    if off is not None and off.setting != situation.current and _loses(off, options):
+    if off is not None and off.setting != situation.current and not situation.bars(Off()) and _loses(off, options):
+        if reason := cannot_probe(situation, policy):
+            why = f"speculation loses on this load: without it the gain is {off.percents}. It stays all the same, for {reason}"
+            return Decision(Action.HOLD, why, off.setting, judged, obstacle=CANNOT_PROBE)
         why = f"speculation loses on this load: without it the gain is {off.percents}."
         action = Action.HOLD if cooling else Action.CHANGE
         return Decision(action, f"{why} But {cooling}" if cooling else why, off.setting, judged)
@@ -134,7 +142,7 @@ def _choose(options: Options) -> Decision:
         if asked is not None and asked.net >= policy.least_value and hindered(options, asked) is None:
             first = f"Before it is changed, {asked.teaches} more and cost {100 * asked.cost:.2f} %."
             return Decision(Action.EXPLORE, f"{why} {first}", asked.setting, judged, value=asked.value, cost=asked.cost)
-        if (lately := options.gain_lately(best.setting)) < policy.shown * policy.gate():
+        if (lately := options.gain_lately(best.setting)) < policy.shown * options.gate:
             waits = f"At the load of the last hour that would be {100 * lately:+.1f} %: a canary waits for one at which it shows."
             return Decision(Action.HOLD, f"{why} {waits}", best.setting, judged)
         return Decision(Action.CHANGE, why, best.setting, judged)
@@ -150,6 +158,7 @@ def _best(options: Options) -> Prediction:
         one
         for one in options.predictions
         if one.latencies.holds >= policy.certainty
+        and not options.situation.bars(one.setting)
         and one.worst_fifth >= -policy.worst_fifth
         and (one.unseen is None or one.unseen >= -policy.worst_fifth)
     ]
@@ -168,8 +177,8 @@ def _proven(one: Prediction, options: Options) -> bool:
     """Whether it is worth a canary of its own; or that the one which explores with it is kept until it is proven."""
     policy = options.policy
     if one.setting == options.situation.exploring:
-        return one.gain[2] >= policy.pays() and one.better >= policy.better
-    return one.gain[2] >= policy.gate() and one.gain[1] >= policy.pays() and one.better >= policy.better
+        return one.gain[2] >= options.pays and one.better >= policy.better
+    return one.gain[2] >= options.gate and one.gain[1] >= options.pays and one.better >= policy.better
 
 
 def _loses(off: Prediction, options: Options) -> bool:
@@ -178,7 +187,7 @@ def _loses(off: Prediction, options: Options) -> bool:
         return False
     if options.useless and off.better >= 0.5:
         return True
-    if off.worst_fifth < -options.policy.worst_fifth or off.gain[2] < options.policy.pays():
+    if off.worst_fifth < -options.policy.worst_fifth or off.gain[2] < options.pays:
         return False
     drafting = [gain for setting, gain in options.gains.items() if not isinstance(setting, Off)]
     return float((options.gains[Off()] > np.max(drafting, axis=0)).mean()) >= options.policy.off_certainty
@@ -189,7 +198,10 @@ def _judged(one: Prediction, best: Prediction, options: Options) -> Prediction:
     policy = options.policy
     if one.setting == options.situation.current or (one.setting == best.setting and _proven(best, options)):
         return one
-    if one.latencies.holds < policy.certainty:
+    if options.situation.bars(one.setting):
+        until = next(each.until for each in options.situation.failed if each.setting == one.setting)
+        why = f"its trials have failed, and it may be tried again in {(until - options.situation.now) / HOUR:.1f} h."
+    elif one.latencies.holds < policy.certainty:
         why = f"the objectives hold with {100 * one.latencies.holds:.0f} %, not {100 * policy.certainty:.0f} %."
     elif one.better < 0.5:
         why = "it is worse."
@@ -199,10 +211,10 @@ def _judged(one: Prediction, best: Prediction, options: Options) -> Prediction:
         why = f"at the least or the most load that may come it loses {-100 * one.unseen:.1f} %: less than a day of it is known."
     elif one.better < policy.better:
         why = f"it is better with {100 * one.better:.0f} %, not {100 * policy.better:.0f} %."
-    elif one.gain[2] < policy.gate():
-        why = f"its gain is {100 * one.gain[2]:.1f} %, and a change is made for {100 * policy.gate():.1f} %."
-    elif one.gain[1] < policy.pays():
-        why = f"with 80 % it gains {100 * one.gain[1]:.1f} % or more, and {100 * policy.pays():.1f} % pays for the roll."
+    elif one.gain[2] < options.gate:
+        why = f"its gain is {100 * one.gain[2]:.1f} %, and a change is made for {100 * options.gate:.1f} %."
+    elif one.gain[1] < options.pays:
+        why = f"with 80 % it gains {100 * one.gain[1]:.1f} % or more, and {100 * options.pays:.1f} % pays for the roll."
     else:
         why = f"{named(best.setting)} is better, or simpler and as good."
     return replace(one, why_not=why)

@@ -13,7 +13,7 @@ from aerie.tuning.acceptance import Acceptance
 from aerie.tuning.candidates import Engine, LeftOut
 from aerie.tuning.forecast import Forecast
 from aerie.tuning.latency import Latencies
-from aerie.tuning.policy import History, Objectives
+from aerie.tuning.policy import Failed, History, Objectives
 from aerie.tuning.regimes import Regimes
 from aerie.tuning.steptime import StepTime
 
@@ -43,8 +43,21 @@ class Situation:
     """Requests in the queues, all replicas together."""
     lent: int = 0
     """Replicas whose places a canary and its control take; 0 where there are spare GPUs for them."""
+    extra: int = 0
+    """Pods that a canary and its control take beyond the replicas."""
+    failed: tuple[Failed, ...] = ()
+    """Settings that are not tried for some time."""
     exploring: Setting | None = None
     """What a canary runs that explores at this moment: it may be kept, to prove what it runs."""
+
+    @property
+    def extra_share(self) -> float:
+        """The same in shares of the replicas."""
+        return self.extra / max(self.replicas, 1)
+
+    def bars(self, setting: Setting) -> bool:
+        """Whether the setting has failed, and is not to be tried now."""
+        return setting != self.exploring and any(one.setting == setting and self.now < one.until for one in self.failed)
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,8 @@ class Decision:
     """To change to, or for the canary to run."""
     predictions: tuple[Prediction, ...] = ()
     """The best first."""
+    obstacle: str = ""
+    """In one word, what keeps it from acting until somebody does something (`Advice.obstacle`)."""
     left_out: tuple[LeftOut, ...] = ()
     missing: tuple[str, ...] = ()
     """What the data do not identify."""

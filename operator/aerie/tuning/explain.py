@@ -114,7 +114,7 @@ def _table(decision: Decision, situation: Situation, policy: Policy) -> Iterator
     yield head + (f" {'SLO':>6}" if limited else "") + "  why not"
     for one in decision.predictions:
         yield from _row(one, situation.current, limited)
-    least, pays = (100 * share for share in (policy.gate(), policy.pays()))
+    least, pays = (100 * share for share in (policy.gate(situation.extra_share), policy.pays(situation.extra_share)))
     yield f"  A change is tried for {least:.1f} %, if it gains {pays:.1f} % with 80 %: its canary has to prove the rest."
     known = all(one.unseen is None for one in decision.predictions)
     unseen = "" if known else ", nor at the least or the most that may come,"

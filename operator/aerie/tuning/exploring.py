@@ -43,6 +43,20 @@ class Canary:
         return f"a canary with {named(self.setting)} would teach what is worth {100 * self.value:.1f} %"
 
 
+CANNOT_PROBE = "CannotProbe"
+"""Speculation is off, or would be, and no canary can ask whether it should come back."""
+
+
+def cannot_probe(situation: Situation, policy: Policy) -> str:
+    """Why no canary could ever ask for acceptance again, with the way out, as the end of a sentence; empty where one could."""
+    if situation.lent == 0 or situation.replicas >= policy.least_replicas:
+        return ""
+    return (
+        f"no canary could ask for acceptance again: there are {situation.replicas} replicas, and {policy.least_replicas} are "
+        "needed to spare one. Write spec.rollout.canary.capacity: Surge, or spec.speculation.tokens: 0 to turn it off for good."
+    )
+
+
 def probe(situation: Situation, policy: Policy) -> Decision:
     """Speculation is off, and nothing tells what drafts would be worth."""
     since = situation.history.speculated
@@ -50,8 +64,15 @@ def probe(situation: Situation, policy: Policy) -> Decision:
     if since is not None and situation.now < since + policy.probe:
         left = (since + policy.probe - situation.now) / HOUR
         return Decision(Action.HOLD, f"speculation is off, and acceptance is asked for again in {left:.1f} h.")
-    if reason := _no_canary(situation, policy) or situation.history.cooling(situation.now, policy):
-        return Decision(Action.HOLD, f"speculation is off, and no canary can ask for acceptance: {reason}")
+    if never := cannot_probe(situation, policy):
+        return Decision(Action.HOLD, f"speculation is off, and {never}", obstacle=CANNOT_PROBE)
+    if situation.bars(setting):
+        why = f"speculation is off, and {named(setting)} is not tried again yet: its trials have failed."
+        return Decision(Action.HOLD, why, setting)
+    if cooling := situation.history.cooling(situation.now, policy):
+        return Decision(Action.HOLD, f"speculation is off, and no canary asks for acceptance yet: {cooling}", setting)
+    if reason := _queues(situation):
+        return Decision(Action.HOLD, f"speculation is off, and no canary asks for acceptance: {reason}", obstacle=CANNOT_PROBE)
     reason = f"speculation is off, so nothing tells acceptance: one canary with {named(setting)} asks again."
     return Decision(Action.EXPLORE, reason, setting)
 
@@ -116,14 +137,20 @@ def _no_canary(situation: Situation, policy: Policy) -> str | None:
     """Why no replica can be spared for exploring."""
     if situation.replicas < policy.least_replicas:
         return f"there are {situation.replicas} replicas, and {policy.least_replicas} are needed to spare one."
+    return _queues(situation)
+
+
+def _queues(situation: Situation) -> str | None:
     if situation.waiting > situation.replicas:  # one each may have come since the last step
         return f"{situation.waiting:.0f} requests wait in the queues."
     return None
 
 
 def _teaches(setting: Setting, options: Options) -> bool:
-    """Whether a canary at the setting would show what no window has shown yet."""
-    return isinstance(setting, Static | Schedule) and setting not in options.measured
+    """Whether a canary at the setting would show what no window has shown yet, and is likely to keep the objectives meanwhile."""
+    if not isinstance(setting, Static | Schedule) or setting in options.measured or options.situation.bars(setting):
+        return False
+    return options.of_setting(setting).latencies.bearable >= options.policy.explores
 
 
 def _worth(options: Options, setting: Setting, known: float) -> Canary:
@@ -135,11 +162,12 @@ def _worth(options: Options, setting: Setting, known: float) -> Canary:
     left = (gains - expected).std(axis=0)
     normal = statistics.NormalDist()
     pessimistic = expected + normal.inv_cdf(policy.pessimism) * left
-    acts = (expected >= policy.gate()) & (pessimistic >= policy.pays()) & (expected >= normal.inv_cdf(policy.better) * left)
+    acts = (expected >= options.gate) & (pessimistic >= options.pays) & (expected >= normal.inv_cdf(policy.better) * left)
     value = float(np.where(acts, expected, 0.0).max(axis=1).mean()) - known
     share = 1 / max(options.situation.replicas, 1)
     loss = max(0.0, -float(options.gains[setting].mean()))
     cost = (share * (2 * policy.reload + policy.canary * loss) + 2 * policy.canary * known) / policy.horizon
+    cost += options.situation.extra_share * (policy.reload + policy.canary) / policy.payback
     return Canary(setting, value, cost)
 
 

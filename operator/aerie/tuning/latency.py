@@ -51,6 +51,9 @@ class Latencies:
     holds: float
     """Probability that all objectives hold, or that the one of the time per output token does at a batch, what is less; 1 without
     any."""
+    bearable: float
+    """Probability that on the load that was seen each objective holds, or is missed by no more than it is now: what a canary may
+    explore with."""
 
 
 def observed(blocks: Iterable[Block], setting: Setting, percentile: int) -> Observed:
@@ -79,8 +82,10 @@ def latencies(
     factor = _factor(drawn, current, seen, objectives)
     output = factor * _percentile(drawn, setting, current, share)
     holds = np.ones(len(output), dtype=bool)
+    bearable = holds.copy()
     if objectives.time_per_output_token is not None:
         holds &= output <= objectives.time_per_output_token
+        bearable &= holds | (output <= factor * _percentile(drawn, current, current, share))
     first: Array | None = None
     if seen.time_to_first_token is not None:
         busy = drawn.busy_seconds(setting, current) / drawn.busy_seconds(current, current)
@@ -88,9 +93,11 @@ def latencies(
         first = seen.time_to_first_token * np.maximum(busy, steps)
         if objectives.time_to_first_token is not None:
             holds &= first <= objectives.time_to_first_token
+            bearable &= first <= max(objectives.time_to_first_token, seen.time_to_first_token)
     seconds = limit(drawn, current, seen, objectives)
-    by_batch = [one.keeps(setting, current, seconds).min() for one in (drawn, far) if one is not None]
-    return Latencies(_points(output), None if first is None else _points(first), float(min(holds.mean(), *by_batch)))
+    by_batch = [float(one.keeps(setting, current, seconds).min()) for one in (drawn, far) if one is not None]
+    points = None if first is None else _points(first)
+    return Latencies(_points(output), points, float(min(holds.mean(), *by_batch)), float(min(bearable.mean(), by_batch[0])))
 
 
 def _factor(drawn: Forecast, current: Setting, seen: Observed, objectives: Objectives) -> float:

@@ -57,7 +57,7 @@ class Options:
         gains = {setting: drawn.gain(setting, current) for setting in settings}
         if allowed.schedules and isinstance(current, Static | Schedule):
             seconds = limit(drawn, current, had, situation.objectives)
-            for guarded in list(_guarded(drawn, beyond, gains, current, policy, seconds)):
+            for guarded in list(_guarded(drawn, beyond, gains, situation, policy, seconds)):
                 gains.setdefault(guarded, drawn.gain(guarded, current))
         outside = {} if beyond is None else {setting: float(beyond.near.by_batch(setting, current).min()) for setting in gains}
         far = None if beyond is None else beyond.far
@@ -74,6 +74,16 @@ class Options:
         measured = frozenset(key.setting for key in telemetry.cells)
         last = lately(telemetry.cells, recent, situation.now - HOUR)
         return cls(situation, policy, drawn, measured, gains, tuple(found), last)
+
+    @property
+    def pays(self) -> float:
+        """The gain that the pessimistic forecast of a change has to reach."""
+        return self.policy.pays(self.situation.extra_share)
+
+    @property
+    def gate(self) -> float:
+        """The gain that a change is made for."""
+        return self.policy.gate(self.situation.extra_share)
 
     @property
     def useless(self) -> bool:
@@ -94,13 +104,13 @@ class Options:
 
 
 def _guarded(
-    drawn: Forecast, beyond: Beyond | None, gains: Mapping[Setting, Array], current: Setting, policy: Policy, seconds: float
+    drawn: Forecast, beyond: Beyond | None, gains: Mapping[Setting, Array], situation: Situation, policy: Policy, seconds: float
 ) -> Iterator[Schedule]:
     """What is better on the load that was seen, with the current setting where it might not be: beyond that load, and from the
     first batch on at which a token may take longer than so many seconds."""
-    batches = drawn.load.batches
+    batches, current = drawn.load.batches, situation.current
     for setting, gain in gains.items():
-        if setting == current or isinstance(setting, Adaptive) or float(np.median(gain)) < policy.gate():
+        if setting == current or isinstance(setting, Adaptive) or float(np.median(gain)) < policy.gate(situation.extra_share):
             continue
         first, last = 1, math.inf
         if beyond is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from aerie.engine.speculation import Setting
 from aerie.tuning.advice import Advice, AdviceError, setting_from_dict, setting_to_dict
-from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.policy import Failed, History, Objectives, Policy
 from aerie.tuning.store import from_json, to_json, unpack
 from aerie.tuning.telemetry import Scale, Telemetry
 
@@ -45,6 +45,8 @@ class Order:
     replicas: int
     waiting: float
     lent: int
+    extra: int
+    failed: tuple[Failed, ...]
     exploring: Setting | None
     objectives: Objectives
     history: History
@@ -60,11 +62,12 @@ class Order:
         found = {
             **{
                 name: getattr(self, name)
-                for name in ("revision", "now", "most", "replicas", "waiting", "lent", "horizon", "kept")
+                for name in ("revision", "now", "most", "replicas", "waiting", "lent", "extra", "horizon", "kept")
             },
             **{name: asdict(getattr(self, name)) for name in ("engine", "objectives", "history", "policy", "scale")},
             "current": setting_to_dict(self.current),
             "exploring": None if self.exploring is None else setting_to_dict(self.exploring),
+            "failed": [asdict(one) | {"setting": setting_to_dict(one.setting)} for one in self.failed],
             "since": to_json(self.since),
             "leftOut": dict(self.since.left_out),
             "apiServers": self.since.api_servers,
@@ -88,6 +91,8 @@ class Order:
             replicas=found["replicas"],
             waiting=found["waiting"],
             lent=found["lent"],
+            extra=found["extra"],
+            failed=tuple(Failed(**{**one, "setting": setting_from_dict(one["setting"])}) for one in found["failed"]),
             exploring=None if found["exploring"] is None else setting_from_dict(found["exploring"]),
             objectives=Objectives(**found["objectives"]),
             history=History(**found["history"] | {"explored": tuple(found["history"]["explored"])}),

@@ -2,13 +2,15 @@
 
 The gate on a change: with the capacity of a replica lost for `reload`, a change that is kept for `horizon` has to gain more than
 reload / horizon to break even; `margin` times that is asked of the pessimistic gain, and of the middle one never less than
-`least_gain`. More is not asked of a forecast, since the canary of the change proves it, and takes it back otherwise.
+`least_gain`. Pods beyond the replicas that the trial takes are paid back by the gain of all replicas within `payback`. More is
+not asked of a forecast, since the canary of the change proves it, and takes it back otherwise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aerie.engine.speculation import Setting
 from aerie.tuning.telemetry import HOUR
 
 
@@ -24,6 +26,8 @@ class Policy:
     """Probability that the setting is better than the current one, from which on a canary is to prove it."""
     certainty: float = 0.95
     """Probability that the latencies hold."""
+    explores: float = 0.8
+    """The same on the load that was seen, for a canary that explores: a third of the users of a small fleet are on it."""
     margin: float = 2.0
     reload: float = 300.0
     """To load an engine again: a 70B model on 8 GPUs takes 215 s (vLLM issue 19824)."""
@@ -44,6 +48,10 @@ class Policy:
     """Share of the gate that the gain has to be on the load of the last hour, or a canary would not show it."""
     canary: float = 1800.0
     """How long a canary runs to teach what its setting costs."""
+    trial: float = 2 * HOUR
+    """How long canary and control of a change are there, until it is proven or not."""
+    payback: float = 30 * 24 * HOUR
+    """Within so long a setting has to pay back the pods beyond the replicas that its trial takes."""
     least_value: float = 0.002
     """Expected gain of what a canary teaches, after its cost, below which none is run."""
     urgent: float = 0.05
@@ -63,17 +71,18 @@ class Policy:
     acceptance changed is taken to hold for once `probe`, each further one for twice as long: there is ever less to be learnt."""
     draws: int = 400
 
-    def gate(self) -> float:
-        """The gain that a change is made for, half of the draws above it."""
-        return max(self.least_gain, self.pays())
+    def gate(self, extra: float = 0.0) -> float:
+        """The gain that a change is made for, half of the draws above it. `extra` as in `pays`."""
+        return max(self.least_gain, self.pays(extra))
 
     def stretch(self) -> float:
         """By what share a token may take longer while replicas load for a canary that explores."""
         return self.felt * 6 * HOUR / (2 * self.reload)
 
-    def pays(self) -> float:
-        """The gain that the pessimistic forecast has to reach."""
-        return self.margin * self.reload / self.horizon
+    def pays(self, extra: float = 0.0) -> float:
+        """The gain that the pessimistic forecast has to reach. `extra`: pods that the trial takes beyond the replicas, in shares
+        of these."""
+        return self.margin * self.reload / self.horizon + extra * self.trial / self.payback
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,19 @@ class Objectives:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A setting whose trials have failed. Seconds of Unix time."""
+
+    setting: Setting
+    until: float
+    """When its pause is over."""
+    began: float
+    """When the last trial began."""
+    measured: bool
+    """Whether it was compared and found worse, which says nothing of other traffic; else it never served."""
+
+
+@dataclass(frozen=True)
 class History:
     """What was done before. Seconds of Unix time."""
 
@@ -93,6 +115,8 @@ class History:
     """When the setting was last changed."""
     rolled_back: float | None = None
     """When a change was last taken back."""
+    failed: int = 0
+    """Trials in a row that failed without being measured: the pause after a rollback doubles with each after the first."""
     undecided: float | None = None
     """When a canary was last given up that could not be proven nor refuted."""
     undecided_times: int = 1
@@ -120,7 +144,7 @@ class History:
         """Why nothing may be changed yet."""
         undecided = min(self.undecided_times * policy.cooldown, policy.cooldown_after_rollback)
         for since, pause, what in (
-            (self.rolled_back, policy.cooldown_after_rollback, "a change was taken back"),
+            (self.rolled_back, policy.cooldown_after_rollback * 2 ** max(0, min(self.failed - 1, 12)), "a change was taken back"),
             (self.undecided, undecided, "a canary ended undecided"),
             (self.changed, policy.cooldown, "the setting was changed"),
         ):

@@ -48,6 +48,8 @@ def answered(order: Order) -> Answer:
         history=order.history,
         waiting=order.waiting,
         lent=order.lent,
+        extra=order.extra,
+        failed=order.failed,
         exploring=order.exploring,
     )
     decision = decide(telemetry, situation, order.policy, zlib.crc32(order.revision.encode()))
@@ -58,6 +60,7 @@ def answered(order: Order) -> Answer:
         setting=decision.setting,
         gain=_gain(decision),
         reason=decision.reason,
+        obstacle=decision.obstacle,
         since=decision.evidence.regimes.newest,
     )
     return Answer(advice, explain(decision, telemetry, situation, order.policy), pack(telemetry))

@@ -41,7 +41,7 @@ def least() -> Json:
 def test_defaults_are_those_of_the_design(least: Json) -> None:
     spec = SpeculativeDeployment.from_dict(least).spec
     assert (spec.replicas, spec.drafter, spec.metrics.interval) == (1, None, timedelta(seconds=15))
-    assert (spec.speculation.tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_tokens) == (3, "Auto", 7)
+    assert (spec.speculation.tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_tokens) == (3, "Recommend", 7)
     canary, analysis = spec.rollout.canary, spec.rollout.analysis
     assert (canary.replicas, canary.control, canary.capacity, canary.approval) == (1, "Fresh", "Surge", "Automatic")
     assert (canary.ramp, canary.ramp_hold) == ([25, 50], timedelta(minutes=5))

@@ -198,7 +198,8 @@ def test_what_a_canary_has_taught_is_decided_on_at_once(run: Run) -> None:
             arms = {"was": SETTING, "tried": SETTING | {"tokens": 5}, "revision": "r2"}
             trial = arms | {"purpose": "Explore", "result": "Explored", "reason": "It was measured."}
             ended = {"startedAt": T0.isoformat(), "endedAt": now.isoformat()}
-            one.follow(resource(speculation={"current": SETTING, "changes": [trial | ended]}))
+            said = {"current": SETTING, "changes": [trial | ended], "explored": [now.isoformat()]}
+            one.follow(resource(speculation=said))
             await one.traffic(0.2 * INTERVAL)
             assert [order.history.explored for order in one.decider.orders] == [(), (now.timestamp(),)]
             await one.traffic(INTERVAL)
@@ -476,7 +477,7 @@ def order(**changes: Any) -> Order:
 
     since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
     made = Order(
-        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, 0, None, Objectives(), History(), Policy()),
+        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, 0, 2, (), None, Objectives(), History(), Policy()),
         *(since.horizon, since.scale, "", since),
     )
     return replace(made, **changes)
@@ -536,3 +537,43 @@ def test_a_command_that_is_none_is_told() -> None:
             await Decider(("/nonexistent",)).ask(order(since=Telemetry()))
 
     in_real_time(story())
+
+
+def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) -> None:
+    ended = T0.isoformat()
+    failure = {
+        "setting": SETTING | {"tokens": 5},
+        "reason": "Failed",
+        "times": 2,
+        "basis": "r1",
+        "beganAt": ended,
+        "lastAt": ended,
+    }
+    without = failure | {"setting": SETTING | {"tokens": 7}, "reason": "NoRoom", "pods": 4}
+    said = {"current": SETTING, "failed": 2, "failures": [failure, without], "rolledBackAt": ended}
+
+    async def story() -> None:
+        async with Story() as one:
+            one.follow(resource(speculation=said))
+            await one.traffic(1.3 * INTERVAL)
+            (found,) = one.decider.orders
+            assert (found.extra, found.history.failed) == (2, 2)
+            (failed,) = found.failed
+            assert (failed.setting, failed.measured) == (Static(5), False)
+            assert failed.until == (T0 + timedelta(hours=48)).timestamp()
+            assert Order.from_line(found.to_line()).failed == found.failed
+
+    run(story())
+
+
+def test_a_resource_whose_spec_asks_for_no_drafts_is_not_decided_on(run: Run) -> None:
+    async def story() -> None:
+        async with Story() as one:
+            found = resource()
+            spec = found.spec.speculation.model_copy(update={"tokens": 0})
+            one.follow(found.model_copy(update={"spec": found.spec.model_copy(update={"speculation": spec})}))
+            await one.traffic(1.3 * INTERVAL)
+            assert one.decider.orders == []
+            assert one.tuner.advice(CHAT, "uid-chat") is None
+
+    run(story())

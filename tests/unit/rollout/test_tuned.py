@@ -21,6 +21,19 @@ K5 = {"mode": "Static", "tokens": 5}
 K3 = {"mode": "Static", "tokens": 3}
 
 
+def tuned(**spec: Any) -> World:
+    """A world that serves, whose tuning is granted its canaries."""
+    speculation = spec.pop("speculation", {})
+    tuning = {"mode": "Auto", **speculation.get("tuning", {})}
+    return serving(**spec, speculation={**speculation, "tuning": tuning})
+
+
+def edit(world: World, **speculation: Any) -> None:
+    """The user writes another spec.speculation, in mode Auto."""
+    tuning = {"mode": "Auto", **speculation.pop("tuning", {})}
+    world.edit(speculation={**speculation, "tuning": tuning})
+
+
 def advise(
     world: World, setting: Setting | None = None, action: Action = "Change", reason: str = "K=5 is +8.0 % better."
 ) -> None:
@@ -70,13 +83,13 @@ def tried(world: World, slower: float) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- no advice
 def test_without_an_advice_nothing_is_said_of_tuning() -> None:
-    world = serving()
+    world = tuned()
     assert speculation(world) == {"current": K3}
     assert "Tuned" not in {one["type"] for one in world.status["conditions"]}
 
 
 def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
-    world = serving()
+    world = tuned()
     advise(world, None, "Insufficient", "4 of 6 blocks of five minutes are there.")
     world.step()
     assert world.condition("Tuned") == ("False", "InsufficientData")
@@ -88,7 +101,7 @@ def test_what_lacks_is_said_and_stays_after_a_restart_of_the_operator() -> None:
 
 
 def test_figures_of_an_advice_that_move_a_little_are_not_written() -> None:
-    world = serving(speculation={"tuning": {"mode": "Recommend"}})
+    world = tuned(speculation={"tuning": {"mode": "Recommend"}})
     advise(world, reason="K=5 is +8.0 % better.")
     world.step()
     before = copy.deepcopy(world.status)
@@ -102,7 +115,7 @@ def test_figures_of_an_advice_that_move_a_little_are_not_written() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ a trial
 def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     plan = world.plan()
     assert (plan.apply, plan.delete, plan.again) == ((), (), timedelta(0))
@@ -119,13 +132,13 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
 
 
 def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
-    world = serving(rollout={"analysis": {"soak": "2h"}})
+    world = tuned(rollout={"analysis": {"soak": "2h"}})
     old = world.wanted
     tried(world, -0.1)
     world.settle()
     said = speculation(world)
     new = world.status["stable"]["revision"]
-    assert world.document["spec"].get("speculation") is None
+    assert world.document["spec"]["speculation"] == {"tuning": {"mode": "Auto"}}
     assert said["current"] == said["chosen"]["setting"] == world.status["stable"]["setting"] == K5
     assert (said["chosen"]["basis"], said["chosen"]["revision"]) == (old, new)
     (change,) = said["changes"]
@@ -144,7 +157,7 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize(("slower", "result", "pause"), [(0.1, "RolledBack", 24), (0.0, "Undecided", 6)])
 def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_asked(slower: float, result: str, pause: int) -> None:
-    world = serving(rollout={"analysis": {"deadline": "1h"}})
+    world = tuned(rollout={"analysis": {"deadline": "1h"}})
     old = world.wanted
     advise(world)
     seen = set()
@@ -180,7 +193,7 @@ def test_a_setting_that_is_not_certainly_faster_is_taken_back_and_nobody_is_aske
 
 
 def test_a_canary_that_explores_is_measured_and_given_up() -> None:
-    world = serving(replicas=3)
+    world = tuned(replicas=3)
     advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
     until(world, "Analyzing")
     began = world.now
@@ -201,7 +214,7 @@ def test_a_canary_that_explores_is_measured_and_given_up() -> None:
 
 
 def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
-    world = serving(replicas=3, rollout={"analysis": {"soak": "20m"}})
+    world = tuned(replicas=3, rollout={"analysis": {"soak": "20m"}})
     advise(world, Static(7), "Explore", "A canary with K=7 would teach what is worth 3.6 %.")
     until(world, "Analyzing")
     advise(world, Static(5))
@@ -219,7 +232,7 @@ def test_a_canary_that_explores_is_kept_on_the_tuners_word() -> None:
 
 
 def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> None:
-    world = serving(replicas=3)
+    world = tuned(replicas=3)
     advise(world, Static(7), "Explore")
     until(world, "Analyzing")
     advise(world, Static(7))
@@ -230,7 +243,7 @@ def test_a_canary_that_was_kept_and_does_not_prove_itself_is_rolled_back() -> No
 
 
 def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
-    world = serving(replicas=3)
+    world = tuned(replicas=3)
     advise(world, Static(7), "Explore")
     until(world, "WarmingUp")
     advise(world, Static(7))
@@ -243,7 +256,7 @@ def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
 
 @pytest.mark.parametrize("slower", [0.1, 0.0])
 def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_that_began(slower: float) -> None:
-    world = serving(rollout={"analysis": {"deadline": "1h"}})
+    world = tuned(rollout={"analysis": {"deadline": "1h"}})
     tried(world, slower)
     world.settle()
     world.now += timedelta(hours=1)
@@ -261,7 +274,7 @@ def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_
 
 
 def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
-    world = serving(replicas=3, speculation={"tuning": {"interval": "3h"}})
+    world = tuned(replicas=3, speculation={"tuning": {"interval": "3h"}})
     advise(world, Static(7), "Explore")
     until(world, "Analyzing")
     until(world, "RollingBack", 1.0)
@@ -269,7 +282,7 @@ def test_a_slow_explorer_that_users_would_notice_is_rolled_back() -> None:
 
 
 def test_preflight_may_refuse_a_trial() -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     world.step()
     world.step()
@@ -285,7 +298,7 @@ def test_preflight_may_refuse_a_trial() -> None:
 
 
 def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     world.step()
     plan = world.step()
@@ -299,7 +312,7 @@ def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
 
 @pytest.mark.parametrize("parts", range(12))
 def test_a_crash_anywhere_on_the_way_loses_nothing(parts: int) -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     world.step(parts)
     world.step()
@@ -317,7 +330,7 @@ def test_a_crash_anywhere_on_the_way_loses_nothing(parts: int) -> None:
 # ------------------------------------------------------------------------------------------------------------ what a user does
 @pytest.mark.parametrize("mode", ["Recommend", "Off"])
 def test_no_trial_in_other_modes(mode: str) -> None:
-    world = serving(speculation={"tuning": {"mode": mode}})
+    world = tuned(speculation={"tuning": {"mode": mode}})
     advise(world)
     world.settle()
     assert "trial" not in speculation(world)
@@ -331,7 +344,7 @@ def test_no_trial_in_other_modes(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["Recommend", "Off"])
 @pytest.mark.parametrize("phase", ["Preflight", "Starting", "WarmingUp", "Analyzing"])
 def test_a_trial_ends_with_the_mode(mode: str, phase: str) -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     world.step()
     for _ in range(20):
@@ -354,7 +367,7 @@ def test_a_trial_ends_with_the_mode(mode: str, phase: str) -> None:
 
 
 def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() -> None:
-    world = serving()
+    world = tuned()
     tried(world, -0.1)
     world.edit(speculation={"tuning": {"mode": "Recommend"}})
     world.settle()
@@ -375,14 +388,14 @@ def test_in_mode_off_the_spec_stands_and_a_choice_is_taken_back_by_a_canary() ->
 
 @pytest.mark.parametrize("at", ["Preflight", "Analyzing", "afterwards"])
 def test_a_spec_of_the_user_wins(at: str) -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     world.step()
     if at == "afterwards":
         tried(world, -0.1)
     elif at == "Analyzing":
         until(world, "Analyzing")
-    world.edit(speculation={"tokens": 2})
+    edit(world, tokens=2)
     world.step()
     assert "trial" not in speculation(world)
     until(world, "Analyzing")
@@ -397,10 +410,10 @@ def test_a_spec_of_the_user_wins(at: str) -> None:
 
 
 def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     until(world, "Analyzing")
-    world.edit(speculation={"tokens": 5})
+    edit(world, tokens=5)
     world.step()
     assert "trial" not in speculation(world)
     assert world.status["phase"] == "Analyzing", "the same pods go on"
@@ -411,7 +424,7 @@ def test_a_user_who_writes_what_is_on_trial_makes_it_the_spec() -> None:
 
 
 def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None:
-    world = serving()
+    world = tuned()
     old = world.wanted
     advise(world)
     until(world, "Watching", -0.1)
@@ -433,7 +446,7 @@ def test_a_promotion_that_is_taken_back_brings_back_the_setting_before() -> None
 
 def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
     for word, end in (("rollback", "RolledBack"), ("promote", "Promoted")):
-        world = serving()
+        world = tuned()
         advise(world)
         until(world, "Analyzing")
         world.annotate(**{word: speculation(world)["trial"]["revision"]})
@@ -442,7 +455,7 @@ def test_a_person_may_roll_a_trial_back_or_promote_it() -> None:
 
 
 def test_without_pods_nothing_is_tried() -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     world.step()
     world.edit(replicas=0)
@@ -453,7 +466,7 @@ def test_without_pods_nothing_is_tried() -> None:
 
 # ------------------------------------------------------------------------------------------------------- what holds a trial up
 def test_no_trial_begins_on_an_advice_of_other_pods_or_of_another_time() -> None:
-    world = serving()
+    world = tuned()
     advise(world)
     assert world.advice is not None
     for other in (
@@ -470,7 +483,7 @@ def _rest(advice: Advice) -> tuple[Any, ...]:
 
 
 def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why() -> None:
-    world = serving(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--data-parallel-size=2"]})
+    world = tuned(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--data-parallel-size=2"]})
     advise(world, Schedule((Tier(1, 8, 5), Tier(9, 64, 3)), 5))
     world.step()
     assert world.condition("Tuned") == ("False", "Refused")
@@ -481,7 +494,7 @@ def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why() -> Non
 
 
 def test_a_trial_waits_for_rollouts_and_for_pods() -> None:
-    world = serving()
+    world = tuned()
     world.ready(value="False")
     advise(world)
     world.step()
@@ -527,7 +540,7 @@ def test_what_is_no_advice_is_refused() -> None:
 
 
 def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
-    world = serving()
+    world = tuned()
     resource = world.observed().resource
     found = [read_wanted(resource, setting=one) for one in (Static(3), Static(5), Off(), Schedule((Tier(1, 8, 3),), 3))]
     assert found[0].revision == world.wanted
@@ -536,3 +549,224 @@ def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
     assert ["--speculative-config" in each for each in arguments] == [True, True, False, True]
     assert found[3].arm.setting is not None
     assert found[3].arm.setting.to_dict()["schedule"] == [{"first": 1, "last": 8, "tokens": 3}]
+
+
+# -------------------------------------------------------------------------------------------- what a user writes binds at once
+def test_who_writes_nothing_about_tuning_grants_no_canary() -> None:
+    world = serving()
+    advise(world)
+    world.settle()
+    assert "trial" not in speculation(world)
+    assert speculation(world)["recommended"] == K5
+
+
+def test_without_tokens_no_draft_is_tried_unless_the_spec_says_so() -> None:
+    world = tuned(speculation={"tokens": 0})
+    advise(world, Static(3), "Explore")
+    world.settle()
+    assert "trial" not in speculation(world)
+    assert world.condition("Tuned") == ("False", "NoDrafts")
+    assert "whenZero: Try" in world.message("Tuned")
+    edit(world, tokens=0, tuning={"whenZero": "Try"})
+    advise(world, Static(3), "Explore")
+    world.step()
+    assert world.condition("Tuned") == ("False", "Trial")
+    edit(world, tokens=0)
+    world.step()
+    assert "trial" not in speculation(world), "and taken back at once"
+
+
+def test_without_tokens_and_drafter_the_message_names_the_drafter() -> None:
+    world = tuned(drafter=None, speculation={"tokens": 0, "tuning": {"whenZero": "Try"}})
+    advise(world, Static(3), "Explore")
+    world.step()
+    assert world.condition("Tuned") == ("False", "NoDrafts")
+    assert world.message("Tuned").endswith("write spec.drafter")
+
+
+@pytest.mark.parametrize(
+    ("bound", "says"),
+    [({"maxTokens": 4}, "maxTokens is 4"), ({"slo": {"timePerOutputToken": "20ms"}}, "slo is stricter")],
+)
+def test_a_choice_beyond_a_new_bound_is_void_at_once(bound: dict[str, Any], says: str) -> None:
+    world = tuned(rollout={"analysis": {"soak": "0s"}})
+    tried(world, -0.1)
+    world.settle()
+    assert speculation(world)["current"] == K5
+    edit(world, tuning=bound)
+    world.step()
+    assert world.status["phase"] == "Preflight"
+    assert world.condition("Tuned") == ("False", "ChoiceVoid")
+    assert says in world.message("Tuned")
+    until(world, "Analyzing")
+    assert world.status["canary"]["revision"] == world.wanted
+    world.annotate(promote=world.wanted)
+    until(world, "Ready")
+    assert speculation(world)["current"] == K3
+    assert "chosen" not in speculation(world)
+
+
+def test_a_looser_objective_voids_nothing_and_a_stricter_one_ends_a_trial() -> None:
+    world = tuned(speculation={"tuning": {"slo": {"timePerOutputToken": "20ms"}}})
+    advise(world)
+    world.step()
+    edit(world, tuning={"slo": {"timePerOutputToken": "30ms"}})
+    world.step()
+    assert speculation(world)["trial"]["setting"] == K5
+    edit(world, tuning={"slo": {"timePerOutputToken": "30ms", "timeToFirstToken": "1s"}})
+    world.step()
+    assert "trial" not in speculation(world)
+
+
+# ------------------------------------------------------------------------------------------------------- trials that fail
+def crashed(world: World) -> None:
+    """A trial whose engines crash, from its advice to its end."""
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "Trial")
+    trial = speculation(world)["trial"]["revision"]
+    for _ in range(60):
+        world.step()
+        world.check()
+        world.schedule()
+        world.crash(trial, 3)
+        world.ready(world.wanted)
+        if "trial" not in speculation(world) and world.status["phase"] == "Ready":
+            return
+        world.now += MINUTE
+    raise AssertionError("the trial does not end")
+
+
+def test_the_pause_after_a_setting_that_cannot_start_doubles_whatever_traffic_does() -> None:
+    world = tuned()
+    for times, hours in ((1, 24), (2, 48), (3, 96)):
+        crashed(world)
+        (failure,) = speculation(world)["failures"]
+        assert (failure["setting"], failure["reason"], failure["times"]) == (K5, "Failed", times)
+        ended = world.now
+        world.now = ended + timedelta(hours=hours - 1)
+        advise(world)
+        assert world.advice is not None
+        world.advice = replace(world.advice, since=world.now.timestamp() - 1)
+        world.step()
+        assert world.condition("Tuned") == ("False", "Cooldown"), "other traffic does not make it start"
+        world.now = ended + timedelta(hours=hours, minutes=1)
+
+
+def test_another_spec_or_a_person_forgets_what_has_failed() -> None:
+    for change in ("spec", "word"):
+        world = tuned()
+        crashed(world)
+        if change == "spec":
+            edit(world, tokens=2)
+            until(world, "Analyzing")
+            world.annotate(promote=world.wanted)
+            until(world, "Ready")
+        else:
+            world.annotate(retry="now")
+            world.step()
+        assert "failures" not in speculation(world)
+        assert "failed" not in speculation(world)
+
+
+def roomless(world: World) -> None:
+    """A trial in a cluster that has room for the replicas alone."""
+    advise(world)
+    world.step()
+    places = world.document["spec"]["replicas"]
+    for _ in range(60):
+        world.step()
+        world.check()
+        world.schedule()
+        for pod in world.pods[places:]:
+            pod["status"] = {"phase": "Pending", "conditions": [NO_NODE]}
+        if "trial" not in speculation(world) and world.status["phase"] == "Ready":
+            return
+        world.now += MINUTE
+    raise AssertionError("the trial does not end")
+
+
+NO_NODE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes: Insufficient nvidia.com/gpu",
+}
+
+
+def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_named() -> None:
+    world = tuned()
+    roomless(world)
+    assert speculation(world)["failures"][0]["reason"] == "NoRoom"
+    assert speculation(world)["balance"]["spent"] == 0, "a pod without a node costs nothing"
+    world.now += timedelta(days=30)
+    for setting in (Static(5), Static(7)):
+        advise(world, setting)
+        world.step()
+        assert world.condition("Tuned") == ("False", "NoRoom")
+    for words in ("2 pods on top", "capacity: Reuse", "quota", "aerie.dev/retry"):
+        assert words in world.message("Tuned")
+    for change in ("fewer pods", "a rollout found room", "a person's word"):
+        other = copy.deepcopy(world)
+        if change == "fewer pods":
+            other.edit(replicas=3, rollout={"canary": {"capacity": "Reuse"}})
+        elif change == "a rollout found room":
+            other.edit(replicas=4)
+        else:
+            other.annotate(retry="there are more nodes now")
+        other.settle()
+        advise(other)
+        other.step()
+        assert other.condition("Tuned") == ("False", "Trial"), change
+
+
+def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
+    world = tuned()
+    ahead = (world.now + timedelta(days=7)).isoformat()
+    world.document["status"]["speculation"]["changedAt"] = ahead
+    world.step()
+    assert datetime.fromisoformat(speculation(world)["changedAt"]) == world.now
+    world.now += timedelta(hours=7)
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "Trial")
+
+
+def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
+    world = tuned()
+    advise(world, Off(), "Hold", "no canary could ask for acceptance again.")
+    assert world.advice is not None
+    world.advice = replace(world.advice, obstacle="CannotProbe")
+    world.step()
+    assert world.condition("Tuned") == ("False", "CannotProbe")
+
+
+# ------------------------------------------------------------------------------------------------------------- the account
+@pytest.mark.parametrize(("capacity", "hours"), [("Surge", 4.0), ("Reuse", 0.0)])
+def test_the_balance_counts_each_pod_beyond_the_replicas_for_as_long_as_it_is_there(capacity: str, hours: float) -> None:
+    world = tuned(replicas=4, rollout={"analysis": {"deadline": "1h"}, "canary": {"capacity": capacity}})
+    advise(world)
+    world.step()
+    for _ in range(120):
+        look(world)
+        if "trial" not in speculation(world):
+            break
+        if world.status["phase"] == "Analyzing":
+            world.measure_time(1, 0.0, scatter=0.03, step=False)
+        else:
+            world.now += MINUTE
+    assert speculation(world)["changes"][0]["result"] == "Undecided"
+    spent = speculation(world)["balance"]["spent"]
+    assert hours <= spent < hours + 0.6, "two pods, for two hours and a warm-up"
+    assert speculation(world)["balance"]["net"] == -spent
+
+
+def test_pods_that_are_kept_after_a_promotion_are_counted_when_they_go() -> None:
+    world = tuned(rollout={"canary": {"scaleDownDelay": "10h"}})
+    advise(world)
+    until(world, "Watching", -0.1)
+    before = speculation(world)["balance"]["spent"]
+    world.now += timedelta(hours=10)
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert 19 < speculation(world)["balance"]["spent"] - before < 21

@@ -15,7 +15,7 @@ from aerie.tuning.candidates import Engine
 from aerie.tuning.decide import decide
 from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.explain import explain
-from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.policy import Failed, History, Objectives, Policy
 from aerie.tuning.telemetry import HOUR, Telemetry
 from tests.unit.tuning.windows import K3, spread, telemetry
 
@@ -239,8 +239,60 @@ def test_while_off_a_canary_asks_for_acceptance_again_once_a_day() -> None:
     early = decided(data, situation(Off(), history=History(speculated=90 * HOUR)))
     assert early.action is Action.HOLD
     assert "again in 14.0 h" in early.reason
-    alone = decided(data, situation(Off(), replicas=1))
-    assert alone.action is Action.HOLD
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_small_fleet_asks_again_where_the_canary_needs_no_replica(replicas: int) -> None:
+    data = telemetry([Off()], dear, spread(1, 60, 60))
+    assert decided(data, situation(Off(), replicas=replicas)).action is Action.EXPLORE
+    lending = decided(data, situation(Off(), replicas=replicas, lent=1))
+    assert (lending.action, lending.obstacle) == (Action.HOLD, "CannotProbe")
+    assert "capacity: Surge" in lending.reason
+
+
+def test_speculation_is_not_turned_off_where_no_canary_could_ask_for_it_again() -> None:
+    data = telemetry([K3, Static(1)], dear, spread(4, 100, 60), BAD)
+    found = decided(data, situation(K3, replicas=2, lent=1))
+    assert (found.action, found.setting, found.obstacle) == (Action.HOLD, Off(), "CannotProbe")
+    assert "spec.speculation.tokens: 0 to turn it off for good" in found.reason
+
+
+def test_a_setting_that_has_failed_lately_is_left_alone_and_the_next_best_is_tried(better_with_more: Telemetry) -> None:
+    failed = Failed(Static(7), 101 * HOUR, 99 * HOUR, measured=False)
+    found = decided(better_with_more, situation(K3, failed=(failed,)))
+    assert found.action in (Action.CHANGE, Action.EXPLORE)
+    assert found.setting not in (K3, Static(7))
+    (seven,) = (one for one in found.predictions if one.setting == Static(7))
+    assert seven.why_not == "its trials have failed, and it may be tried again in 1.0 h."
+    over = replace(failed, until=99.9 * HOUR)
+    assert decided(better_with_more, situation(K3, failed=(over,))).setting == Static(7)
+
+
+@pytest.mark.parametrize(("times", "hours"), [(1, 24), (2, 48), (5, 384)])
+def test_the_pause_after_failures_in_a_row_doubles(better_with_more: Telemetry, times: int, hours: int) -> None:
+    history = History(rolled_back=(100 - hours + 1) * HOUR, failed=times, tried=(99 - hours) * HOUR)
+    found = decided(better_with_more, situation(K3, history=history))
+    assert found.action is Action.HOLD
+    assert "may come in 1.0 h" in found.reason
+
+
+@pytest.mark.parametrize(
+    "objectives", [Objectives(time_per_output_token=0.006), Objectives(time_to_first_token=0.05)], ids=["TPOT", "TTFT"]
+)
+def test_a_canary_explores_only_with_what_is_likely_to_keep_the_objectives(objectives: Objectives) -> None:
+    data = telemetry([K3], dear_with_load, spread(2, 30, 60), GOOD)
+    assert decided(data, situation(K3), SURE).action is Action.EXPLORE
+    found = decided(data, situation(K3, objectives=objectives), SURE)
+    slow = {one.setting for one in found.predictions if one.latencies.bearable < SURE.explores}
+    assert slow, "some candidate is likely to break it"
+    assert found.action is not Action.EXPLORE or found.setting not in slow
+
+
+def test_pods_beyond_the_replicas_have_to_be_paid_back() -> None:
+    assert Policy().pays(2 / 1) > Policy().pays(2 / 6) > Policy().pays()
+    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+    few, none = (decided(data, situation(K3, extra=extra), SURE) for extra in (2, 0))
+    assert few.cost > none.cost
 
 
 def test_a_schedule_is_proposed_where_no_fixed_setting_fits_all_batches() -> None:
