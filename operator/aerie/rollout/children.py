@@ -18,7 +18,7 @@ from aerie.resources.history import name as history_name
 from aerie.resources.tuning import name as tuning_name
 from aerie.rollout import history, kept, pods
 from aerie.rollout.course import Course
-from aerie.rollout.fleet import Group, owed
+from aerie.rollout.fleet import owed
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
 from aerie.rollout.templates import template_of
@@ -149,9 +149,9 @@ def superfluous(
         if kind == "Deployment" and of in named and (labels(child).get(names.CONTROL) != "true" or controlled):
             continue  # a crash may have kept what comes after it out of the status
         control = labels(child).get(names.CONTROL) == "true"
-        # The control of a canary that nothing names any more stays only as long as the stable pods may yet come to serve.
-        hoped = of in named or (course.stable is not None and not Group.of(observed, course.stable, at).too_late)
-        stays = of == wanted.revision or (control and hoped and (course.canary is None or of != course.stable))
+        # A control that the canary under way has use for is missing from what is made where nothing tells what its pods are.
+        unmade = course.canary is None or of != course.stable or _with_control(course)
+        stays = of == wanted.revision or (control and unmade)
         if kind == "Deployment" and of and stays and wanting and any(map(pods.ready, observed.group(of, control=control))):
             continue  # it stands in until other pods serve, though nothing asks for it: the control of a canary that is gone
         if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":

@@ -36,7 +36,7 @@ from aerie.rollout.fleet import Fleet, owed
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.recovery import leaving
-from aerie.rollout.traffic import ALL
+from aerie.rollout.traffic import ALL, to_serving
 from aerie.rollout.verdict import SKIPPED, Verdict
 from aerie.rollout.wanted import Wanted
 
@@ -112,7 +112,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
         serving = replace(serving, passed=before)
     if resource.spec.rollout.paused:
         finding = Finding(PROGRESSING, "False", "Paused", "spec.rollout.paused is true: nothing is changed until it is false")
-        kept = {"canary": known, "previous": status.previous, **_as_it_is(status, replicas)}
+        kept = {"canary": known, "previous": status.previous, **_as_it_is(observed, status, replicas)}
         return replace(serving, phase="Paused", progressing=finding, **kept)
     if known is None and stable is not None and (stray := _stray(observed, wanted, status, stable, now)) is not None:
         known = leaving(observed, stray, now)
@@ -225,7 +225,9 @@ def _with(serving: Course, found: watch.Watch, rejected: str | None = None, acce
 def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]:
     """Revisions beside the stable and the wanted one that have a Deployment: an operator that was killed may have left them."""
     owner, known = observed.resource.metadata.uid, {wanted.revision, stable.revision if stable else None}
-    there = {labels(one).get(names.REVISION) for one in observed.of("Deployment") if owned(one, owner)}
+    found = [labels(one) for one in observed.of("Deployment") if owned(one, owner)]
+    # A control that is left stands in as long as it is needed (children.py), and holds nothing up.
+    there = {one.get(names.REVISION) for one in found if one.get(names.CONTROL) != "true"}
     return sorted(revision for revision in there - known if revision is not None)
 
 
@@ -242,21 +244,29 @@ def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now:
     return next((one for one in others if any(map(pods.ready, observed.group(one)))), None)
 
 
-def _as_it_is(status: Status, replicas: int) -> dict[str, Any]:
-    """Pods and weights of the arms as they were asked for last."""
+def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, Any]:
+    """Pods and weights of the arms as they were asked for last; where that is put into force again, because only a kind cannot be
+    listed, without weight for an arm of which nobody serves."""
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and previous is not None:
-        return {"arms": Arms(replicas), "weights": _weights(stable=stable, previous=previous)}
+        weights = _weights(observed, stable=(stable, False), previous=(previous, False))
+        return {"arms": Arms(replicas), "weights": weights}
     if stable is None or canary is None:
         return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
+    arms = {"stable": (stable, False), "canary": (canary, False)}
+    if canary.control is not None:
+        arms["control"] = (stable.model_copy(update={"weight": canary.control.weight}), True)
     control = canary.control.replicas if canary.control else 0
-    weights = _weights(stable=stable, canary=canary, control=canary.control)
-    return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": weights}
+    return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": _weights(observed, **arms)}
 
 
-def _weights(**arms: Arm | None) -> dict[str, int]:
-    """The arms' weights as the status shows them."""
-    return {name: ALL * (arm.weight or 0) // 100 for name, arm in arms.items() if arm is not None}
+def _weights(observed: Observed, **arms: tuple[Arm, bool]) -> dict[str, int]:
+    """The arms' weights as the status shows them; with each arm, whether its pods are control pods."""
+    weights = {name: ALL * (arm.weight or 0) // 100 for name, (arm, _) in arms.items()}
+    if not observed.unlisted:
+        return weights
+    serving = {name: any(map(pods.ready, observed.group(arm.revision, control=control))) for name, (arm, control) in arms.items()}
+    return to_serving(weights, serving)
 
 
 def _rejected(observed: Observed, wanted: Wanted) -> str | None:

@@ -4,8 +4,8 @@
                                                 └──► report ──►
 
 Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on. While a kind cannot be
-listed, the rollout rests as if paused, nothing of that kind is applied and nothing at all deleted; the rest is repaired and
-scaled. A decision that writes nothing never asks for another one at once, so that nothing spins.
+listed, the rollout rests as if paused: nothing of that kind is applied, nothing at all deleted, and no arm of a rollout loses
+pods; the rest is repaired and scaled. A decision that writes nothing never asks for another one at once, so that nothing spins.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     made = [item for item in made if item["kind"] not in observed.unlisted]
     made, handed_over = handover.ordered(observed, made, now)
     held_up = min(filter(None, (handed_over, settling.left(observed, made, now))), default=None)
+    halted = bool(observed.unlisted) and (way.canary is not None or way.previous is not None)
     taken, missing = [], []
     for item in made:
-        if item in leftovers or (held_up and settling.shrinks(observed, item)):
+        if item in leftovers or ((held_up or halted) and settling.shrinks(observed, item)):
             continue
         live = observed.child(item["kind"], item["metadata"]["name"]) or _namesake(observed, item)
         if live is not None and not owned(live, resource.metadata.uid):

@@ -10,6 +10,7 @@ weights is the matter of handover.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aerie.rollout.capacity import Arms, Pods
@@ -71,6 +72,17 @@ def standing_in(replicas: int, arms: Arms, stable: Pods, canary: Pods, control: 
     weights = shared(owed, replicas, asked, both, canary)
     of_control = weights["stable"] * (both.serving - stable.serving) // max(1, both.serving)
     return {"stable": weights["stable"] - of_control, "canary": weights["canary"], "control": of_control}
+
+
+def to_serving(weights: Mapping[str, int], serving: Mapping[str, bool]) -> dict[str, int]:
+    """Weights that were given before, for the arms that serve now: an arm without a serving pod loses its own, and where that
+    leaves none, the first arm that serves has all. Where no arm serves, or all that have a weight do, they stay as they are."""
+    if not any(serving.values()) or all(serving[arm] for arm, weight in weights.items() if weight):
+        return dict(weights)
+    able = {arm: weight if serving[arm] else 0 for arm, weight in weights.items()}
+    if not any(able.values()):
+        able[next(arm for arm in weights if serving[arm])] = ALL
+    return able
 
 
 def _staying(pods: Pods, asked: int) -> Pods:

@@ -287,3 +287,37 @@ def test_a_first_revision_whose_operator_was_killed_before_its_status_is_adopted
     world.settle()
     assert world.status["phase"] == "Ready"
     assert [(one["change"], one["result"]) for one in world.status["history"]] == [("first revision", "Promoted")]
+
+
+def test_while_a_kind_cannot_be_listed_no_requests_go_to_an_arm_without_a_pod() -> None:
+    cluster = come_to("Watching")
+    cluster.edit(rollout={**cluster.document["spec"]["rollout"], "canary": {"scaleDownDelay": "3h"}})
+    new, old = cluster.status["stable"]["revision"], cluster.status["previous"]["revision"]
+    cluster.unlisted["Job"] = cluster.now + timedelta(hours=1)
+    fail(cluster, new)
+    cluster.go_on(MINUTE)
+    assert cluster.serving(old) > 0
+    selector = cluster.objects["Service", "chat"]["spec"]["selector"]
+    assert "aerie.dev/revision" not in selector, "pods of both revisions are selected"
+
+
+def test_while_a_kind_cannot_be_listed_no_arm_of_a_rollout_loses_pods() -> None:
+    cluster = come_to("Analyzing")
+    old = cluster.status["stable"]["revision"]
+    cluster.document["status"]["stable"]["replicas"] = 2
+    cluster.unlisted["PodDisruptionBudget"] = cluster.now + timedelta(hours=1)
+    cluster.go_on(10 * MINUTE)
+    assert cluster.replicas()[f"chat-{old}"] == 4
+
+
+def test_the_control_of_a_revision_that_nothing_names_holds_no_rollout_up() -> None:
+    """Its pod stands in where the stable ones find no room."""
+    cluster = come_to("Analyzing")
+    old = cluster.status["stable"]["revision"]
+    control = cluster.objects["Deployment", f"chat-{old}-control"]
+    for item in (control, control["spec"]["template"]):
+        item["metadata"]["labels"]["aerie.dev/revision"] = "0123456789"
+    cluster.document["status"].pop("canary")
+    cluster.drafter("eagle32")
+    cluster.go_on(20 * MINUTE)
+    assert (cluster.status.get("canary") or {}).get("revision") == cluster.wanted
