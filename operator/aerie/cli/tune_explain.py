@@ -96,7 +96,7 @@ def _before(changes: list[Tried], balance: Balance | None, now: datetime) -> Ite
         yield f"               predicted {_figures(one.predicted)}, realised {_figures(one.realised)}"
     if balance is not None:
         yield (
-            f"  Together, in hours of one replica: {balance.gained:.1f} gained, {balance.spent:.1f} spent on loading, "
+            f"  Together, in hours of one replica: {balance.gained:.1f} gained, {balance.spent:.1f} spent on trials, "
             f"{balance.net:+.1f} net, as of {_ago(balance.as_of, now)}; now {100 * balance.rate:.1f} % are saved."
         )
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aerie.api.rollout import Canary
+from aerie.rollout.lateness import tolerated
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ class Places:
         total = max(replicas, size + control + 1) if replicas else 0
         return cls(replicas, size, control, total=total, floor=total - size - control)
 
+    def owed(self, *arms: Pods) -> int:
+        """Serving pods that are missing from the floor, beside those of these arms: others have to stand in for them. Late pods
+        are excused as far as a fleet of that size may have some, and not the larger one that it was before."""
+        excused = min(sum(arm.excused for arm in arms), tolerated(self.floor))
+        return max(0, self.floor - sum(arm.serving for arm in arms) - excused)
+
 
 def judged(places: Places) -> Arms:
     """While the canary starts and is judged."""
@@ -89,14 +96,14 @@ def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) 
     stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up
     when a stable one serves for it."""
     goal = max(places.canary, min(goal, places.replicas))
-    same = max(0, min(control.asked, places.floor - stable.done - canary.done)) if control.serving else 0
+    same = min(control.asked, places.owed(stable, canary)) if control.serving else 0
     wanted_stable = max(0, min(places.replicas, places.total - goal - same))
     # What the canary's serving pods carry already, the stable ones need not.
-    kept = max(wanted_stable, min(places.replicas, places.floor - canary.done))
+    kept = max(wanted_stable, min(places.replicas, places.owed(canary)))
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(kept - stable.asked, free))
     more_canary = max(0, min(goal - canary.asked, free - more_stable))
-    most_canary = max(goal, min(places.replicas, places.floor - stable.done))
+    most_canary = max(goal, min(places.replicas, places.owed(stable)))
     asked = max(places.canary, min(most_canary, canary.asked + more_canary))
     return Arms(min(kept, stable.asked + more_stable), asked, same)
 
@@ -106,8 +113,8 @@ def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms
     goes when a stable one serves."""
     free = places.total - stable.held - canary.held - control.held
     more_stable = max(0, min(places.replicas - stable.asked, free))
-    needed = places.floor - stable.done
-    same = max(0, min(control.asked, needed)) if control.serving else 0
+    needed = places.owed(stable)
+    same = min(control.asked, needed) if control.serving else 0
     kept = max(0, min(canary.asked, needed - min(same, control.serving))) if canary.serving else 0
     return Arms(min(places.replicas, stable.asked + more_stable), kept, same)
 

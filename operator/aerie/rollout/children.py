@@ -16,7 +16,7 @@ from aerie.resources import names, network, preflight, workload
 from aerie.resources.drift import APPLIED, stamped
 from aerie.resources.history import name as history_name
 from aerie.resources.tuning import name as tuning_name
-from aerie.rollout import history, kept, pods
+from aerie.rollout import history, kept
 from aerie.rollout.course import Course
 from aerie.rollout.fleet import owed
 from aerie.rollout.observed import Observed, labels, owned
@@ -110,7 +110,7 @@ def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator
 
 def _control_alone(observed: Observed, stable: str) -> bool:
     """Whether of the stable revision only control pods serve, which a canary has left behind."""
-    return any(map(pods.ready, observed.group(stable, control=True))) and not any(map(pods.ready, observed.group(stable)))
+    return observed.serving(stable, control=True) > 0 and not observed.serving(stable)
 
 
 def _with_control(course: Course) -> bool:
@@ -152,7 +152,7 @@ def superfluous(
         # A control that the canary under way has use for is missing from what is made where nothing tells what its pods are.
         unmade = course.canary is None or of != course.stable or _with_control(course)
         stays = of == wanted.revision or (control and unmade)
-        if kind == "Deployment" and of and stays and wanting and any(map(pods.ready, observed.group(of, control=control))):
+        if kind == "Deployment" and of and stays and wanting and observed.serving(of, control=control):
             continue  # it stands in until other pods serve, though nothing asks for it: the control of a canary that is gone
         if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
             continue  # that of its pods

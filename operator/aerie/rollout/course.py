@@ -132,7 +132,7 @@ def course(observed: Observed, wanted: Wanted, verdict: Verdict, now: datetime) 
     if wanted.revision == serving.stable:
         return serving
     if known is not None and known.revision != wanted.revision:  # the first one
-        if count := sum(map(pods.ready, observed.group(known.revision))):
+        if count := observed.serving(known.revision):
             return _kept(serving, wanted, known, status, count, now)
         serving = replace(serving, outcome=_superseded(known, wanted, status, now))
         known = None
@@ -234,14 +234,14 @@ def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]
 def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now: datetime) -> str | None:
     """A revision that the status does not name, because it was lost or could not be written, and whose pods serve for stable
     ones. One that the last rollout gave up is such a revision only where no stable pod serves."""
-    if status.previous is not None or owed(observed, (stable.revision,), now) <= 0:
+    if status.previous is not None or not owed(observed, (stable.revision,), now):
         return None
     others = _others(observed, wanted, stable)
     if wanted.revision != stable.revision and not canary.is_broken(observed, stable):  # else what is wanted takes its place
         others.append(wanted.revision)
-    if any(map(pods.ready, observed.group(stable.revision))):
+    if observed.serving(stable.revision):
         others = [one for one in others if one != rollback.given_up(status)]
-    return next((one for one in others if any(map(pods.ready, observed.group(one)))), None)
+    return next((one for one in others if observed.serving(one)), None)
 
 
 def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _weights(observed: Observed, **arms: tuple[Arm, bool]) -> dict[str, int]:
     weights = {name: ALL * (arm.weight or 0) // 100 for name, (arm, _) in arms.items()}
     if not observed.unlisted:
         return weights
-    serving = {name: any(map(pods.ready, observed.group(arm.revision, control=control))) for name, (arm, control) in arms.items()}
+    serving = {name: observed.serving(arm.revision, control=control) for name, (arm, control) in arms.items()}
     return to_serving(weights, serving)
 
 
@@ -312,7 +312,7 @@ def _may_begin(observed: Observed, wanted: Wanted, stable: Arm) -> bool:
     if "Rollout" in observed.turn.may_begin or wanted.trial is not None:  # a trial has had its turn
         return True
     asked_for = canary.word(observed.resource, wanted.revision) == "promote"
-    return asked_for or not any(map(pods.ready, observed.group(stable.revision)))
+    return asked_for or not observed.serving(stable.revision)
 
 
 def _queued(serving: Course, wanted: Wanted, waits_for: str) -> Course:

@@ -45,7 +45,10 @@ class Group:
         )
         asked = max(replicas, len(alive))
         counts = Pods(
-            asked, observed.leaving(revision, control=control), sum(map(pods.ready, alive)), excused=late.excused(asked)
+            asked,
+            observed.leaving(revision, control=control),
+            observed.serving(revision, control=control),
+            excused=late.excused(asked),
         )
         return cls(alive, observed.dead(revision, control=control), counts, late)
 
@@ -149,11 +152,10 @@ class Fleet:
 
 
 def owed(observed: Observed, revisions: Iterable[str], now: datetime) -> int:
-    """Serving pods that the spec owes its users beyond those of these revisions, which others have to stand in for until they
-    serve; the few that are late are excused. Zero or less: nobody stands in."""
+    """Serving pods that the spec owes its users beyond those of these revisions: others stand in for them until they serve."""
     spec = observed.resource.spec
-    places = Places.of(spec.replicas, spec.rollout.canary)
-    return places.floor - sum(Group.of(observed, revision, now).pods.done for revision in revisions)
+    groups = (Group.of(observed, revision, now).pods for revision in revisions)
+    return Places.of(spec.replicas, spec.rollout.canary).owed(*groups)
 
 
 def _missed(group: Group) -> bool:

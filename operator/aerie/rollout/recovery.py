@@ -21,7 +21,6 @@ from datetime import datetime
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.api.status import Arm, CanaryArm, Status
 from aerie.resources import names, preflight
-from aerie.rollout import pods
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.wanted import read_wanted
 
@@ -30,7 +29,7 @@ def recovered(observed: Observed, now: datetime) -> Observed:
     """The same, with a stable arm in the status where it has none and pods serve that it does not know."""
     resource, status = observed.resource, observed.resource.status or Status()
     first = status.canary
-    if status.stable is not None or (first is not None and any(map(pods.ready, observed.group(first.revision)))):
+    if status.stable is not None or (first is not None and observed.serving(first.revision)):
         return observed
     serving: dict[str, tuple[int, bool]] = {}
     for item in observed.of("Deployment"):
@@ -39,7 +38,7 @@ def recovered(observed: Observed, now: datetime) -> Observed:
             continue
         control = labels(item).get(names.CONTROL) == "true"  # it is of the stable revision too
         count, was_stable = serving.get(revision, (0, False))
-        count += sum(map(pods.ready, observed.group(revision, control=control)))
+        count += observed.serving(revision, control=control)
         if count:
             serving[revision] = (count, was_stable or control or labels(item).get(names.ARM) == "stable")
     if not serving or (status.phase is not None and set(serving) == {read_wanted(resource).revision}):

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
 from aerie.resources import names
-from aerie.rollout import pods
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
@@ -131,7 +130,7 @@ def _canary(observed: Observed, course: Course, before: Status) -> CanaryArm | N
 
 
 def _counted(observed: Observed, arm: _A, replicas: int, *, control: bool = False) -> _A:
-    serving = sum(pods.ready(one) for one in observed.group(arm.revision, control=control))
+    serving = observed.serving(arm.revision, control=control)
     return arm.model_copy(update={"replicas": replicas, "ready_replicas": serving})
 
 
@@ -141,9 +140,9 @@ def _weight(observed: Observed, course: Course, arm: str) -> int:
         weights: Mapping[str, int] = course.weights
         return _percent(weights, arm)
     serving = {
-        "stable": sum(map(pods.ready, observed.group(course.stable))),
-        "canary": sum(map(pods.ready, observed.group(course.canary.revision))),
-        "control": sum(map(pods.ready, observed.group(course.stable, control=True))),
+        "stable": observed.serving(course.stable),
+        "canary": observed.serving(course.canary.revision),
+        "control": observed.serving(course.stable, control=True),
     }
     return round(100 * serving[arm] / max(1, sum(serving.values())))
 

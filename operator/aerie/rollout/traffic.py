@@ -74,7 +74,7 @@ def standing_in(replicas: int, arms: Arms, stable: Pods, canary: Pods, control: 
     return {"stable": weights["stable"] - of_control, "canary": weights["canary"], "control": of_control}
 
 
-def to_serving(weights: Mapping[str, int], serving: Mapping[str, bool]) -> dict[str, int]:
+def to_serving(weights: Mapping[str, int], serving: Mapping[str, int]) -> dict[str, int]:
     """Weights that were given before, for the arms that serve now: an arm without a serving pod loses its own, and where that
     leaves none, the first arm that serves has all. Where no arm serves, or all that have a weight do, they stay as they are."""
     if not any(serving.values()) or all(serving[arm] for arm, weight in weights.items() if weight):

@@ -24,7 +24,7 @@ from aerie.api.speculation import Tuning
 from aerie.api.status import Chosen, Gain, Outcome, SpeculationStatus, Status, Trial
 from aerie.engine.speculation import Setting, SettingError, max_tokens, named
 from aerie.resources.revision import revision
-from aerie.rollout import canary, failures, pods
+from aerie.rollout import canary, failures
 from aerie.rollout.conditions import shortened
 from aerie.rollout.course import Course
 from aerie.rollout.failures import AFTER_ROLLBACK
@@ -113,7 +113,7 @@ def _hopeless(observed: Observed, status: Status, trial: Trial, now: datetime) -
     verdict = verdict_of(observed, trial.revision, now)
     if verdict.state == "Refused":
         return verdict.message
-    if status.stable is not None and not any(map(pods.ready, observed.group(status.stable.revision))):
+    if status.stable is not None and not observed.serving(status.stable.revision):
         return "The stable pods ceased to serve before its canary began."
     if now >= trial.started_at + spec.rollout.progress_deadline:
         limit = duration.format(spec.rollout.progress_deadline)
@@ -230,7 +230,7 @@ def _waits(observed: Observed, way: Course) -> str:
         return "spec.rollout.paused is true: no trial begins until it is false"
     if way.phase != "Ready" or way.canary is not None or way.previous is not None or way.outcome is not None:
         return "no trial begins while a rollout is under way, or what the spec asks for is not what serves"
-    serving = sum(map(pods.ready, observed.group(way.stable or "")))
+    serving = observed.serving(way.stable or "")
     if serving < resource.spec.replicas or resource.spec.replicas == 0 or refusal(observed):
         return f"no trial begins before all {resource.spec.replicas} pods serve"
     return ""

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from aerie.api.rollout import Canary
 from aerie.rollout import traffic
-from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal
+from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal, withdrawn
 from aerie.rollout.traffic import ALL
 
 
@@ -47,6 +47,12 @@ def test_a_ramp_that_is_lowered_takes_no_serving_pod_before_a_stable_one_serves_
     assert lowered(37, 5, 5) == Arms(37, 3)
     assert lowered(39, 3, 3) == Arms(39, 1)
     assert lowered(40, 1, 1) == Arms(40, 1)
+
+
+def test_what_alone_serves_stays_when_a_fleet_that_is_late_shrinks_to_one() -> None:
+    """Of the eight stable pods that were, one may be late; of the one that is asked for now, none may."""
+    places = Places.of(1, Canary())
+    assert withdrawn(places, Pods(asked=8, excused=1), Pods(asked=1, serving=1), Pods()).canary == 1
 
 
 def test_late_pods_that_are_few_are_gone_around() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aerie.engine.speculation import Static
 from aerie.rollout.sentences import PROMOTE
 from aerie.rollout.slots import Claim, Limits, Place, Turn, allot, claim_of
-from tests.unit.rollout.test_tuned import MINUTE, advise, until
+from tests.unit.rollout.test_tuned import MINUTE, advise, tuned, until
 from tests.unit.rollout.world import World, canarying, serving
 
 NOT_YET = Turn(frozenset())
@@ -197,7 +197,7 @@ def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> Non
 
 
 def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then() -> None:
-    world = serving()
+    world = tuned()
     world.turn = Turn(frozenset({"Rollout"}))
     advise(world)
     world.step()

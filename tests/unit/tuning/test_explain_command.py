@@ -56,7 +56,7 @@ def test_a_person_gets_what_is_in_force_what_was_tried_and_the_last_decision() -
         "in force     K=5, by tuning; the spec says 3",
         "12 h ago     K=3 to K=5 (Change): Promoted",
         "predicted +8.0 % (+4.0 to +12.0), realised +7.5 %",
-        "4.5 gained, 0.5 spent on loading, +4.0 net",
+        "4.5 gained, 0.5 spent on trials, +4.0 net",
         "The last decision, 2026-11-01 23:50 UTC, 10 min ago",
         "K=3 stays: nothing else is surely better.",
     ):
