@@ -237,7 +237,8 @@ def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now:
     if status.previous is not None or not owed(observed, (stable.revision,), now):
         return None
     others = _others(observed, wanted, stable)
-    if wanted.revision != stable.revision and not canary.is_broken(observed, stable):  # else what is wanted takes its place
+    takes_its_place = canary.is_broken(observed, stable) and _rejected(observed, wanted) is None
+    if wanted.revision != stable.revision and not takes_its_place:
         others.append(wanted.revision)
     if observed.serving(stable.revision):
         others = [one for one in others if one != rollback.given_up(status)]

@@ -321,3 +321,19 @@ def test_the_control_of_a_revision_that_nothing_names_holds_no_rollout_up() -> N
     cluster.drafter("eagle32")
     cluster.go_on(20 * MINUTE)
     assert (cluster.status.get("canary") or {}).get("revision") == cluster.wanted
+
+
+def test_a_rejected_canary_that_alone_serves_gets_the_requests_when_no_stable_pod_can_start() -> None:
+    cluster = come_to("Analyzing")
+    old, new = cluster.status["stable"]["revision"], cluster.wanted
+    cluster.document["status"].pop("canary")
+    cluster.document["status"] |= {"rejected": new, "phase": "RolledBack"}
+    fail(cluster, old)
+    for pod in cluster.fleet:
+        if pod.revision == old:
+            pod.become("Imageless", cluster.now)
+    traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+    cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
+    cluster.go_on(MINUTE)
+    assert cluster.serving(new) == 1
+    assert weights(cluster)["chat-canary"] == 100_000
