@@ -112,10 +112,10 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(found)
 
 
-def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+def _float(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     if not math.isfinite(found := loader.construct_yaml_float(node)):
         raise yaml.constructor.ConstructorError(None, None, f"{node.value[:80]} is no finite number", node.start_mark)
-    return float(found)
+    return int(found) if found.is_integer() and abs(found) < 2**_BITS else float(found)  # 2.0 is 2, as in Kubernetes' JSON
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _number)

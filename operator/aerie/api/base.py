@@ -4,8 +4,8 @@ A model says everything about its fields once: type, bounds, default, and in the
 crd.py makes the CustomResourceDefinition of it, and docs/reference.md is made of that.
 
 Reading is lenient about what is there besides (an object that a newer Aerie wrote), and exact about what is known. The
-schema's CEL rules (`Rule`) are run by the API server alone: a model does not repeat them, apart from the few that later
-code leans on.
+schema's CEL rules (`Rule`) are run by the API server, and by admission.py before anything is applied: a model does not repeat
+them, apart from the few that later code leans on.
 """
 
 from __future__ import annotations

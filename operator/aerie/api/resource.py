@@ -71,8 +71,10 @@ class Metadata(Model):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, document: object) -> object:
+        if not isinstance(document, Mapping):
+            return document
         known = {field.alias for field in cls.model_fields.values()}
-        return {key: value for key, value in document.items() if key in known} if isinstance(document, Mapping) else document
+        return {key: value for key, value in document.items() if key in known and value is not None}
 
 
 LONGEST_NAME = 40

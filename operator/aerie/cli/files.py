@@ -6,20 +6,27 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aerie.api import KIND, SpeculativeDeployment
+from aerie.api import KIND, ResourceError, SpeculativeDeployment
+from aerie.api.admission import pruned, refusals
 from aerie.cli.console import CommandError
 from aerie.documents import DocumentError, read_documents
 from aerie.engine.catalog import Catalog, CatalogError, published
 
 
 def read_deployment(file: str) -> SpeculativeDeployment:
-    """The one SpeculativeDeployment of a manifest (`-`: standard input). Raises CommandError, ResourceError."""
+    """The one SpeculativeDeployment of a manifest (`-`: standard input), as the API server would take it.
+
+    Raises CommandError; ResourceError: the API server would refuse it.
+    """
     documents = [document for document in _documents(file) if document.get("kind") == KIND]
     if len(documents) != 1:
         found = f"holds {len(documents)} of them" if documents else "holds none"
         shown = "standard input" if file == "-" else file
         raise CommandError(f"{shown} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
-    return SpeculativeDeployment.from_dict(documents[0], unknown="refuse")
+    document = pruned(documents[0])
+    if said := refusals(document):
+        raise ResourceError("\n".join(said))
+    return SpeculativeDeployment.from_dict(document, unknown="refuse")
 
 
 CATALOG = "A ConfigMap with catalog entries of your own: its manifest, or the folder that it is mounted at."

@@ -9,14 +9,16 @@ from typing import Annotated
 
 import typer
 
+from aerie.api import ResourceError
 from aerie.api.rollout import Preflight
+from aerie.boundary import REFUSED
 from aerie.checkpoints import read_repository
 from aerie.cli.console import err, out
 from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
 from aerie.cli.subject import Given, of_deployment, of_folders
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Finding, Report, Severity, Subject, run
-from aerie.terminal import plain
+from aerie.terminal import plain, refuse
 
 
 class Output(Enum):
@@ -35,9 +37,6 @@ _COLOURS = {
 }
 
 
-_UNCHECKED = "the API server's rules across fields were not checked: kubectl apply --dry-run=server does that."
-
-
 def preflight(
     file: Annotated[
         str | None, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")
@@ -52,7 +51,8 @@ def preflight(
     """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
 
     Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
-    is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked.
+    is refused but what spec.rollout.preflight lets pass, 1 something is, or the API server would refuse the manifest, 2 it could
+    not be checked.
     """
     given = Given(target, drafter, read_memory(gpu_memory) if gpu_memory else None, vllm)
     remarks: tuple[str, ...] = ()
@@ -60,10 +60,13 @@ def preflight(
     if file is None:
         subject = of_folders(given)
     else:
-        deployment = read_deployment(file)
+        try:
+            deployment = read_deployment(file)
+        except ResourceError as error:
+            _refuse_manifest(error, output)
+            raise typer.Exit(REFUSED) from None
         allowance = deployment.spec.rollout.preflight
         subject, remarks = of_deployment(deployment, given, read_catalog(own), _from_hub)
-        remarks += (_UNCHECKED,)
     report = run(subject)
     refused = list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE)))
     allowed = report.ok or allowance.allows(refused)
@@ -79,6 +82,13 @@ def preflight(
         how = "mode is Warn" if allowance.mode == "Warn" else f"accept has {', '.join(refused)}"
         err.print(f"[yellow]note:[/] spec.rollout.preflight.{plain(how)}: the operator goes on all the same.")
     raise typer.Exit(0 if allowed else 1)
+
+
+def _refuse_manifest(error: ResourceError, output: Output) -> None:
+    """The API server's answer to a manifest, which preflight then has nothing to add to."""
+    if output is Output.JSON:
+        typer.echo(json.dumps({"allowed": False, "ok": False, "refused": str(error).splitlines()}, indent=2))
+    refuse(error)
 
 
 def _from_hub(repository: str, revision: str | None) -> Checkpoint:

@@ -1,6 +1,7 @@
-"""Whatever the API server takes, the operator can read: odd values for every field of the spec, offered to both.
+"""Odd values for every field of the spec, offered to the API server and to Python.
 
-Else nobody would care for the pods of a resource that is there.
+Whatever the server takes, the operator can read: else nobody would care for the pods of a resource that is there. And
+`aerie preflight` refuses what the server refuses, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aerie.api import ResourceError, SpeculativeDeployment
+from aerie.api.admission import pruned, refusals
 from aerie.api.crd import root_schema
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
@@ -47,11 +49,21 @@ def put(node: Any, path: tuple[str, ...], value: Any) -> Any:
     return {**inner, key: put(inner.get(key, {}), tuple(rest), value)}
 
 
+def refused(document: Json) -> str:
+    """Why Python refuses it as a manifest."""
+    try:
+        SpeculativeDeployment.from_dict(pruned(document))
+    except ResourceError as error:
+        return str(error)
+    return "\n".join(refusals(document))
+
+
 def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
     spec = root_schema()["properties"]["spec"]
     offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
     taken = unreadable = 0
     faults: list[str] = []
+    disagreed: list[str] = []
 
     async def offer() -> None:
         nonlocal taken, unreadable
@@ -59,9 +71,15 @@ def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) ->
             for path, value, document in offers:
                 try:
                     stored = await client.request("POST", WHERE, body=document, query={"dryRun": "All"})
-                except (KubeError, UnicodeError):
+                except UnicodeError:
+                    continue
+                except KubeError:
+                    if not refused(document):
+                        disagreed.append(f"the server refuses spec.{'.'.join(path)} = {value!r}")
                     continue
                 taken += 1
+                if said := refused(document):
+                    disagreed.append(f"the server takes spec.{'.'.join(path)} = {value!r}: {said}")
                 try:
                     SpeculativeDeployment.from_dict(stored)
                 except ResourceError as error:
@@ -70,4 +88,5 @@ def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) ->
 
     asyncio.run(offer())
     assert not unreadable, "\n".join(faults)
+    assert not disagreed, "\n".join(disagreed)
     assert taken > len(offers) // 20, f"the values are odd, not hopeless: {taken} of {len(offers)} were taken"

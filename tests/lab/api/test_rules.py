@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from aerie.api.admission import refusals
 from aerie_lab.errors import KubeError, LabError
 from aerie_lab.testing import Namespace
+from tests.lab.api.conftest import changed
 
 Changes = Mapping[str, Any]
 Offer = Callable[..., dict[str, Any]]
@@ -334,6 +336,20 @@ CASES = [
         gateway(hostnames=["chat.example.com", "*.example.com"]),
     ),
     Case(
+        "no id of a check",
+        {"rollout.preflight.accept": ["C2", "c2"]},
+        "spec.rollout.preflight.accept[1]",
+        "write the id of a check, such as C2; docs/preflight.md lists them",
+        {"rollout.preflight.accept": ["C2", "C29"]},
+    ),
+    Case(
+        "less than no GPU",
+        {"engine.resources.limits": {"nvidia.com/gpu": -1}},
+        "spec.engine.resources.limits.nvidia.com/gpu",
+        "write an amount of 0 or more",
+        {"engine.resources.limits": {"nvidia.com/gpu": 0}},
+    ),
+    Case(
         "interval too long for a block",
         {"metrics.interval": "61s"},
         "spec.metrics.interval",
@@ -446,7 +462,9 @@ def test_a_rule(offer: Offer, case: Case) -> None:
     message = refusal(offer, case.refused)
     assert f"{case.field}: " in message
     assert message.endswith(f": {case.says}"), message  # one complaint and no other: several stand in brackets
+    assert refusals(changed(case.refused)) == [f"{case.field}: {case.says}."]
     offer(case.taken)
+    assert refusals(changed(case.taken)) == []
 
 
 NAME = "metadata.name becomes part of the names of Services and Jobs: write a-z, 0-9 and - only, a letter first and no - last"

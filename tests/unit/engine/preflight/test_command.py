@@ -62,9 +62,7 @@ def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture) -> None:
     ]
     assert "✓ C25 hidden size is the target's: both 64." in lines
     assert lines[-1] == "preflight passed: 6 notes, 25 passed"
-    assert printed.err == (
-        "note: the API server's rules across fields were not checked: kubectl apply --dry-run=server does that.\n"
-    )
+    assert printed.err == ""
 
 
 @pytest.mark.parametrize(
@@ -182,16 +180,9 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
     assert "and holds 2 of them" in cannot(capsys, "-f", file(manifest(), manifest()))
     (tmp_path / "bad.yaml").write_text("a: [")
     assert "bad.yaml is not YAML: while parsing" in cannot(capsys, "-f", tmp_path / "bad.yaml")
-    assert "spec.speculation.token is no field of the resource" in cannot(capsys, "-f", file(manifest(speculation={"token": 3})))
     assert (
         "spec.drafter.source is a volume claim, which this machine cannot read: give its files with --drafter FOLDER."
         in cannot(capsys, "-f", file(manifest(drafter=claim)), "--target", target)
-    )
-    assert "has the tag 'latest', which is no vLLM version" in cannot(
-        capsys, "-f", file(manifest(engine={"image": "vllm/vllm-openai:latest"})), *both
-    )
-    assert "spec.engine.args has '--port=1', which is Aerie's to set" in cannot(
-        capsys, "-f", file(manifest(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--port=1"]})), *both
     )
     assert "config.json cannot be read (No such file or directory)" in cannot(
         capsys, "--target", tmp_path / "x", "--drafter", drafter
