@@ -91,6 +91,13 @@ def judged(places: Places) -> Arms:
     return Arms(max(0, stable), places.canary, places.control)
 
 
+def standing_in(arms: Arms, places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:
+    """The same with the control pods that stand in for stable ones, where the spec asks for no control any more. They keep the
+    places that they hold; none is asked for anew."""
+    same = min(control.asked, places.owed(stable, canary)) if control.serving else 0
+    return Arms(arms.stable, arms.canary, max(arms.control, same))
+
+
 def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
     """On the way to a canary of `goal` pods, from what is there. The control is no longer needed, but where its pods stand in for
     stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up

@@ -96,13 +96,10 @@ class Fleet:
 
     def asked(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> Arms:
         """Pods that each arm is to have in this phase."""
-        return (
-            capacity.judged(self.places)
-            if phase not in _GROWING
-            else capacity.grown(
-                self.places, self.goal(phase, ramp, step, by_pods=by_pods), self.stable.pods, self.canary.pods, self.control.pods
-            )
-        )
+        arms = (self.stable.pods, self.canary.pods, self.control.pods)
+        if phase in _GROWING:
+            return capacity.grown(self.places, self.goal(phase, ramp, step, by_pods=by_pods), *arms)
+        return capacity.standing_in(capacity.judged(self.places), self.places, *arms)
 
     def goal(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> int:
         """Serving pods that the canary needs in this phase."""

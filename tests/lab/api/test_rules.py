@@ -64,6 +64,21 @@ def prometheus(**fields: Any) -> Changes:
 
 
 CASES = [
+    # -- what preflight lets pass, and amounts
+    Case(
+        "no check's id",
+        {"rollout.preflight": {"accept": ["c2"]}},
+        "spec.rollout.preflight.accept[0]",
+        "write the id of a check, such as C2; docs/preflight.md lists them",
+        {"rollout.preflight": {"accept": ["C2"]}},
+    ),
+    Case(
+        "an amount below 0",
+        {"engine.resources": {"limits": {"nvidia.com/gpu": -1}}},
+        "spec.engine.resources.limits[nvidia.com/gpu]",
+        "write an amount of 0 or more",
+        {"engine.resources": {"limits": {"nvidia.com/gpu": 1}}},
+    ),
     # -- sources
     Case(
         "two sources",

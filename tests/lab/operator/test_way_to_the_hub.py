@@ -38,6 +38,7 @@ def resource(env: dict[str, str], pods: dict[str, Any] | None = None, **engine: 
 
     run = {
         "image": "aerie.dev/lab/engine:v0.33.0",
+        "version": "0.33.0",
         "env": [{"name": name, "value": value} for name, value in env.items()],
         "resources": {"limits": LIMITS},
         "podTemplate": {"spec": {"securityContext": {"runAsNonRoot": True}, "terminationGracePeriodSeconds": 30, **(pods or {})}},

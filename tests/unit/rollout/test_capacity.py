@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from aerie.api.rollout import Canary
 from aerie.rollout import traffic
-from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal, withdrawn
+from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal, standing_in, withdrawn
 from aerie.rollout.traffic import ALL
 
 
@@ -53,6 +53,14 @@ def test_what_alone_serves_stays_when_a_fleet_that_is_late_shrinks_to_one() -> N
     """Of the eight stable pods that were, one may be late; of the one that is asked for now, none may."""
     places = Places.of(1, Canary())
     assert withdrawn(places, Pods(asked=8, excused=1), Pods(asked=1, serving=1), Pods()).canary == 1
+
+
+def test_control_pods_that_alone_serve_stay_where_the_spec_asks_for_none_any_more() -> None:
+    places = Places.of(4, Canary(control="Stable"))
+    control, nobody = Pods(asked=2, serving=2), Pods(asked=1)
+    assert standing_in(judged(places), places, Pods(asked=4, serving=3), nobody, control) == Arms(4, 1, 1)
+    assert standing_in(judged(places), places, Pods(asked=4, serving=4), nobody, control) == Arms(4, 1, 0)
+    assert standing_in(judged(places), places, Pods(asked=4), nobody, Pods(asked=2)) == Arms(4, 1, 0)
 
 
 def test_late_pods_that_are_few_are_gone_around() -> None:
