@@ -1,11 +1,11 @@
 """What the API server would refuse of a manifest, by the definition of the resource alone: before anything is applied.
 
-Guarantees: the schema that is published (crds/) decides, keyword by keyword and rule by rule, after its defaults are filled in; each
-sentence names the field. As on the server, rules run only where the schema itself is met. Values are not repeated: an argument or
-an address may hold a secret, and this is printed in logs of CI.
+Guarantees: the schema that is published (crds/) decides, keyword by keyword and rule by rule, after its defaults are filled in;
+each sentence names the field. As on the server, rules run only where the schema itself is met. Values are not repeated: an
+argument or an address may hold a secret, and this is printed in logs of CI.
 
-Not guaranteed: what depends on the object that is there already (rules with oldSelf), on other objects (quotas, webhooks, names that
-are taken), and the syntax of labels and annotations of the object itself.
+Not guaranteed: what depends on the object that is there already (rules with oldSelf), on other objects (quotas, webhooks, names
+that are taken), and the syntax of labels and annotations of the object itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _children(value: Any, schema: Json, path: str) -> Iterator[tuple[Any, Json, 
         known = schema.get("properties", {})
         for name, part in value.items():
             if inner := known.get(name) or schema.get("additionalProperties"):
-                yield part, inner, f"{path}.{name}".removeprefix(".")
+                yield part, inner, f"{path}.{name}".removeprefix(".") if name in known else f"{path}[{name}]"
     elif isinstance(value, list) and "items" in schema:
         for index, part in enumerate(value):
             yield part, schema["items"], f"{path}[{index}]"

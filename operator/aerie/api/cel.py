@@ -4,14 +4,15 @@ The rules themselves are the only source; nothing repeats them in Python. This i
 indices, operators, `? :`, has(), all(), exists(), exists_one(), filter(), and the functions in `_METHODS` and `_FUNCTIONS`
 (https://github.com/google/cel-spec/blob/master/doc/langdef.md, https://kubernetes.io/docs/reference/using-api/cel/).
 
-Guarantees: an expression that needs more than that raises CelError when it is compiled, so a test finds it; `&&` and `||` take the
-side that decides even when the other one fails, as CEL does; `^` and `$` are the ends of the text, as in RE2. Not guaranteed:
+Guarantees: an expression that needs more than that raises CelError when it is compiled, so a test finds it; `&&` and `||` take
+the side that decides even when the other one fails, as CEL does; `^` and `$` are the ends of the text, as in RE2. Not guaranteed:
 static types (the API server checks these when the definition is applied), RE2's running time, limits on cost.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -95,7 +96,7 @@ _METHODS: dict[str, tuple[type, Callable[..., Any]]] = {
     "split": (str, str.split),
     "format": (str, _format),
     "size": (object, len),
-    "isSorted": (list, lambda entries: all(one <= other for one, other in zip(entries, entries[1:], strict=False))),
+    "isSorted": (list, lambda entries: all(one <= other for one, other in itertools.pairwise(entries))),
     "getSeconds": (timedelta, lambda length: length // timedelta(seconds=1)),
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"size": len, "type": _type, "duration": duration.parse}
@@ -304,7 +305,7 @@ class _Parser:
         self.advance()
         if kind == "name":
             return self.called(text) if self.take("(") else _named(text)
-        value = {"int": int, "float": float, "text": _unescaped}[kind](text)
+        value: Any = int(text) if kind == "int" else float(text) if kind == "float" else _unescaped(text)
         return lambda _: value
 
     def called(self, name: str) -> Expression:

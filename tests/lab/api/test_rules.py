@@ -358,13 +358,6 @@ CASES = [
         {"rollout.preflight.accept": ["C2", "C29"]},
     ),
     Case(
-        "less than no GPU",
-        {"engine.resources.limits": {"nvidia.com/gpu": -1}},
-        "spec.engine.resources.limits.nvidia.com/gpu",
-        "write an amount of 0 or more",
-        {"engine.resources.limits": {"nvidia.com/gpu": 0}},
-    ),
-    Case(
         "interval too long for a block",
         {"metrics.interval": "61s"},
         "spec.metrics.interval",
