@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aerie.terminal import err, out, plain
+from aerie.terminal import err, out
 
-__all__ = ["CommandError", "err", "out", "plain"]
+__all__ = ["CommandError", "err", "out"]
 
 
 class CommandError(Exception):

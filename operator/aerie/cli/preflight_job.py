@@ -54,7 +54,7 @@ def preflight_job(
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Files that nobody thought of: as a crash this would be tried again for ever, with the same outcome.
         said = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
-        report.write_bytes(fitted({"ok": False, "summary": said, "refused": [said], "warned": []}))
+        report.write_bytes(fitted({"ok": False, "summary": said, "checks": [], "refused": [said], "warned": []}))
         typer.echo(said)
         raise typer.Exit(1) from error
     report.write_bytes(fitted(verdict(found, remarks)))

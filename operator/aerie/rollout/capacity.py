@@ -10,7 +10,8 @@ go only where the canary's have taken their place and serve. `Reuse`: no pod on 
 
 Guarantees, for every input: pods that serve are never given up below the floor (`Surge`: the replicas of the spec; `Reuse`:
 those less the places lent to canary and control), but for the few pods that are late, which the rollout goes around; all arms
-together ask for no more than the places there are; a canary never shrinks on its way up. `Reuse` leaves a stable pod whatever
+together ask for no more than the places there are, but for control pods that stand in although the spec asks for no control any
+more, which keep theirs; a canary never shrinks on its way up. `Reuse` leaves a stable pod whatever
 spec.replicas is: where that is too small for canary, control and a stable pod, so many run until the canary has ended. Not
 guaranteed: that the cluster has the places.
 """

@@ -120,8 +120,10 @@ def _with_control(course: Course) -> bool:
 def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: preflight.Runner) -> bool:
     """Whether a Job without a verdict runs with what the operator was given before, such as pull secrets or an image."""
     job = observed.child("Job", preflight.name(observed.resource.metadata.name, wanted.revision))
+    if job is None or verdict.state not in ("Running", "Error"):
+        return False
     template = template_of(observed, wanted, wanted.revision)
-    if job is None or template is None or verdict.state not in ("Running", "Error"):
+    if template is None:
         return False
     made = stamped(_owned_by(observed.resource, preflight.job(observed.resource, wanted.revision, template, runner)))
     applied = (job["metadata"].get("annotations") or {}).get(APPLIED)
@@ -139,7 +141,6 @@ def superfluous(
     now = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
     named = before | {revision for revision in now if revision}
     controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
-    wanting = owed(observed, named, at) > 0
     there = {(item["kind"], item["metadata"]["name"]) for item in made}
     for child in observed.children:
         key = (child["kind"], child["metadata"]["name"])
@@ -152,7 +153,7 @@ def superfluous(
         # A control that the canary under way has use for is missing from what is made where nothing tells what its pods are.
         unmade = course.canary is None or of != course.stable or _with_control(course)
         stays = of == wanted.revision or (control and unmade)
-        if kind == "Deployment" and of and stays and wanting and observed.serving(of, control=control):
+        if kind == "Deployment" and of and stays and observed.serving(of, control=control) and owed(observed, named, at):
             continue  # it stands in until other pods serve, though nothing asks for it: the control of a canary that is gone
         if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
             continue  # that of its pods

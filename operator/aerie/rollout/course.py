@@ -234,7 +234,7 @@ def _others(observed: Observed, wanted: Wanted, stable: Arm | None) -> list[str]
 def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now: datetime) -> str | None:
     """A revision that the status does not name, because it was lost or could not be written, and whose pods serve for stable
     ones. One that the last rollout gave up is such a revision only where no stable pod serves."""
-    if status.previous is not None or not owed(observed, (stable.revision,), now):
+    if status.previous is not None:
         return None
     others = _others(observed, wanted, stable)
     takes_its_place = canary.is_broken(observed, stable) and _rejected(observed, wanted) is None
@@ -242,7 +242,8 @@ def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now:
         others.append(wanted.revision)
     if observed.serving(stable.revision):
         others = [one for one in others if one != rollback.given_up(status)]
-    return next((one for one in others if observed.serving(one)), None)
+    found = next((one for one in others if observed.serving(one)), None)
+    return found if found is not None and owed(observed, (stable.revision,), now) else None
 
 
 def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, Any]:
@@ -254,9 +255,9 @@ def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, An
         return {"arms": Arms(replicas), "weights": weights}
     if stable is None or canary is None:
         return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
-    arms = {"stable": (stable, False), "canary": (canary, False)}
+    arms: dict[str, tuple[Arm, bool]] = {"stable": (stable, False), "canary": (canary, False)}
     if canary.control is not None:
-        arms["control"] = (stable.model_copy(update={"weight": canary.control.weight}), True)
+        arms["control"] = (canary.control, True)
     control = canary.control.replicas if canary.control else 0
     return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": _weights(observed, **arms)}
 

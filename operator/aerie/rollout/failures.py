@@ -23,21 +23,15 @@ from aerie.rollout.capacity import Places
 from aerie.rollout.conditions import shortened
 from aerie.rollout.observed import Observed
 from aerie.rollout.wanted import read_shown
+from aerie.tuning.policy import lengthened
 
 AFTER_ROLLBACK = 4
 """Cooldowns after a trial that was taken back or failed."""
-_LARGEST_POWER = 12
-"""Of two, that a pause is multiplied by: decades, and no overflow."""
-
-
-def doubled_times(pauses: int, times: int) -> int:
-    """Pauses after so many failures."""
-    return pauses << max(0, min(times - 1, _LARGEST_POWER))
 
 
 def until(failure: Failure, cooldown: timedelta, interval: timedelta) -> datetime:
     """From when on the setting may be tried again."""
-    return failure.last_at + doubled_times(AFTER_ROLLBACK, failure.times) * max(cooldown, interval)
+    return failure.last_at + AFTER_ROLLBACK * lengthened(failure.times) * max(cooldown, interval)
 
 
 def reason_of(result: Ended, outcome: Outcome | None, analysis: AnalysisStatus | None) -> FailureReason | None:
@@ -82,10 +76,10 @@ def without_room(said: SpeculationStatus, observed: Observed, basis: str) -> str
     found = next((one for one in standing(said.failures, observed, basis, again=False) if one.reason == "NoRoom"), None)
     if found is None:
         return ""
-    more = (found.pods or 0) - observed.resource.spec.replicas
+    more = _needed(observed) - observed.resource.spec.replicas
     return (
-        f"the cluster had no room for the {more} pods on top of spec.replicas that the trial of "
-        f"{named(read_shown(found.setting))} needed ({found.message.rstrip('.')}). Nothing is tried until there is room: write "
+        f"the cluster had no room for the {more} pods on top of spec.replicas that a trial needs; it was of "
+        f"{named(read_shown(found.setting))} ({found.message.rstrip('.')}). Nothing is tried until there is room: write "
         "spec.rollout.canary.capacity: Reuse, which needs none; or add nodes or raise the quota, and annotate the resource with "
         "a new value of aerie.dev/retry"
     )

@@ -18,7 +18,8 @@ may be given requests `ENDPOINTS` after Aerie last changed it; one that has requ
 may soon take them; and while an arm that is to have requests may not have them yet, the route stays as it is, as long as all
 that it sends to serves.
 
-Guarantees: pure. Requests never wait where an arm could serve them: where the route of now leads to an arm of which nobody
+Guarantees: pure. An arm of which nobody serves gets no requests as long as another one may have them. Requests never wait where
+an arm could serve them: where the route of now leads to an arm of which nobody
 serves, they go at once to the arms that may have them: as wanted, or as now, or to one that is to have none; and without such an
 arm as wanted. No wait is without an end, as long as the API server takes the Services and nobody keeps changing them. A route
 that is not there yet waits for nothing. Where somebody else's Service bears an arm's name, all is as if this module were not

@@ -35,6 +35,7 @@ from aerie.rollout.sentences import ROLL_BACK
 from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import of_spec, read_shown, read_wanted, shown
 from aerie.tuning.advice import Advice
+from aerie.tuning.policy import lengthened
 
 FRESH = 2
 """Intervals for which an advice is one of the present."""
@@ -263,7 +264,7 @@ def _pauses(said: SpeculationStatus, advice: Advice) -> Iterator[tuple[datetime,
     began = unproven(said)
     if began is not None and (said.failed or began.timestamp() >= (advice.since or 0.0)):
         if said.rolled_back_at is not None:
-            yield said.rolled_back_at, failures.doubled_times(AFTER_ROLLBACK, said.failed or 0)
+            yield said.rolled_back_at, AFTER_ROLLBACK * lengthened(said.failed or 0)
         undecided = [one.ended_at for one in said.changes if one.result == "Undecided"]
         if undecided:
             yield undecided[0], min(len(undecided), AFTER_ROLLBACK)

@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from aerie.engine.speculation import Setting
 from aerie.tuning.telemetry import HOUR
 
+MOST_DOUBLINGS = 12
+"""Of the pause after a failure: with the usual one that is more than ten years."""
+
+
+def lengthened(failures: int) -> int:
+    """By what factor a pause is longer after so many failures in a row: it doubles with each one after the first."""
+    return 1 << max(0, min(failures - 1, MOST_DOUBLINGS))
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -144,7 +152,7 @@ class History:
         """Why nothing may be changed yet."""
         undecided = min(self.undecided_times * policy.cooldown, policy.cooldown_after_rollback)
         for since, pause, what in (
-            (self.rolled_back, policy.cooldown_after_rollback * 2 ** max(0, min(self.failed - 1, 12)), "a change was taken back"),
+            (self.rolled_back, policy.cooldown_after_rollback * lengthened(self.failed), "a change was taken back"),
             (self.undecided, undecided, "a canary ended undecided"),
             (self.changed, policy.cooldown, "the setting was changed"),
         ):

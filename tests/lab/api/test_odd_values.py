@@ -58,7 +58,7 @@ def refused(document: Json) -> str:
     return "\n".join(refusals(document))
 
 
-def _as_kubectl_writes_none(value: object) -> bool:
+def _is_whole_float(value: object) -> bool:
     """Whether it is a number such as 2.0, which kubectl sends as 2 and of which the API server's types and rules differ."""
     return isinstance(value, float) and value.is_integer()
 
@@ -79,11 +79,11 @@ def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) ->
                 except UnicodeError:
                     continue
                 except KubeError:
-                    if not refused(document) and not _as_kubectl_writes_none(value):
+                    if not refused(document) and not _is_whole_float(value):
                         disagreed.append(f"the server refuses spec.{'.'.join(path)} = {value!r}")
                     continue
                 taken += 1
-                if (said := refused(document)) and not _as_kubectl_writes_none(value):
+                if (said := refused(document)) and not _is_whole_float(value):
                     disagreed.append(f"the server takes spec.{'.'.join(path)} = {value!r}: {said}")
                 try:
                     SpeculativeDeployment.from_dict(stored)

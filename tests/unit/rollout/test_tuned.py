@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerie.api.status import Status
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.rollout.failures import without_room
 from aerie.rollout.wanted import read_shown, read_wanted, shown
 from aerie.tuning.advice import Action, Advice, AdviceError
 from tests.unit.rollout.world import World, serving
@@ -718,6 +720,17 @@ def test_without_room_nothing_is_tried_until_there_is_some_and_the_ways_out_are_
         advise(other)
         other.step()
         assert other.condition("Tuned") == ("False", "Trial"), change
+
+
+def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now() -> None:
+    """An autoscaler has asked for more since, and not all of these serve."""
+    world = tuned()
+    roomless(world)
+    world.edit(replicas=8)
+    world.now += timedelta(days=1)
+    said = Status.from_dict(world.status).speculation
+    assert said is not None
+    assert "the 2 pods on top of spec.replicas" in without_room(said, world.observed(), said.failures[0].basis)
 
 
 def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
