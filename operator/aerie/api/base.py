@@ -11,7 +11,7 @@ them, apart from the few that later code leans on.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
@@ -41,6 +41,11 @@ DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?
 
 class ResourceError(ValueError):
     """A document is no valid resource: one sentence per field, each with the field, what was found and what is expected."""
+
+    def __init__(self, message: str, places: Sequence[tuple[str | int, ...]] = ()) -> None:
+        super().__init__(message)
+        self.places = places
+        """Paths of all fields that cannot be read, where that is what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Model(BaseModel):
             said = [_sentence(detail) for detail in details[:_MOST_SENTENCES]]
             if len(details) > len(said):
                 said.append(f"There are {len(details) - len(said)} more.")
-            raise ResourceError("\n".join(said)) from None
+            raise ResourceError("\n".join(said), [detail["loc"] for detail in details]) from None
 
     def to_dict(self) -> Json:
         """As the API server takes it: camelCase, without the fields that are None."""

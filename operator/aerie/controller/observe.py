@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aerie.api import SpeculativeDeployment
 from aerie.controller.client import BY_KIND, CHILDREN, PODS, ApiError, Cluster, Kind, Object
 from aerie.controller.mirror import Mirror
 from aerie.controller.queue import Key
 from aerie.controller.refusals import refusals
 from aerie.resources import names
 from aerie.rollout import pods
+from aerie.rollout.last_spec import read_resource
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.verdict import without_pod
 
@@ -74,9 +74,12 @@ async def _live(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selecto
 
 def _observed(document: Object, belongings: list[Object]) -> Observed:
     group = [item for item in belongings if item["kind"] == PODS.kind]
+    children = tuple(item for item in belongings if item["kind"] != PODS.kind)
+    resource, substitute = read_resource(document, children)
     return Observed(
-        resource=SpeculativeDeployment.from_dict(document),
-        children=tuple(item for item in belongings if item["kind"] != PODS.kind),
+        resource=resource,
+        substitute=substitute,
+        children=children,
         pods=tuple(pod for pod in group if names.NAME in labels(pod)),
         preflight_pods=tuple(pod for pod in group if names.NAME not in labels(pod)),
     )

@@ -38,7 +38,7 @@ from aerie.engine.catalog import Catalog
 from aerie.resources.preflight import Runner
 from aerie.rollout.conditions import Finding
 from aerie.rollout.decide import NO_CATALOG, decide
-from aerie.rollout.hold import CRUCIAL, held, unlisted, unreadable
+from aerie.rollout.hold import CRUCIAL, UNREADABLE_SPEC, held, unlisted, unreadable
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 from aerie.rollout.slots import Limits
@@ -129,7 +129,9 @@ class Reconciler:
         if CRUCIAL & gaps.kinds.keys():
             await self._hold(key, document, unlisted(gaps.kinds, forbidden=gaps.forbidden))
             return None
-        self.telemetry.held(str(key), "")
+        self.telemetry.held(str(key), UNREADABLE_SPEC if observed.substitute is not None else "")
+        if observed.substitute is not None:
+            self.allotter.note(key, document, able=False)
         plan = decide(observed, self.runner, self.clock.now(), self.catalog)
         if (not to_do(plan, document) or self._in_vain(key, plan, document)) and not self.dry_run:
             self._follow(key, observed, plan)

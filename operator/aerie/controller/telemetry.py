@@ -92,7 +92,10 @@ class Telemetry:
             registry=self.registry,
         )
         self._resources_held = Gauge(
-            "aerie_resources_held", "Resources that are left as they are, by reason.", ["reason"], registry=self.registry
+            "aerie_resources_held",
+            "Resources that are left as they are, or whose rollout is held, because they cannot be read or listed.",
+            ["reason"],
+            registry=self.registry,
         )
         self._dropped = Gauge(
             "aerie_status_fields_dropped",

@@ -247,8 +247,8 @@ def _stray(observed: Observed, wanted: Wanted, status: Status, stable: Arm, now:
 
 
 def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, Any]:
-    """Pods and weights of the arms as they were asked for last; where that is put into force again, because only a kind cannot be
-    listed, without weight for an arm of which nobody serves."""
+    """Pods and weights of the arms as they were asked for last; where that is put into force again, because the rollout rests
+    without being paused, without weight for an arm of which nobody serves."""
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and previous is not None:
         weights = _weights(observed, stable=(stable, False), previous=(previous, False))
@@ -265,7 +265,7 @@ def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, An
 def _weights(observed: Observed, **arms: tuple[Arm, bool]) -> dict[str, int]:
     """The arms' weights as the status shows them; with each arm, whether its pods are control pods."""
     weights = {name: ALL * (arm.weight or 0) // 100 for name, (arm, _) in arms.items()}
-    if not observed.unlisted:
+    if not observed.rests:
         return weights
     serving = {name: observed.serving(arm.revision, control=control) for name, (arm, control) in arms.items()}
     return to_serving(weights, serving)

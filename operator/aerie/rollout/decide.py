@@ -4,8 +4,10 @@
                                                 └──► report ──►
 
 Guarantees: a function of its arguments. Paused, nothing is applied or deleted, and the status goes on. While a kind cannot be
-listed, the rollout rests as if paused: nothing of that kind is applied, nothing at all deleted, and no arm of a rollout loses
-pods; the rest is repaired and scaled. A decision that writes nothing never asks for another one at once, so that nothing spins.
+listed, or a field of the spec cannot be read (last_spec.py), the rollout rests as if paused: nothing of that kind, or that
+follows from that field, is applied, nothing at all deleted, and no arm of a rollout loses pods; the rest is repaired and scaled.
+What the status says of the rollout stays while the spec cannot be read. A decision that writes nothing never asks for another one
+at once, so that nothing spins.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from aerie.rollout.children import objects, outdated, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, Finding, conditions, events
 from aerie.rollout.course import Course, course
-from aerie.rollout.hold import unlisted
+from aerie.rollout.hold import resting
 from aerie.rollout.leftovers import AGAIN_AFTER as LEFT_UNTIL
 from aerie.rollout.leftovers import without_leftovers
 from aerie.rollout.observed import Observed, owned
@@ -37,6 +39,8 @@ from aerie.rollout.verdict import verdict_of
 from aerie.rollout.wanted import read_wanted
 
 NO_CATALOG = Catalog(())
+_OF_THE_SPEC = ("speculation", "drafters", "rejected", "retry")
+"""Fields of the status that follow from what the spec asks for, which is not known where a part of it cannot be read."""
 LEAST_PAUSE = timedelta(seconds=1)
 """Between a decision that writes nothing and the next one."""
 
@@ -49,7 +53,7 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     observed, overdue = observed.alive(now)
     observed = recovered(observed, now)
     paused = observed.resource.spec.rollout.paused
-    if observed.unlisted:
+    if observed.rests:
         observed = replace(observed, resource=_resting(observed.resource))
     resource = observed.resource
     asked = tuned.asked(observed, now)
@@ -57,14 +61,13 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     verdict = verdict_of(observed, wanted.revision, now)
     way = tuned.with_end(course(observed, wanted, verdict, now), observed, asked, now)
     intent = tuned.intended(observed, asked, way, now)
-    if observed.unlisted and not paused:
-        why = unlisted(observed.unlisted, forbidden=observed.forbidden)
+    if (why := resting(observed)) is not None and not paused:
         way = replace(way, progressing=Finding(PROGRESSING, "False", why.reason, why.message))
     made = [] if paused else list(objects(observed, wanted, way, verdict, runner))
-    made = [item for item in made if item["kind"] not in observed.unlisted]
+    made = [item for item in made if item["kind"] not in observed.unknown]
     made, handed_over = handover.ordered(observed, made, now)
     held_up = min(filter(None, (handed_over, settling.left(observed, made, now))), default=None)
-    halted = bool(observed.unlisted) and (way.canary is not None or way.previous is not None)
+    halted = observed.rests and (way.canary is not None or way.previous is not None)
     taken, missing = [], []
     for item in made:
         if item in leftovers or ((held_up or halted) and settling.shrinks(observed, item)):
@@ -77,7 +80,7 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
         elif drifted(live, item):
             missing.append(item)
     over = verdict.over or outdated(observed, wanted, verdict, runner)
-    delete = () if paused or observed.unlisted else tuple(superfluous(observed, wanted, made, way, now, over=over))
+    delete = () if paused or observed.rests else tuple(superfluous(observed, wanted, made, way, now, over=over))
     if held_up:
         delete = tuple(filter(settling.may_go, delete))
     chosen = choice.recorded(used=wanted.revision in (way.stable, way.rolling))
@@ -85,7 +88,14 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     queued = slots.queued(claims, resource.status or Status(), now)
     status = report(observed, wanted, way, taken, now, asked, intent)
     status = status.model_copy(update={"drafters": chosen, "queued": queued})
-    news = (*choice.events(), *events(resource.status, status), *_outcome(way), *_next_share(resource.status, status))
+    if observed.substitute is not None:
+        status = status.model_copy(update={name: getattr(resource.status or Status(), name) for name in _OF_THE_SPEC})
+    news = (
+        *(() if observed.substitute is not None else choice.events()),
+        *events(resource.status, status),
+        *_outcome(way),
+        *_next_share(resource.status, status),
+    )
     told = dict.fromkeys(news)  # two conditions may say the same
     soon = timedelta(0) if intent.trial is not None else tuned.again(observed, asked, way, now)
     lost = overdue - now if overdue is not None else None

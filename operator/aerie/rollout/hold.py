@@ -1,8 +1,10 @@
 """What is said of a resource that is left as it is, in whole or in part, because not enough of it is known.
 
-    a status or a spec that this release cannot read ─┬─► held: the condition Degraded is written into the status as it is
+    a status that this release cannot read ───────────┬─► held: the condition Degraded is written into the status as it is
+    a spec, where nothing is recorded of what serves ─┤
     Deployments, pods, ConfigMaps cannot be listed ───┘
-    another kind cannot be listed ────────────────────► decide.py: as if paused, but that kinds that are known are repaired
+    a spec, where that is recorded (last_spec.py) ────┬─► decide.py: as if paused, but that what is known is repaired
+    another kind cannot be listed ────────────────────┘
 
 Guarantees: functions of their arguments; what a status says besides is kept, whoever wrote it; said once, it is not said again.
 """
@@ -16,20 +18,34 @@ from typing import Any
 from aerie.api import ResourceError
 from aerie.api.base import Json, write_time
 from aerie.rollout.conditions import DEGRADED, Finding, shortened
+from aerie.rollout.observed import Observed
 
 VERSION_SKEW = "VersionSkew"
+UNREADABLE_SPEC = "UnreadableSpec"
+_WAY_OUT = (
+    "correct the field of the spec that is named here, or, where another release has written it, install the operator of that "
+    "release or a later one"
+)
 CRUCIAL = frozenset({"Deployment", "Pod", "ConfigMap"})
 """Kinds without which nothing can be said of a rollout: of what pods there are, and of what they are to be."""
 
 
 def unreadable(error: ResourceError) -> Finding:
     """Another release has written what this one does not know, or an older definition took what no release can read."""
+    of_spec = bool(error.places) and all(place[:1] == ("spec",) for place in error.places)
     message = (
-        "this operator cannot read the resource and leaves its pods and Services as they are: correct the field of the spec that "
-        "is named here, or, where another release has written it, install the operator of that release or a later one. "
+        f"this operator cannot read the resource and leaves its pods and Services as they are: {_WAY_OUT}. "
         f"{str(error).replace(chr(10), ' ')}"
     )
-    return Finding(DEGRADED, "True", VERSION_SKEW, message)
+    return Finding(DEGRADED, "True", UNREADABLE_SPEC if of_spec else VERSION_SKEW, message)
+
+
+def resting(observed: Observed) -> Finding | None:
+    """Why the rollout of what serves is held; None where it is not."""
+    if (found := observed.substitute) is not None:
+        message = f"{found.fault} The rollout is held, and what serves is cared for: {found.instead}. To go on, {_WAY_OUT}"
+        return Finding(DEGRADED, "True", UNREADABLE_SPEC, message)
+    return unlisted(observed.unlisted, forbidden=observed.forbidden) if observed.unlisted else None
 
 
 def unlisted(kinds: Mapping[str, str], *, forbidden: bool) -> Finding:

@@ -20,6 +20,7 @@ from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.figures import Figures
+from aerie.rollout.last_spec import Substitute
 from aerie.rollout.pods import Trouble
 from aerie.rollout.slots import Turn
 from aerie.tuning.advice import Advice
@@ -87,6 +88,18 @@ class Observed:
     """What may begin, as far as the operator limits that."""
     kept: Kept | None = None
     """What the tuner knows and would have written down; None where it has decided nothing."""
+    substitute: Substitute | None = None
+    """What in the resource stands in for fields of its spec that cannot be read; None where all of it is as the spec says."""
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Kinds that are not to be applied: they cannot be listed, or nothing tells how they are to be."""
+        return frozenset(self.unlisted) | (self.substitute.kinds if self.substitute is not None else frozenset())
+
+    @property
+    def rests(self) -> bool:
+        """Whether the rollout is held, because not enough is known: what serves is repaired and scaled, nothing else."""
+        return bool(self.unlisted) or self.substitute is not None
 
     def child(self, kind: str, name: str) -> Object | None:
         """The child of that kind and name."""

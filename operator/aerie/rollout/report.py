@@ -15,7 +15,7 @@ from aerie.resources import names
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import Course, retry_word
 from aerie.rollout.figures import with_figures
-from aerie.rollout.hold import VERSION_SKEW, unlisted
+from aerie.rollout.hold import VERSION_SKEW, resting
 from aerie.rollout.observed import Observed
 from aerie.rollout.recovery import arm_of
 from aerie.rollout.route import refusal, unanswered
@@ -165,8 +165,8 @@ def _ready(observed: Observed, stable: Arm | None, canary: CanaryArm | None, cou
 
 
 def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm | None, now: datetime) -> Finding:
-    if observed.unlisted:
-        return unlisted(observed.unlisted, forbidden=observed.forbidden)
+    if (why := resting(observed)) is not None:
+        return why
     if taken:
         named = " and ".join(f"{item['kind']} {item['metadata']['name']} belongs to {_owner(item)}" for item in taken)
         it, name = ("it", "the name") if len(taken) == 1 else ("them", "the names")

@@ -35,7 +35,7 @@ _BEHIND = ("Deployment", "Service")
 def left(observed: Observed, made: Sequence[Mapping[str, Any]], now: datetime) -> timedelta | None:
     """Time until requests go as the route among `made` says, as far as that is known; None when they do."""
     wanted = next((item for item in made if item["kind"] == "HTTPRoute"), None)
-    if wanted is None and made and not observed.unlisted and any(owned(one, _uid(observed)) for one in observed.of("HTTPRoute")):
+    if wanted is None and made and not observed.rests and any(owned(one, _uid(observed)) for one in observed.of("HTTPRoute")):
         return SETTLES  # mode Gateway has ended: the route goes first
     live = wanted and observed.child("HTTPRoute", wanted["metadata"]["name"])
     if wanted is None or live is None:

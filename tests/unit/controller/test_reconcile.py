@@ -468,6 +468,53 @@ def test_a_status_of_another_release_is_kept_and_nothing_is_done_by_it(run: Run,
     run(work())
 
 
+UNREADABLE = {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": {"limits": {"nvidia.com/gpu": "-x"}}}}
+
+
+def test_a_fleet_whose_spec_cannot_be_read_is_cared_for(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server, gauge = operator.server, operator.reconciler.telemetry.registry.get_sample_value
+        before = {key: item["spec"] for key, item in server.objects.items() if key[0] in ("Deployment", "Service")}
+        server.edit(**UNREADABLE, replicas=3)
+        for kind, name in before:
+            server.remove(kind, name)
+        await operator.settle()
+        after = {key: server.objects[key]["spec"] for key in before}
+        assert after == {key: {**spec, **({"replicas": 3} if key[0] == "Deployment" else {})} for key, spec in before.items()}
+        status, reason, message = condition(server, "Degraded")
+        assert (status, reason) == ("True", "UnreadableSpec")
+        assert "spec.engine.resources.limits.nvidia.com/gpu is '-x'" in message
+        assert gauge("aerie_resources_held", {"reason": "UnreadableSpec"}) == 1
+        server.calls.clear()
+        for _ in range(3):
+            operator.hear()
+            await operator.reconciler.reconcile(CHAT)
+        assert server.calls == [], "and nothing is said twice"
+        server.edit(engine={"image": "vllm/vllm-openai:v0.33.0"})
+        await operator.settle()
+        assert condition(server, "Degraded")[0] == "False"
+        assert gauge("aerie_resources_held", {"reason": "UnreadableSpec"}) == 0
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["phase"] == "Ready"
+
+    run(work())
+
+
+def test_a_spec_that_cannot_be_read_and_serves_nobody_is_left_as_it_is(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        server.edit(**UNREADABLE)
+        operator = Operator(server)
+        operator.hear()
+        await operator.reconciler.reconcile(CHAT)
+        assert server.writes == ["STATUS"]
+        status, reason, message = condition(server, "Degraded")
+        assert (status, reason) == ("True", "UnreadableSpec")
+        assert "spec.engine.resources.limits" in message
+
+    run(work())
+
+
 def test_why_a_job_has_no_pod_is_read_from_its_events(run: Run) -> None:
     async def work() -> None:
         server = Server()

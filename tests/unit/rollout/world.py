@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from aerie.api import SpeculativeDeployment
 from aerie.engine.catalog import Catalog
 from aerie.resources import names
 from aerie.resources.preflight import Runner
@@ -26,6 +25,7 @@ from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
 from aerie.rollout.decide import decide
 from aerie.rollout.handover import ENDPOINTS
+from aerie.rollout.last_spec import read_resource
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 from aerie.rollout.slots import Turn
@@ -94,9 +94,12 @@ class World:
 
     # -- the operator
     def observed(self) -> Observed:
+        children = tuple(copy.deepcopy(list(self.objects.values())))
+        resource, substitute = read_resource(copy.deepcopy(self.document), children)
         return Observed(
-            resource=SpeculativeDeployment.from_dict(copy.deepcopy(self.document)),
-            children=tuple(copy.deepcopy(list(self.objects.values()))),
+            resource=resource,
+            substitute=substitute,
+            children=children,
             namesakes=tuple(self.foreign),
             pods=tuple(copy.deepcopy(self.pods)),
             preflight_pods=tuple(copy.deepcopy(self.checks)),
