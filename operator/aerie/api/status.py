@@ -369,6 +369,10 @@ class SpeculationStatus(Model):
     """What trials have brought and cost so far. Absent before the first one."""
 
 
+Cause = Literal["StableLost", "GivenUp"]
+"""Why a rollback that could not end was turned round."""
+
+
 class Outcome(Model):
     """How a past rollout ended."""
 
@@ -381,6 +385,10 @@ class Outcome(Model):
     became one that cannot run. Explored: a trial by tuning that was to be measured and given up has been."""
     reason: Annotated[str, Field(max_length=2048)]
     """Why, as a sentence."""
+    cause: Cause | None = None
+    """Why a rollback that could not end was turned round, as one word for programs. StableLost: pods of this revision, which was
+    the stable one, could not start any more, and the other one's serve. GivenUp: nor could the other one's, so this one was given
+    up for a third. Absent for all other ends, and in outcomes that releases before this field wrote."""
     started_at: Time
     """When it began."""
     ended_at: Time

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from aerie.api.status import Arm, CanaryArm, Status
+from aerie.api.status import Arm, CanaryArm, Cause, Outcome, Status
 from aerie.rollout import canary, pods
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms
@@ -27,7 +27,8 @@ from aerie.rollout.traffic import ALL
 from aerie.rollout.wanted import Wanted
 
 _LIMIT = "Its pods have not served again for spec.rollout.progressDeadline"
-_GIVEN_UP = "cannot stand in for"
+_SAID_BEFORE = (_LIMIT, "cannot stand in for")
+"""How the sentences of releases without the field `cause` begin, and what is in that of a revision that was given up."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
         return None
     status = observed.resource.status or Status()
     last = status.history[0] if status.history else None
-    both = last is not None and last.revision == known.revision and last.reason.startswith(_LIMIT)
+    both = last is not None and last.revision == known.revision and cause_of(last) is not None
     leaving = CanaryArm(
         **dict(stable),
         change=known.change,
@@ -61,14 +62,14 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
     if third and (both or not serving):
         more = _serving(observed, known.revision) > _serving(observed, stable.revision)
         kept, other = (known, stable) if more else (stable, known)
-        why = f"{_LIMIT}, and revision {other.revision} {_GIVEN_UP} {kept.revision}: revision {wanted.revision} follows."
+        why = f"{_LIMIT}, and revision {other.revision} cannot stand in for {kept.revision}: revision {wanted.revision} follows."
         gone = leaving.model_copy(update={**dict(_arm(other)), "change": known.change})
-        outcome = outcome_of(gone, "Failed", why, status, None, now)
+        outcome = outcome_of(gone, "Failed", why, status, None, now).model_copy(update={"cause": "GivenUp"})
         finding = Finding(PROGRESSING, "True", "RollingBack", why)
         way = Way(None, Arms(observed.resource.spec.replicas), {"stable": ALL}, finding, None, outcome, timedelta(0))
         return Turn(_arm(kept), way)
     why = f"{_LIMIT}. So revision {known.revision}, of which {serving} pods serve, is the stable one."
-    outcome = outcome_of(leaving, "Failed", why, status, None, now)
+    outcome = outcome_of(leaving, "Failed", why, status, None, now).model_copy(update={"cause": "StableLost"})
     way = canary.withdraw(observed, known, leaving, None, outcome, now)
     # Traffic first: its pods go with the next look, when it is written that they are to.
     way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, fleet.stable.pods.asked)))
@@ -78,7 +79,15 @@ def turned(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, no
 def given_up(status: Status) -> str | None:
     """The revision that was given up by the last rollout although pods of it may serve; it goes."""
     last = status.history[0] if status.history else None
-    return last.revision if last is not None and last.reason.startswith(_LIMIT) and _GIVEN_UP in last.reason else None
+    return last.revision if last is not None and cause_of(last) == "GivenUp" else None
+
+
+def cause_of(ended: Outcome) -> Cause | None:
+    """Why a rollback was turned round; by the sentence where a release before the field wrote it, or a definition dropped it."""
+    start, given_up = _SAID_BEFORE
+    if ended.cause is not None or not ended.reason.startswith(start):
+        return ended.cause
+    return "GivenUp" if given_up in ended.reason else "StableLost"
 
 
 def _serving(observed: Observed, revision: str) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from aerie.rollout.rollback import cause_of
 from tests.unit.rollout.cluster import Cluster, Look
 
 ALONE = timedelta(hours=72)
@@ -21,7 +22,6 @@ ALONE = timedelta(hours=72)
 WRITES_IN_A_ROW = 12
 IDLE_IN_A_ROW = 40
 """Looks within less than five seconds each that find nothing to do: a gateway's patience is 30 seconds."""
-_TURNED = "Its pods have not served again for spec.rollout.progressDeadline"
 _FINAL = frozenset({"Ready", "RolledBack", "Failed"})
 _ROOM = ("insufficient nvidia.com/gpu", "exceeded quota")
 
@@ -65,7 +65,7 @@ def no_serving_pod_given_up(look: Look) -> str:
         return ""
     status = look.observed.resource.status
     last = status.history[0] if status and status.history else None
-    if last is not None and last.reason.startswith(_TURNED) and 2 * after >= before:
+    if last is not None and cause_of(last) is not None and 2 * after >= before:
         return (
             ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
         )
