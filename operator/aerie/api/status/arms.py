@@ -1,0 +1,138 @@
+"""The pods of each revision, their speculation settings, and the phases that a rollout takes them through."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from aerie.api.base import Model, Time
+from aerie.api.speculation import MOST_TOKENS
+from aerie.api.status.words import Count, Text, Word
+
+Phase = Literal[
+    "Pending",
+    "Preflight",
+    "Queued",
+    "Starting",
+    "Ready",
+    "WarmingUp",
+    "Analyzing",
+    "AwaitingApproval",
+    "Ramping",
+    "Promoting",
+    "Watching",
+    "Rechecking",
+    "RollingBack",
+    "Held",
+    "RolledBack",
+    "Paused",
+    "Failed",
+]
+Purpose = Literal["Rollout", "Trial"]
+CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
+
+
+class Tier(Model):
+    """One tier of a schedule: the number of tokens for a range of batch sizes."""
+
+    first: Annotated[int, Field(ge=1)]
+    """Smallest batch size of the tier."""
+    last: Annotated[int, Field(ge=1)]
+    """Largest batch size of the tier."""
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    """Tokens proposed per step."""
+
+
+class Setting(Model):
+    """A speculation setting."""
+
+    mode: Literal["Off", "Static", "Schedule", "Adaptive"]
+    """Off: no drafter. Static: the same number of tokens always. Schedule: by batch size. Adaptive: up to tokens, as the
+    engine decides."""
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    """Most tokens proposed per step (K); 0 when off."""
+    schedule: Annotated[list[Tier], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] | None = None
+    """Tiers of mode Schedule, by rising batch size."""
+
+
+class Arm(Model):
+    """The pods of one revision and what they achieve."""
+
+    revision: Word
+    """Hash of all that determines the pods: target, engine, drafter and speculation setting."""
+    target: Text | None = None
+    """The served model: its source in short, such as owner/name@ and the first characters of its commit."""
+    drafter: Text | None = None
+    """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
+    setting: Setting | None = None
+    """The speculation setting."""
+    replicas: Count = 0
+    """Pods that there should be."""
+    ready_replicas: Count = 0
+    """Pods that serve."""
+    weight: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Percent of the traffic; 1 where it is less and not nothing."""
+    acceptance_length: float | None = None
+    """Mean tokens per step over the latest traffic, the target's own included: 1 means that no proposed token was accepted.
+    Absent without a drafter and before the first traffic; written again when it has moved by 3 %."""
+    time_per_output_token: float | None = None
+    """Seconds per output token after a request's first, over the latest traffic; written again when moved by 10 %."""
+    time_to_first_token: float | None = None
+    """Seconds from a request's arrival to its first token, over the latest traffic; written again when moved by 20 %."""
+    accepted_length: float | None = None
+    """The acceptance length with which it was accepted: the mean over the blocks of its analysis. Absent where it was not
+    compared."""
+
+
+class Queued(Model):
+    """A rollout or a trial that may not begin yet, because as many are under way as the operator allows."""
+
+    purpose: Purpose
+    """Rollout: of what the spec asks for. Trial: of a speculation setting, by tuning."""
+    since: Time
+    """Since when it waits. In a namespace, what has waited for longest comes first."""
+
+
+class Waiting(Model):
+    """Pods that are asked for and do not serve."""
+
+    since: Time
+    """When they were asked for, or when one more of them served for the last time."""
+    serving: Count
+    """Most pods that served since then: more of them are progress."""
+
+
+class CanaryArm(Arm):
+    """The revision under judgement, with its control."""
+
+    change: Text
+    """What is new in it, in a word: the drafter, K=5, the target, the engine."""
+    phase: CanaryPhase = "Starting"
+    """Where it is on its way. status.phase says the same, but for a rollout that is paused."""
+    started_at: Time
+    """When its rollout began."""
+    ready_at: Time | None = None
+    """When all pods of both arms were ready for the first time: warm-up and deadline count from here."""
+    step: Count | None = None
+    """Step of the ramp, from 0."""
+    step_started_at: Time | None = None
+    """When the step, or the promotion, began."""
+    control: Arm | None = None
+    """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
+    from the ramp on."""
+    waiting: Waiting | None = None
+    """What the phase waits for. Absent while all pods that it asks for serve."""
+
+
+class PreviousArm(Arm):
+    """The revision before the stable one, while pods of it stay after the promotion."""
+
+    phase: Literal["Watching", "Rechecking"] = "Watching"
+    """Watching: its pods get no requests. Rechecking: they do, because the acceptance length has fallen since the promotion."""
+    since: Time
+    """When this phase began."""
+    change: Text
+    """What is new in the stable revision, in a word."""
+    started_at: Time
+    """When the rollout of the stable revision began."""

@@ -1,0 +1,176 @@
+"""The speculation setting in force, its trials, and what they have brought."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from aerie.api.base import Model, Time
+from aerie.api.speculation import LatencyObjective
+from aerie.api.status.arms import Setting
+from aerie.api.status.words import Count, Word
+
+MOST_TRIED = 5
+"""Trials that a status remembers."""
+
+
+class Gain(Model):
+    """By how much faster tokens come to the same requests, as a share: 0.05 is 5 % more of them a second."""
+
+    estimate: float
+    """The middle of what is thought likely, or was measured."""
+    lower: float | None = None
+    """A prediction: reached with 95 %. A measurement: the lower bound of its comparison."""
+    upper: float | None = None
+    """A prediction: not exceeded with 95 %. A measurement: the upper bound of its comparison."""
+
+
+class Chosen(Model):
+    """A setting that is in force in place of spec.speculation.tokens, because a canary has proven it."""
+
+    setting: Setting
+    """The setting."""
+    revision: Word
+    """The revision of the pods that run it."""
+    basis: Word
+    """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
+    slo: LatencyObjective | None = None
+    """spec.speculation.tuning.slo when its trial began. Where that is stricter now, the choice is void."""
+
+
+class Trial(Model):
+    """A setting on its way through a canary."""
+
+    setting: Setting
+    """The setting."""
+    purpose: Literal["Change", "Explore"]
+    """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
+    up; or it becomes a Change, if what it shows by then speaks for its setting."""
+    revision: Word
+    """The revision of the pods that run it: the canary's, once there is one."""
+    basis: Word
+    """The revision that the spec alone would make. When it makes another one, the trial is over."""
+    slo: LatencyObjective | None = None
+    """spec.speculation.tuning.slo when it began. When that becomes stricter, the trial is over."""
+    predicted: Gain | None = None
+    """What is expected of it."""
+    started_at: Time
+    """When it was decided on; the canary follows."""
+
+
+Ended = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Superseded", "Failed"]
+"""How a trial may end."""
+
+
+class Tried(Model):
+    """How a trial has ended."""
+
+    was: Setting
+    """The setting that was in force."""
+    tried: Setting
+    """The setting that was tried."""
+    purpose: Literal["Change", "Explore"]
+    """What it was tried for."""
+    result: Ended
+    """How it ended. Undecided: until the deadline it was neither proven nor refuted. Explored: it was measured, as was meant.
+    Superseded: by another spec."""
+    revision: Word
+    """The revision that was tried."""
+    predicted: Gain | None = None
+    """What was expected of it."""
+    realised: Gain | None = None
+    """What the canary has shown against its control; absent where it was not compared."""
+    started_at: Time | None = None
+    """When it began."""
+    ended_at: Time
+    """When it ended."""
+
+
+FailureReason = Literal["NoRoom", "Worse", "Failed"]
+"""Why a trial counts as failed."""
+MOST_FAILURES = 16
+"""Settings whose failures a status remembers."""
+
+
+class Failure(Model):
+    """A setting whose trials have failed, with what has to be before the next one of it."""
+
+    setting: Setting
+    """The setting."""
+    reason: FailureReason
+    """NoRoom: the cluster had no node or quota for its pods. Worse: it was measured, and rolled back. Failed: it never served,
+    crashed, or preflight refused it."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """How the last one ended, as a sentence."""
+    times: Annotated[int, Field(ge=1)] = 1
+    """How often it has failed for this reason: the pause doubles each time."""
+    basis: Word
+    """The revision that the spec alone makes. With another one the failure is forgotten."""
+    began_at: Time
+    """When the last trial began."""
+    last_at: Time
+    """When it ended."""
+    pods: Count | None = None
+    """Of NoRoom: pods that all arms together needed. With as many that serve, or a trial that needs fewer, there is room."""
+
+
+class Balance(Model):
+    """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
+    the time. Since then, `rate` times replicas times hours have come on top."""
+
+    gained: float = 0.0
+    """What chosen settings have saved against spec.speculation.tokens, by what their canaries have shown."""
+    spent: float = 0.0
+    """What trials have cost: each hour of each pod beyond spec.replicas that canary, control and pods kept after a promotion
+    took, and what pods in the place of replicas have spent on loading."""
+    net: float = 0.0
+    """What was gained, less what was spent."""
+    rate: float = 0.0
+    """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
+    as_of: Time
+    """When this was reckoned."""
+
+
+MOST_EXPLORED = 8
+"""Explorations whose moments a status remembers."""
+
+
+class SpeculationStatus(Model):
+    """The speculation setting in force, and the one that tuning would choose."""
+
+    current: Setting
+    """The setting of the stable pods."""
+    recommended: Setting | None = None
+    """The setting that tuning finds best, when it is another one."""
+    predicted: Gain | None = None
+    """What the recommended setting is expected to gain over the current one."""
+    why: Annotated[str, Field(max_length=4096)] | None = None
+    """What speaks for it, or what is missing for a recommendation."""
+    chosen: Chosen | None = None
+    """The setting that is in force in place of spec.speculation.tokens. Absent where that is in force."""
+    trial: Trial | None = None
+    """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
+    changed_at: Time | None = None
+    """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
+    rolled_back_at: Time | None = None
+    """When a trial was last taken back or failed: four times tuning.cooldown count from here, twice that after a second failure
+    in a row, and so on."""
+    failed: Count | None = None
+    """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""
+    failures: Annotated[
+        list[Failure], Field(max_length=MOST_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
+    """Settings whose trials have failed, the latest first."""
+    explored: Annotated[list[Time], Field(max_length=MOST_EXPLORED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
+        Field(default_factory=list)
+    )
+    """When canaries have explored, the newest first."""
+    speculated_at: Time | None = None
+    """While the setting is Off: when drafts were last verified."""
+    changes: Annotated[list[Tried], Field(max_length=MOST_TRIED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
+        default_factory=list
+    )
+    """The last trials, the newest first."""
+    balance: Balance | None = None
+    """What trials have brought and cost so far. Absent before the first one."""

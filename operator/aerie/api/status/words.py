@@ -1,0 +1,11 @@
+"""The types of texts, words and counts in the status, with their bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Text = Annotated[str, Field(max_length=1024)]
+Word = Annotated[str, Field(max_length=128)]
+Count = Annotated[int, Field(ge=0)]
