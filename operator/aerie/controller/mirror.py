@@ -20,7 +20,9 @@ delay a write, until an event or the next list, and can cause a look in vain; it
 deletion of what is needed, no event told twice.
 
 Objects are kept as compressed JSON without the server's bookkeeping: a small part of the memory of dictionaries, nothing for the
-garbage collector to walk through, and nobody can change what another one reads.
+garbage collector to walk through, and nobody can change what another one reads. Of a pod's spec only node and ports are kept,
+which is all that decisions read of it. Where a resource has many objects, unpacking them for each pass would hold up the event
+loop for longer than everything else together (0.2 ms each), so there the dictionaries are kept as well; nobody may change them.
 """
 
 from __future__ import annotations
@@ -28,15 +30,18 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aerie.controller.client import RESOURCES, Kind, Object
+from aerie.controller.client import PODS, RESOURCES, Kind, Object
 from aerie.controller.queue import Key
 from aerie.resources import names
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _DATED = frozenset({"HTTPRoute", "Service"})
 """Kinds of which it matters when they were last changed; of all others that is dropped, and of these what it was."""
+MANY = 100
+"""Objects of one resource from which on they are kept unpacked too."""
 
 
 class _Place(NamedTuple):
@@ -47,11 +52,14 @@ class _Place(NamedTuple):
     name: str
 
 
-class _Held(NamedTuple):
+@dataclass(slots=True)
+class _Held:
     version: int
     owner: Key
     """The resource that it is, or belongs to."""
     packed: bytes
+    unpacked: Object | None = None
+    """The same, of a resource with many objects, once it was asked for."""
 
 
 class Mirror:
@@ -81,8 +89,14 @@ class Mirror:
         return [held.owner for place, held in self._held.items() if place.kind == RESOURCES.kind]
 
     def belonging(self, key: Key) -> list[Object]:
-        """What belongs to the resource, by kind and name; not the resource itself."""
-        return [_unpacked(self._held[place].packed) for place in sorted(self._of.get(key, ())) if place.kind != RESOURCES.kind]
+        """What belongs to the resource, by kind and name; not the resource itself. To be read only."""
+        places = self._of.get(key, ())
+        many = len(places) >= MANY
+        return [_content(self._held[place], keep=many) for place in sorted(places) if place.kind != RESOURCES.kind]
+
+    def count(self, key: Key) -> int:
+        """Objects that are, or belong to, the resource."""
+        return len(self._of.get(key, ()))
 
     # ------------------------------------------------------------------------------------------------------------- hearing
     def put(self, item: Object) -> None:
@@ -142,7 +156,7 @@ class Mirror:
         del self._listed[place]
         for one, held in self._held.items():
             if one.kind == listing.kind and listing.covers(one.namespace):
-                self._held[one] = held._replace(version=0)
+                held.version = 0
         for one in [one for one in self._gone if one.kind == listing.kind and listing.covers(one.namespace)]:
             del self._gone[one]
         return True
@@ -216,7 +230,17 @@ def _packed(item: Object) -> bytes:
         metadata["managedFields"] = [{key: entry.get(key) for key in ("manager", "time")} for entry in entries]
     if _LAST_APPLIED in (metadata.get("annotations") or {}):
         metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED}
-    return zlib.compress(json.dumps({**item, "metadata": metadata}, separators=(",", ":")).encode(), level=1)
+    kept = {**item, "metadata": metadata}
+    if item["kind"] == PODS.kind and (spec := item.get("spec")):
+        containers = [{key: one[key] for key in ("name", "ports") if key in one} for one in spec.get("containers") or []]
+        kept["spec"] = {**({"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}), "containers": containers}
+    return zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), level=1)
+
+
+def _content(held: _Held, *, keep: bool) -> Object:
+    content = held.unpacked if held.unpacked is not None else _unpacked(held.packed)
+    held.unpacked = content if keep else None
+    return content
 
 
 def _unpacked(packed: bytes) -> Object:

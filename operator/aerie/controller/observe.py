@@ -65,8 +65,8 @@ async def _live(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selecto
         version: str | None = None
         async for page, version in cluster.pages(kind, key.namespace, selector):  # noqa: B007 - that of the last page counts
             found += page
+            listing.add(page)  # each at once, so that a long list never holds the event loop up
         versions.append(version)
-    listing.add(found)
     # Of several lists, the first is the one after which something may have been missed.
     listing.end(versions[0])
     return found

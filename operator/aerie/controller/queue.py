@@ -2,7 +2,8 @@
 
 Guarantees, as those of client-go's workqueue: a key waits at most once, however often it is added; a key that is being worked
 on is not handed out again, and comes back once if it was added meanwhile; after failures it comes back later and later, up to
-a limit, and `forget` resets that. A delayed key that is added again comes back at the earlier of the times.
+a limit, and `forget` resets that. A delayed key that is added again comes back at the earlier of the times. Beyond client-go: a key
+whose work is done may be given a rest, during which it is not handed out, whoever adds it; nothing that was added is lost.
 Not guaranteed: anything over a restart; a pass over all objects at the start does that.
 
 Time is the event loop's, so that tests run in virtual time.
@@ -55,6 +56,8 @@ class WorkQueue:
         self._due: dict[Key, float] = {}
         self._count = itertools.count()
         self._failures: dict[Key, int] = {}
+        self._rests: dict[Key, float] = {}
+        """Until when a key is not handed out."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._closed = False
@@ -65,10 +68,17 @@ class WorkQueue:
 
     def add(self, key: Key) -> None:
         """Have the key looked at as soon as possible."""
-        self._due.pop(key, None)
         if key in self._working:
+            self._due.pop(key, None)
             self._again.add(key)
-        elif key not in self._added_at:
+            return
+        if (rested := self._rests.get(key)) is not None:
+            if rested > asyncio.get_running_loop().time():
+                self._put_off(key, rested)
+                return
+            del self._rests[key]
+        self._due.pop(key, None)
+        if key not in self._added_at:
             self._added_at[key] = asyncio.get_running_loop().time()
             self._ready.append(key)
             self._changed.set()
@@ -78,8 +88,11 @@ class WorkQueue:
         if seconds <= 0:
             self.add(key)
             return
-        due = asyncio.get_running_loop().time() + seconds
-        if key in self._added_at or self._due.get(key, due + 1) <= due:
+        if key not in self._added_at:
+            self._put_off(key, asyncio.get_running_loop().time() + seconds)
+
+    def _put_off(self, key: Key, due: float) -> None:
+        if self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._later, (due, next(self._count), key))
@@ -129,9 +142,11 @@ class WorkQueue:
             self._idle.clear()
             await self._idle.wait()
 
-    def done(self, key: Key) -> None:
-        """The work on the key is over."""
+    def done(self, key: Key, rest: float = 0.0) -> None:
+        """The work on the key is over, and it is not handed out again for `rest` seconds."""
         self._working.discard(key)
+        if rest > 0:
+            self._rests[key] = asyncio.get_running_loop().time() + rest
         self._idle.set()
         if key in self._again:
             self._again.discard(key)

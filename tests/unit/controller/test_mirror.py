@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from aerie.controller import mirror as mirrors
 from aerie.controller.client import DEPLOYMENTS, PODS, RESOURCES, SERVICES
 from aerie.controller.mirror import Listing, Mirror
 from aerie.controller.queue import Key
@@ -84,6 +85,42 @@ def test_of_what_requests_go_through_it_is_kept_who_changed_it_when(kind: str) -
     heard.mirror.put(item)
     (found,) = heard.mirror.belonging(CHAT)
     assert found["metadata"]["managedFields"] == [{"manager": "aerie", "time": at}]
+
+
+def engine_pod(name: str, version: int) -> dict[str, Any]:
+    container = {"name": "engine", "ports": [{"name": "http", "containerPort": 8000}], "env": [{"name": "X", "value": "y"}]}
+    spec = {"nodeName": "node-1", "containers": [container], "volumes": [{"name": "models"}]}
+    return made("Pod", name, version, spec=spec, status={"phase": "Running"})
+
+
+def test_of_a_pods_spec_only_node_and_ports_are_kept() -> None:
+    heard = Heard()
+    heard.mirror.put(engine_pod("chat-1", 1))
+    (found,) = heard.mirror.belonging(CHAT)
+    ports = [{"name": "http", "containerPort": 8000}]
+    assert found["spec"] == {"nodeName": "node-1", "containers": [{"name": "engine", "ports": ports}]}
+    assert found["status"] == {"phase": "Running"}
+
+
+@pytest.mark.parametrize("pods", [1, 40, 1000])
+def test_each_version_of_a_pod_of_a_large_fleet_is_unpacked_once(pods: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, unpacked = Heard(), 0
+    real = mirrors._unpacked
+
+    def counted(packed: bytes) -> dict[str, Any]:
+        nonlocal unpacked
+        unpacked += 1
+        return real(packed)
+
+    monkeypatch.setattr(mirrors, "_unpacked", counted)
+    for number in range(pods):
+        heard.mirror.put(engine_pod(f"chat-{number}", number + 1))
+    first = heard.mirror.belonging(CHAT)
+    heard.mirror.put(engine_pod("chat-0", 5000))
+    second = heard.mirror.belonging(CHAT)
+    assert len(first) == len(second) == pods
+    assert heard.names()["chat-0"] == "5000"
+    assert unpacked == (pods + 1 if pods >= mirrors.MANY else 3 * pods)
 
 
 def test_an_older_version_never_follows_a_newer_one_and_a_repetition_is_no_news() -> None:

@@ -81,6 +81,32 @@ def test_failures_come_back_later_and_later_until_forgotten(run: Run) -> None:
     run(work())
 
 
+def test_a_key_that_rests_is_handed_out_once_after_its_rest_whoever_adds_it(run: Run) -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        queue = WorkQueue()
+        queue.add(A)
+        await queue.get()
+        queue.add(A)  # during the work
+        queue.done(A, rest=3.3)
+        for _ in range(4):
+            await asyncio.sleep(0.7)
+            queue.add(A)
+        queue.add_after(A, 60)
+        queue.add(B)
+        assert await queue.get() == (B, 0.0)
+        queue.done(B)
+        assert (await queue.get())[0] == A
+        assert loop.time() == pytest.approx(3.3)
+        queue.done(A)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.get(), 1000)
+        queue.add(A)
+        assert await queue.get() == (A, 0.0)
+
+    run(work())
+
+
 def test_the_time_waited_is_told(run: Run) -> None:
     async def work() -> None:
         queue = WorkQueue()
