@@ -2,8 +2,8 @@
 
 Guarantees, as those of client-go's workqueue: a key waits at most once, however often it is added; a key that is being worked
 on is not handed out again, and comes back once if it was added meanwhile; after failures it comes back later and later, up to
-a limit, and `forget` resets that. A delayed key that is added again comes back at the earlier of the times. Beyond client-go: a key
-whose work is done may be given a rest, during which it is not handed out, whoever adds it; nothing that was added is lost.
+a limit, and `forget` resets that. A delayed key that is added again comes back at the earlier of the times. Beyond client-go: a
+key whose work is done may be given a rest, during which it is not handed out, whoever adds it; nothing that was added is lost.
 Not guaranteed: anything over a restart; a pass over all objects at the start does that.
 
 Time is the event loop's, so that tests run in virtual time.

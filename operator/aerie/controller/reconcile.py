@@ -6,9 +6,9 @@
 Guarantees: one resource is in at most one pass at a time; a pass that fails is repeated later and later, and does not keep
 others waiting. What the mirror holds may be old; so it decides only that there is nothing to do, and nothing is ever written but
 what was decided on a live reading (each write has its own precondition besides: uid, resourceVersion, or being idempotent). A
-pass that writes makes another one follow, which ends on the mirror when the first one was right. After a pass a resource rests for
-`REST` for each of its objects, however much is heard of it, because a pass costs the more the more pods there are: so the largest
-fleet that changes all the time leaves most of the event loop to others, and waits three seconds where it has 1,000 pods.
+pass that writes makes another one follow, which ends on the mirror when the first one was right. After a pass a resource rests
+for `REST` for each of its objects, however much is heard of it, because a pass costs the more the more pods there are: so a large
+fleet that changes all the time leaves most of the event loop to others; with 1,000 pods its passes are three seconds apart.
 A resource that is gone needs nothing: its children are garbage-collected by their owner references.
 """
 
@@ -48,7 +48,7 @@ from aerie.rollout.slots import Limits
 _log = logging.getLogger(__name__)
 WORKERS = 8
 REST = 0.003
-"""Seconds between two passes for each object; a pass that writes takes 0.5 ms of the event loop's time for each, others 0.1 ms."""
+"""Seconds between two passes for each object; a pass that writes takes the event loop for 0.5 ms for each, others for 0.1 ms."""
 LASTING = 3
 """Passes in a row that failed, after which what the API server answers is told in the status."""
 
