@@ -24,10 +24,10 @@ class FairQueue(WorkQueue):
         super().__init__()
         self._ready = self._waiting = _Waiting(owner, each)  # type: ignore[assignment]  # all that is done with a deque there
 
-    def done(self, key: Key) -> None:
-        """The work on the key is over."""
+    def done(self, key: Key, rest: float = 0.0) -> None:
+        """The work on the key is over, and it is not handed out again for `rest` seconds."""
         self._waiting.over(key)
-        super().done(key)
+        super().done(key, rest)
         self._changed.set()  # a key that waited for this may have its turn
 
 

@@ -30,18 +30,31 @@ _CHARACTERS = 1200
 
 def recall(mirror: Mirror, document: Object) -> Observed:
     """What the mirror holds of the resource `document`. Raises ResourceError."""
-    return _observed(document, mirror.belonging(_key(document)))
+    belongings = mirror.belonging(_key(document))
+    group = [item for item in belongings if item["kind"] == PODS.kind]
+    children = tuple(item for item in belongings if item["kind"] != PODS.kind)
+    resource, substitute = read_resource(document, children)
+    return Observed(
+        resource=resource,
+        substitute=substitute,
+        children=children,
+        pods=tuple(pod for pod in group if names.NAME in labels(pod)),
+        preflight_pods=tuple(pod for pod in group if names.NAME not in labels(pod)),
+    )
 
 
 async def observe(cluster: Cluster, mirror: Mirror, document: Object, skipped: Collection[str] = ()) -> Observed:
-    """Everything that belongs to the resource `document`, live, but for the kinds to skip. Raises ApiError, ResourceError."""
+    """Everything that belongs to the resource `document`, live, but for the kinds to skip. Raises ApiError, ResourceError.
+
+    It is listed into the mirror, which then holds what the lists say, or what was heard since; of most objects it has known that.
+    """
     key = _key(document)
     mine = f"{names.NAME}={key.name}"
-    listed = await asyncio.gather(
-        *(_live(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in skipped),
-        _live(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
+    await asyncio.gather(
+        *(_list(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in skipped),
+        _list(cluster, mirror, key, PODS, mine, f"{names.PREFLIGHT}={key.name}"),
     )
-    found = _observed(document, [item for items in listed for item in items])
+    found = recall(mirror, document)
     return replace(
         found,
         last_lines=await _last_lines(cluster, key.namespace, found.pods),
@@ -57,32 +70,16 @@ async def strangers(cluster: Cluster, observed: Observed, items: Sequence[Object
     return tuple(item for item in await asyncio.gather(*gets) if item is not None and not owned(item, metadata.uid))
 
 
-async def _live(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selectors: str) -> list[Object]:
+async def _list(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selectors: str) -> None:
     listing = mirror.listing(kind, of=key)
-    found: list[Object] = []
     versions = []
     for selector in selectors:
         version: str | None = None
         async for page, version in cluster.pages(kind, key.namespace, selector):  # noqa: B007 - that of the last page counts
-            found += page
-            listing.add(page)  # each at once, so that a long list never holds the event loop up
+            listing.add(page)
         versions.append(version)
     # Of several lists, the first is the one after which something may have been missed.
     listing.end(versions[0])
-    return found
-
-
-def _observed(document: Object, belongings: list[Object]) -> Observed:
-    group = [item for item in belongings if item["kind"] == PODS.kind]
-    children = tuple(item for item in belongings if item["kind"] != PODS.kind)
-    resource, substitute = read_resource(document, children)
-    return Observed(
-        resource=resource,
-        substitute=substitute,
-        children=children,
-        pods=tuple(pod for pod in group if names.NAME in labels(pod)),
-        preflight_pods=tuple(pod for pod in group if names.NAME not in labels(pod)),
-    )
 
 
 def _key(document: Object) -> Key:
