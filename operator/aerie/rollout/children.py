@@ -33,7 +33,7 @@ def objects(
     """All that has to be there, in the order in which it is applied."""
     resource = observed.resource
     made: list[dict[str, Any]] = [network.main_service(resource, course.only), *_budgets(resource, course)]
-    made += _traffic(observed, course)
+    made += _traffic(observed, wanted, course)
     needed = course.preflight or wanted.revision in (course.stable, course.rolling)
     template = template_of(observed, wanted, wanted.revision)
     if needed and template is not None:
@@ -61,7 +61,7 @@ def _budgets(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[s
             yield workload.disruption_budget(resource, revision)
 
 
-def _traffic(observed: Observed, course: Course) -> Iterator[dict[str, Any]]:
+def _traffic(observed: Observed, wanted: Wanted, course: Course) -> Iterator[dict[str, Any]]:
     """In mode Gateway the Services of the arms, and after them the route that sends to them."""
     resource = observed.resource
     serving = course.stable or course.rolling
@@ -77,9 +77,10 @@ def _traffic(observed: Observed, course: Course) -> Iterator[dict[str, Any]]:
             weights.pop("control", None)
     elif course.previous is not None and course.all_serve:
         yield network.arm_service(resource, "previous", course.previous.revision)
-    elif course.stable is not None and _control_alone(observed, course.stable):
-        yield network.arm_service(resource, "control", course.stable)
-        weights = {"stable": 0, "control": ALL}
+    elif course.stable is not None and (alone := _alone(observed, wanted, course.stable)) is not None:
+        arm, revision = alone
+        yield network.arm_service(resource, arm, revision)
+        weights = {"stable": 0, arm: ALL}
     else:
         weights = {"stable": ALL}
     yield network.route(resource, weights)
@@ -108,9 +109,24 @@ def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator
         yield workload.deployment(resource, stable, course.stable, "control", arms.control)
 
 
-def _control_alone(observed: Observed, stable: str) -> bool:
-    """Whether of the stable revision only control pods serve, which a canary has left behind."""
-    return observed.serving(stable, control=True) > 0 and not observed.serving(stable)
+def _alone(observed: Observed, wanted: Wanted, stable: str) -> tuple[str, str] | None:
+    """Where no stable pod serves: the arm and the revision of what a rollout has left behind and serves, and is not about to be
+    deleted (`superfluous`): the pods of a control, first of the stable revision; those of the desired revision; any pods while
+    the rollout rests."""
+    if observed.serving(stable):
+        return None
+    owner = observed.resource.metadata.uid
+    found = []
+    for one in observed.of("Deployment"):
+        revision, control = labels(one).get(names.REVISION), labels(one).get(names.CONTROL) == "true"
+        if revision is None or not owned(one, owner) or one["metadata"].get("deletionTimestamp"):
+            continue
+        if (control or revision == wanted.revision or observed.rests) and observed.serving(revision, control=control):
+            found.append((not control, revision != stable, revision))
+    if not found:
+        return None
+    canary, _, revision = min(found)
+    return ("canary" if canary else "control"), revision
 
 
 def _with_control(course: Course) -> bool:

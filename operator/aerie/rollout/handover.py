@@ -19,12 +19,12 @@ may soon take them; and while an arm that is to have requests may not have them 
 that it sends to serves.
 
 Guarantees: pure. An arm of which nobody serves gets no requests as long as another one may have them. Requests never wait where
-an arm could serve them: where the route of now leads to an arm of which nobody
-serves, they go at once to the arms that may have them: as wanted, or as now, or to one that is to have none; and without such an
-arm as wanted. No wait is without an end, as long as the API server takes the Services and nobody keeps changing them. A route
-that is not there yet waits for nothing. Where somebody else's Service bears an arm's name, all is as if this module were not
-there (decide.py applies no route then). While Services cannot be listed, the route keeps its shares; while HTTPRoutes cannot, any
-Service may have requests.
+an arm could serve them: where the route of now leads to an arm of which nobody serves, they go at once to the arms that may
+have them: as wanted, or as now, or to one that is to have none, be it about to go; and without such an arm as wanted. No wait
+is without an end, as long as the API server takes the Services and nobody keeps changing them. A route that is not there yet
+waits for nothing. Where somebody else's Service bears an arm's name, all is as if this module were not there (decide.py applies
+no route then). While Services cannot be listed, the route keeps its shares; while HTTPRoutes cannot, any Service may have
+requests.
 
 Not guaranteed: that the endpoints are there after `ENDPOINTS`: it is a limit of time, and the endpoints are not looked at. Nor is
 that time exact: it is counted from a time of the API server, with which the leader's clock agrees to within five seconds
@@ -108,13 +108,14 @@ def ordered(observed: Observed, made: Made, now: datetime) -> tuple[Made, timede
 # --------------------------------------------------------------------------------------------------------------------- decisions
 def _stay(arms: Sequence[_Arm], *, moving: bool) -> list[_Arm]:
     """The arms whose Services keep their selectors for now: those that would lead to fewer pods, while requests come to them that
-    could go to more elsewhere, or may still come, because a gateway has not seen yet that they are not to."""
+    could go to more elsewhere, or that would be lost, or may still come, because a gateway has not seen yet that they are not
+    to."""
     found = []
     for arm in arms:
         if not arm.turns or arm.would >= arm.serve:
             continue  # more pods behind it than before: the sooner the better
         most = max((other.would for other in arms if other.wanted is not None and other is not arm), default=0)
-        if most > arm.would if arm.weight else moving:
+        if (most > arm.would or not arm.would) if arm.weight else moving:
             found.append(arm)
     return found
 
@@ -128,7 +129,7 @@ def _now(
         return wanted
     if any(arm.weight for arm in stay):
         target = max((arm for arm in arms.values() if arm.wanted is not None), key=lambda arm: arm.would)
-        if target.open:
+        if target.open and target.would:
             return _all_to(target, wanted)
     served = {name: weight for name, weight in now_sent.items() if weight and name in arms and arms[name].serve}
     if served and len(served) == sum(map(bool, now_sent.values())):
@@ -136,8 +137,9 @@ def _now(
     able = {name: weight if name in arms and arms[name].open and arms[name].serve else 0 for name, weight in wanted.items()}
     if any(able.values()):
         return able
-    spare = max((arm for arm in arms.values() if arm.open and arm.serve), key=lambda arm: arm.serve, default=None)
-    return served or (_all_to(spare, wanted) if spare is not None else wanted)
+    spares = [arm for arm in arms.values() if arm.live is not None and not arm.left and arm.serve]
+    spare = max(spares, key=lambda arm: (arm.wanted is not None, arm.serve), default=None)
+    return served or (_all_to(spare, [*wanted, spare.name]) if spare is not None else wanted)
 
 
 def _all_to(arm: _Arm, names_of: Iterable[str]) -> Mapping[str, int]:

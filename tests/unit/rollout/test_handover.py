@@ -274,3 +274,23 @@ def test_a_canary_that_follows_a_promotion_at_once_waits_for_the_service_that_st
     assert (leads(world, "canary"), world.sent()["chat-canary"]) == (new, ALL)
     lives(world, lambda: leads(world, "canary") != new)
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
+
+
+def test_a_service_that_is_about_to_go_serves_until_the_one_that_was_led_back_is_known() -> None:
+    """The promoted pod crashes while it is compared with one of before, and what was promoted is taken back."""
+    world, _ = watching(replicas=1, rollout=GATEWAY)
+    world.measure_alone(4, 2.4)
+    world.now += MINUTE
+    world.dated = True
+    lives(world, lambda: shares(world) == {"stable": 50, "previous": 50})
+    del world.objects["Service", "chat-previous"]  # it is made anew, and may have no requests at once
+    world.step()
+    assert shares(world) == {"stable": 50, "previous": 0}
+    world.crash(world.status["stable"]["revision"], 4)
+    world.now += timedelta(minutes=31)
+    world.step()
+    assert world.status["phase"] == "RollingBack"
+    assert not world.lost()
+    assert shares(world) == {"stable": 0, "canary": 0, "previous": 100}
+    lives(world, lambda: ("Service", "chat-previous") not in world.objects)
+    assert shares(world)["stable"] == 100
