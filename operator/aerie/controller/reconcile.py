@@ -150,6 +150,7 @@ class Reconciler:
         if document["metadata"].get("deletionTimestamp"):
             return None
         observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
+        await asyncio.sleep(0)  # with many pods, to gather them and to decide take the loop for 50 ms each
         now = self.clock.now()
         plan = decide(observed, self.runner, now, self.catalog)
         if self.dry_run:
