@@ -80,12 +80,27 @@ def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "repo"),
+    [
+        ("moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"),
+        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+    ],
+)
+def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) -> None:
+    chosen = published().choose(target)
+    assert isinstance(chosen, Entry)
+    assert chosen.repo == repo
+
+
+@pytest.mark.parametrize(
     ("target", "config", "said"),
     [
         (
-            "meta-llama/Llama-3.3-70B-Instruct",
+            "Qwen/Qwen3-32B",
             None,
-            "that is pinned to a commit; it has lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge (EAGLE 3), ",
+            "that is pinned to a commit; it has RedHatAI/Qwen3-32B-speculator.eagle3 (EAGLE 3), ",
         ),
         (
             "openai/gpt-oss-20b",
