@@ -61,7 +61,7 @@ def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture) -> None:
         "vLLM     0.33.0",
     ]
     assert "✓ C25 hidden size is the target's: both 64." in lines
-    assert lines[-1] == "preflight passed: 6 notes, 25 passed"
+    assert lines[-1] == "preflight passed: 6 notes, 26 passed"
     assert printed.err == ""
 
 
@@ -96,13 +96,22 @@ def test_what_is_wrong_is_said_with_the_way_out(
     assert lines[-1].startswith("preflight refused: 1 refused, ")
 
 
+def test_an_index_that_contradicts_the_files_is_a_finding(folders: Folders, capsys: Capture) -> None:
+    target, drafter = folders()
+    index = {"weight_map": {"fc.weight": "model.safetensors", "gone.weight": "model.safetensors"}}
+    (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert preflight("--target", target, "--drafter", drafter) == 1
+    said = "✗ C32 tensors are where the index says, once: the drafter's index says that 'gone.weight' is in model.safetensors, "
+    assert said in capsys.readouterr().out
+
+
 def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys: Capture) -> None:
     target, drafter = folders(small.target(vocab_size=512))
     assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "-o", "json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     assert report["drafter"] == f"example/drafter@{TWOS}"
-    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 32)}
+    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 33)}
     assert next(finding for finding in report["findings"] if finding["id"] == "C26")["severity"] == "refuse"
 
 
