@@ -11,7 +11,7 @@ import typer
 
 from aerie.api import ResourceError
 from aerie.api.rollout import Preflight
-from aerie.boundary import REFUSED
+from aerie.boundary import FAILED
 from aerie.checkpoints import read_repository
 from aerie.cli.console import err, out
 from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
@@ -51,8 +51,8 @@ def preflight(
     """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
 
     Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
-    is refused but what spec.rollout.preflight lets pass, 1 something is, or the API server would refuse the manifest, 2 it could
-    not be checked.
+    is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked, such as a manifest that the
+    API server would refuse.
     """
     given = Given(target, drafter, read_memory(gpu_memory) if gpu_memory else None, vllm)
     remarks: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def preflight(
             deployment = read_deployment(file)
         except ResourceError as error:
             _refuse_manifest(error, output)
-            raise typer.Exit(REFUSED) from None
+            raise typer.Exit(FAILED) from None
         allowance = deployment.spec.rollout.preflight
         subject, remarks = of_deployment(deployment, given, read_catalog(own), _from_hub)
     report = run(subject)
