@@ -248,7 +248,7 @@ def _values(report: Report, config: DrafterConfig | None, header: Header) -> Non
     mapping = read_tensors(header, [name for name in ("d2t", "t2d") if name in header.tensors])
     t2d = mapping.get("t2d")
     faults = mapping_faults(config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None)
-    report.facts["d2t"] = "faulty" if faults else f"{config.draft_vocab_size} of {config.vocab_size} tokens, ascending"
+    report.facts["d2t"] = "faulty" if faults else f"{config.draft_vocab_size} of {config.vocab_size} tokens"
     report.problems += [f"{report.folder / SINGLE}: {fault}" for fault in faults]
     if config.draft_vocab_size == config.vocab_size:
         report.problems.append(

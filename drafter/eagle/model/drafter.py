@@ -94,7 +94,7 @@ class Drafter(nn.Module):
 
     @property
     def draft_tokens(self) -> Tensor:
-        """Ids of the target that the draft vocabulary holds, ascending, [draft_vocab_size]."""
+        """Ids of the target that the draft vocabulary holds, by draft id, [draft_vocab_size]."""
         return self.d2t + torch.arange(self.config.draft_vocab_size, device=self.d2t.device)
 
     def fuse(self, aux: Tensor) -> Tensor:

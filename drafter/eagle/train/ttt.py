@@ -216,6 +216,8 @@ class _Loss(torch.autograd.Function):
         exact = torch.promote_types(head.dtype, torch.float32)
         weight = head.to(compute)
         whole = len(fixed.tokens) == len(fixed.reachable)
+        draft_ids = torch.zeros(len(fixed.reachable), dtype=torch.long, device=device)  # by token; 0 for those outside
+        draft_ids[fixed.tokens] = torch.arange(len(fixed.tokens), device=device)
         flat = [state.reshape(batch * columns, -1) for state in states]
         to_states = [torch.zeros_like(state) for state in flat] if fixed.gradients else []
         to_head = torch.zeros_like(head, dtype=exact) if fixed.gradients else None
@@ -235,7 +237,7 @@ class _Loss(torch.autograd.Function):
                 # The log of the sum of exponentials, from what the likeliest token got.
                 entropy = taught.amax(-1) - chance.amax(-1).log() - torch.linalg.vecdot(chance, taught)
                 del taught
-                known = torch.searchsorted(fixed.tokens, best).clamp_(max=len(fixed.tokens) - 1).unsqueeze(-1)
+                known = draft_ids[best].unsqueeze(-1)
                 for step, state in enumerate(flat):
                     valid = places >= step + 1
                     column = rows * columns + (places - 1 - step).clamp(min=0)  # those clamped weigh nothing

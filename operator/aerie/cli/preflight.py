@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aerie.api import ResourceError
 from aerie.api.rollout import Preflight
-from aerie.boundary import REFUSED
+from aerie.boundary import FAILED
 from aerie.checkpoints import read_repository
 from aerie.cli.console import err, out
 from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
-from aerie.cli.subject import Given, of_deployment, of_folders
+from aerie.cli.place import parse_place
+from aerie.cli.subject import Given, of_deployment, of_models
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Finding, Report, Severity, Subject, run
 from aerie.terminal import plain, refuse
@@ -37,12 +37,15 @@ _COLOURS = {
 }
 
 
+_PLACE = "The {}, instead of the manifest's: a folder, or a repository as OWNER/NAME@COMMIT."
+
+
 def preflight(
     file: Annotated[
         str | None, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")
     ] = None,
-    target: Annotated[Path | None, typer.Option(help="Folder of the target, instead of its source.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter, instead of its source.")] = None,
+    target: Annotated[str | None, typer.Option(help=_PLACE.format("target"))] = None,
+    drafter: Annotated[str | None, typer.Option(help=_PLACE.format("drafter"))] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
     vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
     own: Annotated[str | None, typer.Option("--catalog", help=CATALOG)] = None,
@@ -51,20 +54,25 @@ def preflight(
     """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
 
     Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
-    is refused but what spec.rollout.preflight lets pass, 1 something is, or the API server would refuse the manifest, 2 it could
-    not be checked.
+    is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked, such as a manifest that the
+    API server would refuse.
     """
-    given = Given(target, drafter, read_memory(gpu_memory) if gpu_memory else None, vllm)
+    given = Given(
+        None if target is None else parse_place(target, "--target"),
+        None if drafter is None else parse_place(drafter, "--drafter"),
+        read_memory(gpu_memory) if gpu_memory else None,
+        vllm,
+    )
     remarks: tuple[str, ...] = ()
     allowance = Preflight()
     if file is None:
-        subject = of_folders(given)
+        subject = of_models(given, _from_hub)
     else:
         try:
             deployment = read_deployment(file)
         except ResourceError as error:
             _refuse_manifest(error, output)
-            raise typer.Exit(REFUSED) from None
+            raise typer.Exit(FAILED) from None
         allowance = deployment.spec.rollout.preflight
         subject, remarks = of_deployment(deployment, given, read_catalog(own), _from_hub)
     report = run(subject)
@@ -93,7 +101,13 @@ def _refuse_manifest(error: ResourceError, output: Output) -> None:
 
 def _from_hub(repository: str, revision: str | None) -> Checkpoint:
     err.print(f"[dim]reading headers of {plain(repository)}[/]")
-    return read_repository(repository, revision)
+    found = read_repository(repository, revision)
+    commit = found.name.rpartition("@")[2]
+    if commit != revision:
+        at = f"{repository} at {revision or 'main'}"
+        moves = "a branch can move, and a resource names the commit"
+        err.print(f"[yellow]note:[/] {plain(at)} is commit {plain(commit)} now; {moves}.")
+    return found
 
 
 def _subject(subject: Subject) -> dict[str, str | None]:

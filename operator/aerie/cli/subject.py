@@ -1,18 +1,16 @@
-"""From a resource, or from two folders, to what preflight looks at: where I/O and the pure core meet."""
+"""From a resource, or from two models, to what preflight looks at: where I/O and the pure core meet."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.engine import Engine
 from aerie.api.source import HuggingFaceSource, Source
-from aerie.checkpoints import read_folder
 from aerie.cli.console import CommandError
+from aerie.cli.place import FromHub, Place, Repository, read_place
 from aerie.engine import arguments, flags, versions
 from aerie.engine.catalog import Catalog
 from aerie.engine.checkpoint import Checkpoint
@@ -30,28 +28,24 @@ _MIG = "nvidia.com/mig-"
 class Given:
     """What the command line adds to the resource, or stands in for it."""
 
-    target: Path | None = None
-    """A folder to read instead of the resource's source."""
-    drafter: Path | None = None
+    target: Place | None = None
+    """What to read instead of the resource's source."""
+    drafter: Place | None = None
     gpu_bytes: int | None = None
     version: str | None = None
 
 
-FromHub = Callable[[str, str | None], Checkpoint]
-"""Reads a repository at a revision."""
-
-
-def of_folders(given: Given) -> Subject:
-    """Two folders without a resource: vLLM's defaults, three tokens. Raises CommandError, CheckpointError."""
+def of_models(given: Given, from_hub: FromHub) -> Subject:
+    """Two models without a resource: vLLM's defaults, three tokens. Raises CommandError, CheckpointError."""
     if given.target is None or given.drafter is None:
-        raise CommandError("there is nothing to check: give a manifest with -f, or two folders with --target and --drafter.")
+        raise CommandError("there is nothing to check: give a manifest with -f, or two models with --target and --drafter.")
     try:
         version = versions.Version.parse(given.version) if given.version else versions.NEWEST_KNOWN
     except versions.VersionError as error:
         raise CommandError(f"--vllm: {error}") from None
     return Subject(
-        target=read_folder(given.target),
-        drafter=read_folder(given.drafter),
+        target=read_place(given.target, from_hub),
+        drafter=read_place(given.drafter, from_hub),
         version=version,
         speculative={"method": "eagle3", "num_speculative_tokens": 3},
         gpu_bytes=given.gpu_bytes,
@@ -78,7 +72,7 @@ def of_deployment(
     if spec.speculation.tokens == 0:
         remarks.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
     elif deployment.spec.drafter is None and given.drafter is not None:
-        drafter = read_folder(given.drafter)
+        drafter = read_place(given.drafter, from_hub)
     elif spec.drafter is not None:
         drafter = _read(spec.drafter.source, given.drafter, "drafter", "--drafter", from_hub)
         if choice.chosen is not None:
@@ -102,17 +96,19 @@ def of_deployment(
     return subject, tuple(remarks)
 
 
-def _read(source: Source, folder: Path | None, field: str, option: str, from_hub: FromHub) -> Checkpoint:
+def _read(source: Source, given: Place | None, field: str, option: str, from_hub: FromHub) -> Checkpoint:
     found = source.given
     if isinstance(found, HuggingFaceSource):
-        # The name stays that of the source, because checks compare it with what a drafter says it was trained for.
-        return read_folder(folder, f"{found.repo}@{found.revision}") if folder else from_hub(found.repo, found.revision)
-    if folder is None:
+        # A folder has the name of the source, because checks compare it with what a drafter says it was trained for.
+        own = Repository(found.repo, found.revision)
+        return read_place(given or own, from_hub, f"{found.repo}@{found.revision}")
+    if given is None:
         kind = "volume claim" if source.volume_claim is not None else "image"
         raise CommandError(
-            f"spec.{field}.source is a {kind}, which this machine cannot read: give its files with {option} FOLDER."
+            f"spec.{field}.source is a {kind}, which this machine cannot read: give its files with {option}, a folder or "
+            "OWNER/NAME@COMMIT."
         )
-    return read_folder(folder)
+    return read_place(given, from_hub)
 
 
 def _gpus(engine: Engine) -> tuple[int | None, str]:

@@ -125,13 +125,18 @@ def options(args: Sequence[str]) -> list[Option]:
             raise ArgumentError(f"spec.engine.args has '{text}' with {len(values)} values: write {name}=VALUE.")
         tree, _ = dotted.setdefault(base, ({}, text))
         _put(tree, path, values[0])
-    return [*found, *(Option(_full(base), (json.dumps(tree),), text) for base, (tree, text) in dotted.items())]
+    return [*found, *(Option(_full(base), (_written(base, tree),), text) for base, (tree, text) in dotted.items())]
 
 
 def read(args: Sequence[str]) -> Arguments:
     """What the arguments imply. Raises ArgumentError for a value whose form vLLM would refuse."""
+    return imply(options(args))
+
+
+def imply(found: Sequence[Option]) -> Arguments:
+    """`read`, for arguments that have been split. Raises ArgumentError."""
     last: dict[str, Option] = {}
-    for option in options(args):
+    for option in found:
         last.pop(option.name, None)  # so that the order is that of each name's last use
         last[option.name] = option
         if option.name not in _NAMES and (meant := [name for name in _NAMES if name.startswith(option.name)]) and option.name:
@@ -148,7 +153,10 @@ def human_int(text: str) -> int:
         return int(text)
     number, suffix = match.groups()
     power = "kmgt".index(suffix.lower()) + 1
-    return int(number) * 1024**power if suffix.isupper() else int(float(number) * 1000**power)
+    try:
+        return int(number) * 1024**power if suffix.isupper() else int(float(number) * 1000**power)
+    except OverflowError:
+        raise ValueError(f"a number of {len(number)} digits") from None
 
 
 # ------------------------------------------------------------------------------------------------------------------ words
@@ -175,6 +183,13 @@ def _words(args: Sequence[str]) -> list[tuple[str, tuple[str, ...], str]]:
     return [(name, tuple(values), text) for name, values, text in found]
 
 
+def _written(name: str, tree: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(tree)
+    except RecursionError:
+        raise ArgumentError(f"spec.engine.args has {name} with a name of too many dots: write {name}=JSON.") from None
+
+
 def _full(name: str) -> str:
     return SHORT.get(name, name)
 
@@ -187,7 +202,7 @@ def _put(tree: dict[str, Any], path: str, text: str) -> None:
     else:
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 value = human_int(text)
             except ValueError:
@@ -279,7 +294,7 @@ class _Reader:
             return {}
         try:
             value = json.loads(option.values[0])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError(
                 f"spec.engine.args sets {name} to what cannot be read as JSON ({error}): {option.values[0]}"
             ) from None

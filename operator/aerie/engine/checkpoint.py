@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 MAX_HEADER = 100_000_000
@@ -81,6 +81,10 @@ class Checkpoint:
     """`__metadata__` of all files together."""
     offsets: tuple[int, ...] | None = None
     """The values of `d2t`, where the checkpoint has one and it was read."""
+    misplaced: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that the index places in a file that does not hold them, with that file."""
+    doubled: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    """Tensors that several files hold, with all copies; `tensors` has the last, as an engine that loads file by file does."""
 
     @property
     def size(self) -> int | None:
@@ -141,26 +145,30 @@ def parse_header(text: bytes, size: int, file: str, shown: str | None = None) ->
 def assemble(
     name: str, config: Mapping[str, Any], headers: Iterable[Header] | None, index: Mapping[str, str] | None = None
 ) -> Checkpoint:
-    """One checkpoint from its parts. Raises CheckpointError.
+    """One checkpoint from its parts.
 
     `headers`: of all weight files, or None where they cannot be read. `index`: tensor name to file, from
-    model.safetensors.index.json, for a checkpoint that has one; it is held against what the files hold.
+    model.safetensors.index.json, for a checkpoint that has one. Where it contradicts the files, or these each other, the
+    checkpoint says so (`misplaced`, `doubled`): what an engine makes of that is for preflight to say.
     """
     if headers is None:
         return Checkpoint(name, config, None, {})
-    tensors: dict[str, Tensor] = {}
+    copies: dict[str, tuple[Tensor, ...]] = {}
     metadata: dict[str, str] = {}
     for header in headers:
-        if twice := tensors.keys() & header.tensors.keys():
-            first = min(twice)
-            files = f"{tensors[first].file} and {header.tensors[first].file}"
-            raise CheckpointError(f"{name}: {files} both hold '{first}': remove the file that is left over from another export.")
-        tensors.update(header.tensors)
+        for tensor, entry in header.tensors.items():
+            copies[tensor] = (*copies.get(tensor, ()), entry)
         metadata.update(header.metadata)
-    for tensor, file in (index or {}).items():
-        if tensor not in tensors or tensors[tensor].file != file:
-            raise CheckpointError(f"{name}: the index says that '{tensor}' is in {file}, which does not hold it: {_AGAIN}")
-    return Checkpoint(name, config, tensors, metadata)
+    return Checkpoint(
+        name,
+        config,
+        {tensor: entries[-1] for tensor, entries in copies.items()},
+        metadata,
+        misplaced={
+            tensor: file for tensor, file in (index or {}).items() if all(entry.file != file for entry in copies.get(tensor, ()))
+        },
+        doubled={tensor: entries for tensor, entries in copies.items() if len(entries) > 1},
+    )
 
 
 def parse_config(text: bytes, file: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def lossy(config: Mapping[str, Any]) -> str | None:
 def _lossy_json(text: str) -> str | None:
     try:
         config = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return lossy(config) if isinstance(config, dict) else None
 

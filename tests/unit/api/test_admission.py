@@ -71,12 +71,12 @@ def preflight(tmp_path: Path) -> Preflight:
 def test_preflight_refuses_what_the_api_server_refuses(
     preflight: Preflight, changes: Changes, metadata: dict[str, Any], says: str, capsys: Capture
 ) -> None:
-    assert preflight(changes, **metadata) == 1
+    assert preflight(changes, **metadata) == 2
     assert says in capsys.readouterr().err
 
 
 def test_as_json(preflight: Preflight, capsys: Capture) -> None:
-    assert preflight({"metrics.interval": "61s"}, "-o", "json") == 1
+    assert preflight({"metrics.interval": "61s"}, "-o", "json") == 2
     said = json.loads(capsys.readouterr().out)
     assert said["allowed"] is said["ok"] is False
     assert [sentence.partition(":")[0] for sentence in said["refused"]] == ["spec.metrics.interval"]

@@ -114,13 +114,13 @@ ROWS: list[Row] = [
     ("aerie", "preflight -f FOLDER/bomb.yaml", 2, "more than 100000 values, aliases put in"),
     ("aerie", "preflight -f FOLDER/merge.yaml", 2, "more than 100000 values, aliases put in"),
     ("aerie", "preflight -f FOLDER/cycle.yaml", 2, "a value holds itself, in line 1"),
-    ("aerie", "preflight -f FOLDER/date.yaml", 1, "spec is missing"),
+    ("aerie", "preflight -f FOLDER/date.yaml", 2, "spec is missing"),
     ("aerie", "preflight -f FOLDER/deep.yaml", 2, "nested too deeply"),
     ("aerie", "preflight -f FOLDER/digits.yaml", 2, "a whole number has more than 64 bits, in line 4"),
     ("aerie", "preflight -f FOLDER/hex.yaml", 2, "a whole number has more than 64 bits"),
     ("aerie", "preflight -f FOLDER/infinite.yaml", 2, ".inf is no finite number"),
     ("aerie", "preflight -f FOLDER/double.yaml", 2, "the key 'replicas' stands twice, in line 4"),
-    ("aerie", "preflight -f FOLDER/long.yaml", 1, "spec.replicas is of type string: write integer"),
+    ("aerie", "preflight -f FOLDER/long.yaml", 2, "spec.replicas is of type string: write integer"),
     ("aerie", "preflight -f FOLDER/list.yaml", 2, "holds none"),
     ("aerie", "preflight -f FOLDER/empty.yaml", 2, "holds none"),
     ("aerie", "preflight -f FOLDER/tag.yaml", 2, "could not determine a constructor"),
@@ -135,6 +135,11 @@ ROWS: list[Row] = [
     ("aerie", "preflight --target TARGET --drafter FOLDER/none", 2, "config.json cannot be read"),
     ("aerie", "preflight --target TARGET --drafter DRAFTER --gpu-memory apples", 2, "write the memory of one GPU like 80GiB"),
     ("aerie", "preflight --target TARGET --drafter DRAFTER --vllm new", 2, "is not a vLLM version"),
+    ("aerie", "preflight --target TARGET --drafter ~nobody-here/eagle", 2, "config.json cannot be read"),
+    ("aerie", "preflight --target TARGET --drafter me/model@", 2, "--drafter is 'me/model@': write a folder, or a repository as"),
+    ("aerie", "preflight --target https://example.com/a/b --drafter DRAFTER", 2, "--target is 'https://example.com/a/b': write"),
+    ("aerie", "preflight --target " + "x" * 300 + " --drafter DRAFTER", 2, "cannot be read (File name too long)"),
+    ("aerie", "preflight --target me/model@main --drafter DRAFTER", 2, "HTTPS_PROXY and HTTP_PROXY as http://HOST:PORT"),
     ("aerie", "preflight-job --file FOLDER/bomb.yaml --report FOLDER/report", 1, ""),
     ("aerie", "catalog -o xml", 2, "Invalid value"),
     ("aerie", "catalog example/none", 1, "has no drafter for example/none"),
@@ -212,6 +217,8 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
     program, line, code, said = row
     for name in ("AERIE_IMAGE", "AERIE_TRACEBACK", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
+    # Nothing here asks the Hub, and what does is told so.
+    monkeypatch.setenv("HTTPS_PROXY", "nowhere://127.0.0.1:1")
     places = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
     for name, place in places.items():
         line = line.replace(name, place)

@@ -175,8 +175,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "input_norm": (changed("input_norm.weight", torch.ones(36)), r"input_norm.weight is there, .* norm_before_fc false"),
     "fewer layers": (configured(eagle_aux_hidden_state_layer_ids=[1, 3]), r"fc_norm.2.weight is there, and .* has 2 auxiliary"),
     "d2t missing": (removed("d2t"), r"d2t is missing; expected is a tensor of shape 20"),
-    "d2t falls": (changed("d2t", torch.tensor([0, 5, 0] + [5] * 17)), r"d2t does not rise: draft id 1 is token 6, draft id 2 is"),
-    "d2t repeats": (changed("d2t", torch.tensor([0, -1] + [5] * 18)), r"draft id 0 is token 0, draft id 1 is token 0"),
+    "d2t repeats": (
+        changed("d2t", torch.tensor([0, 5, -2] + [5] * 17)),
+        r"d2t sends draft ids 0 and 2 both to token 0, and vLLM keeps the logit of one",
+    ),
     "d2t too large": (changed("d2t", RISING + 3), r"d2t sends draft id 19 to token 41, and the target's vocabulary is 0 to 39"),
     "d2t negative": (changed("d2t", torch.full((20,), -1)), r"d2t sends draft id 0 to token -1"),
     "d2t no numbers": (changed("d2t", torch.ones(20)), r"d2t holds torch.float32; whole numbers are expected"),
@@ -220,6 +222,24 @@ def test_faults_are_one_sentence_that_names_the_place(tmp_path: Path, fault: str
         load(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_draft_tokens_may_stand_in_any_order(tmp_path: Path) -> None:
+    """vLLM scatters logits by d2t, so that each token has to be there once and no more."""
+    save(tmp_path / "d", small(), {})
+    tokens = torch.arange(39, 19, -1)
+    reachable = torch.zeros(40, dtype=torch.bool)
+    reachable[tokens] = True
+    edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": tokens - RISING, "t2d": reachable})
+    loaded = load(tmp_path / "d")
+    assert loaded.draft_tokens.tolist() == tokens.tolist()
+
+
+def test_a_full_vocabulary_moves_no_token(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(draft_vocab_size=40), {})
+    edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": torch.arange(39, -1, -1) - torch.arange(40)})
+    with pytest.raises(CheckpointError, match="d2t moves tokens, and draft_vocab_size and vocab_size are both 40"):
+        load(tmp_path / "d")
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -339,6 +339,23 @@ def test_mapping_missing_or_needless(tmp_path: Path) -> None:
     assert torch.equal(convert(source, Wishes()).checkpoint.tensors["d2t"], drafter.d2t)
     full = foreign(tmp_path / "f", random(draft_vocab_size=40), {**OURS, "draft_vocab_size": 40})
     assert "d2t" not in convert(full, Wishes()).checkpoint.tensors
+    tensors = read_tensors(read_header(full / "model.safetensors"))
+    write_tensors(full / "model.safetensors", {**tensors, "d2t": torch.arange(39, -1, -1) - torch.arange(40)}, {})
+    with pytest.raises(CheckpointError, match="d2t moves tokens, and draft_vocab_size and vocab_size are both 40"):
+        convert(full, Wishes())
+
+
+def test_a_mapping_that_does_not_rise_is_kept(tmp_path: Path) -> None:
+    drafter = random()
+    source = foreign(tmp_path / "s", drafter, OURS)
+    tensors = read_tensors(read_header(source / "model.safetensors"))
+    order = torch.arange(20).flip(0)
+    falling = drafter.draft_tokens[order] - torch.arange(20)
+    moved = {**tensors, "d2t": falling, "lm_head.weight": tensors["lm_head.weight"][order]}
+    write_tensors(source / "model.safetensors", moved, {})
+    found = convert(source, Wishes()).checkpoint.tensors
+    assert torch.equal(found["d2t"], falling)
+    assert torch.equal(found["t2d"], drafter.t2d)
 
 
 def test_parallel_drafters_are_refused(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_good_one(good: Path, target: Path) -> None:
     assert facts["origin"] == "aerie"
     assert facts["aux_layer_ids"] == [2, 4, 5]
     assert facts["embedding"] == "its own, equal to the target's"
-    assert facts["d2t"] == "20 of 40 tokens, ascending"
+    assert facts["d2t"] == "20 of 40 tokens"
     assert facts["provenance"]["horizon"] == 3
     assert facts["provenance"]["seed"] == "1"
     parameters = sum(one.numel() for name, one in drafter().named_parameters() if name != "embed_tokens.weight")

@@ -144,3 +144,22 @@ def test_human_numbers(number: int, suffix: str) -> None:
 
 def test_gpus() -> None:
     assert of("-tp 4 -pp 2 -dp 3").gpus == 24
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ['--compilation-config={"a":' + "[" * 4000],
+        ["--compilation-config.a=" + "[" * 4000],
+        ["--compilation-config." + "a." * 2000 + "a=1"],
+        ["--max-model-len=" + "9" * 400 + "k"],
+        ["--compilation-config.a=" + "9" * 400 + "k"],
+        ["--max-model-len=" + "9" * 4000],
+    ],
+    ids=lambda args: args[0][:40],
+)
+def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
+    try:
+        assert read(args) is not None
+    except ArgumentError as error:
+        assert len(str(error)) < 5000  # noqa: PT017 - either way is right

@@ -275,3 +275,16 @@ def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
     assert found.total.dtype == torch.float32
     assert found.total.item() == pytest.approx(expected, rel=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters() if p.requires_grad)
+
+
+def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
+    settings = config()
+    drafter, other = drafter_of(settings), drafter_of(settings)
+    order = torch.randperm(settings.draft_vocab_size)
+    other.lm_head.weight.data = drafter.lm_head.weight.data[order]
+    other.d2t = drafter.draft_tokens[order] - torch.arange(settings.draft_vocab_size)
+    batch, teacher = batch_of(settings, rows=8, length=20)
+    expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
+    assert expected.agreed.any()
+    assert torch.equal(found.agreed, expected.agreed)
+    torch.testing.assert_close(found.total, expected.total)

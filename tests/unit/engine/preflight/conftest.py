@@ -94,10 +94,10 @@ def file_bytes(specs: Specs, metadata: Mapping[str, str] | None = None, values: 
     return struct.pack("<Q", len(text)) + text + data
 
 
-def header_of(specs: Specs, metadata: Mapping[str, str] | None = None) -> Header:
+def header_of(specs: Specs, metadata: Mapping[str, str] | None = None, file: str = "model.safetensors") -> Header:
     data = file_bytes(specs, metadata)
     length = struct.unpack("<Q", data[:8])[0]
-    return parse_header(data[8 : 8 + length], len(data), "model.safetensors")
+    return parse_header(data[8 : 8 + length], len(data), file)
 
 
 class Small:

@@ -154,11 +154,17 @@ def test_shards_become_one_checkpoint_and_are_held_against_the_index(small: Any)
     first = parse(small.file_bytes({"a": ("U8", (1,))}), "1.safetensors")
     second = parse(small.file_bytes({"b": ("U8", (2,))}), "2.safetensors")
     index = {"a": "1.safetensors", "b": "2.safetensors"}
-    assert assemble("m", {}, [first, second], index).size == 3
-    with pytest.raises(CheckpointError, match=r"1\.safetensors and 1\.safetensors both hold 'a'"):
-        assemble("m", {}, [first, first])
-    with pytest.raises(CheckpointError, match=r"the index says that 'b' is in 2\.safetensors, which does not hold it"):
-        assemble("m", {}, [first], index)
+    whole = assemble("m", {}, [first, second], index)
+    assert (whole.size, whole.misplaced, whole.doubled) == (3, {}, {})
+    assert assemble("m", {}, [first], index).misplaced == {"b": "2.safetensors"}
+
+
+def test_a_tensor_in_several_files_counts_once_as_the_last(small: Any) -> None:
+    first, second, third = (parse(small.file_bytes({"a": ("U8", (size,))}), f"{size}.safetensors") for size in (1, 2, 3))
+    found = assemble("m", {}, [first, second, third], {"a": "1.safetensors"})
+    assert found.size == 3
+    assert [copy.file for copy in found.doubled["a"]] == ["1.safetensors", "2.safetensors", "3.safetensors"]
+    assert found.misplaced == {}
 
 
 def test_values_of_d2t(small: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.arguments import Arguments
-from aerie.engine.checkpoint import Tensor
+from aerie.engine.checkpoint import Header, Tensor, assemble
 from aerie.engine.memory import GIB
 from aerie.engine.preflight import Severity, Subject, run, table
 from aerie.engine.versions import Version
@@ -50,6 +50,18 @@ def drafter(**changes: Any) -> Change:
 
 def speculators(**changes: Any) -> Change:
     return lambda small: {"drafter": small.speculators(**changes)}
+
+
+def shards(part: str, *files: Mapping[str, tuple[str, tuple[int, ...]]], index: Mapping[str, str] | None = None) -> Change:
+    """The model `part` with further weight files x1, x2, ... of these tensors, and an index."""
+
+    def change(small: Any) -> Mapping[str, Any]:
+        base = getattr(small, part)()
+        more = [small.header_of(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
+        made = assemble(base.name, base.config, [Header(base.tensors, base.metadata), *more], index)
+        return {part: replace(made, offsets=base.offsets)}
+
+    return change
 
 
 def both(*changes: Change) -> Change:
@@ -605,6 +617,39 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.29.0")), PASS, "eagle3, class"),
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.30.0")), REFUSE, "takes for an MTP module"),
     ("C29", {"gpus": None}, NOTE, "whether that fits could not be checked"),
+    ("C32", {}, PASS, "each tensor is in one file"),
+    (
+        "C32",
+        shards("drafter", index={"fc.weight": "x1.safetensors", "gone.weight": "x1.safetensors", "lost": "x1.safetensors"}),
+        REFUSE,
+        "the drafter's index says that 'gone.weight' is in x1.safetensors, and no file has it (nor 1 more). Download",
+    ),
+    (
+        "C32",
+        shards("drafter", index={"fc.weight": "x1.safetensors"}),
+        NOTE,
+        "the drafter's index says that 'fc.weight' is in x1.safetensors, and it is in model.safetensors: vLLM reads both whole",
+    ),
+    (
+        "C32",
+        shards("target", {"lm_head.weight": ("BF16", (256, 64))}),
+        WARN,
+        "model.safetensors and x1.safetensors both hold 'lm_head.weight', and vLLM keeps what it reads last. Remove the file",
+    ),
+    (
+        "C32",
+        shards("drafter", {"norm.weight": ("BF16", (64,))}, {"d2t": ("I64", (128,)), "norm.weight": ("BF16", (64,))}),
+        WARN,
+        "files model.safetensors, x1.safetensors and x2.safetensors all hold 'norm.weight' (and files share 1 more)",
+    ),
+    (
+        "C32",
+        shards("target", {"lm_head.weight": ("BF16", (128, 64))}),
+        REFUSE,
+        "both hold 'lm_head.weight', in the shapes [256, 64] and [128, 64], of which only one can be right. Remove",
+    ),
+    ("C32", lambda small: {"target": replace(small.target(), tensors=None)}, NOTE, "the target's weights are not safetensors"),
+    ("C32", shards("target", {"x": ("BF16", (1,))}), PASS, "each tensor is in one file"),
 ]
 
 
@@ -624,7 +669,7 @@ def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
         assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 32)]
+    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 33)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -647,7 +692,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 6 notes, 25 passed"
+    assert report.summary == "preflight passed: 6 notes, 26 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:

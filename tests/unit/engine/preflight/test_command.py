@@ -61,7 +61,7 @@ def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture) -> None:
         "vLLM     0.33.0",
     ]
     assert "✓ C25 hidden size is the target's: both 64." in lines
-    assert lines[-1] == "preflight passed: 6 notes, 25 passed"
+    assert lines[-1] == "preflight passed: 6 notes, 26 passed"
     assert printed.err == ""
 
 
@@ -96,13 +96,22 @@ def test_what_is_wrong_is_said_with_the_way_out(
     assert lines[-1].startswith("preflight refused: 1 refused, ")
 
 
+def test_an_index_that_contradicts_the_files_is_a_finding(folders: Folders, capsys: Capture) -> None:
+    target, drafter = folders()
+    index = {"weight_map": {"fc.weight": "model.safetensors", "gone.weight": "model.safetensors"}}
+    (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert preflight("--target", target, "--drafter", drafter) == 1
+    said = "✗ C32 tensors are where the index says, once: the drafter's index says that 'gone.weight' is in model.safetensors, "
+    assert said in capsys.readouterr().out
+
+
 def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys: Capture) -> None:
     target, drafter = folders(small.target(vocab_size=512))
     assert preflight("-f", file(manifest()), "--target", target, "--drafter", drafter, "-o", "json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     assert report["drafter"] == f"example/drafter@{TWOS}"
-    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 32)}
+    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 33)}
     assert next(finding for finding in report["findings"] if finding["id"] == "C26")["severity"] == "refuse"
 
 
@@ -158,6 +167,99 @@ def test_omitted_drafter_is_the_catalogs_and_comes_from_the_hub(
     assert f"spec.drafter is missing: this is about me/model@{hub.commit}, the catalog's for this target." in printed.err
 
 
+@pytest.fixture
+def at_hub(small: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The Hub of this process, which has a drafter as me/model."""
+    small.write(hub.folder, small.drafter())
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_HOME", str(hub.folder))
+    return hub
+
+
+def test_a_repository_at_a_commit_needs_no_folder(folders: Folders, at_hub: Any, capsys: Capture) -> None:
+    target, _ = folders()
+    assert preflight("--target", target, "--drafter", f"me/model@{at_hub.commit}") == 0
+    printed = capsys.readouterr()
+    assert f"drafter  me/model@{at_hub.commit}" in printed.out
+    assert "note:" not in printed.err
+
+
+@pytest.mark.parametrize("given", ["me/model", "me/model@main"])
+def test_a_branch_is_resolved_and_its_commit_said(folders: Folders, at_hub: Any, capsys: Capture, given: str) -> None:
+    target, _ = folders()
+    assert preflight("--target", target, "--drafter", given) == 0
+    printed = capsys.readouterr()
+    assert f"drafter  me/model@{at_hub.commit}" in printed.out
+    assert f"note: me/model at main is commit {at_hub.commit} now; a branch can move, and a resource names the commit." in (
+        " ".join(printed.err.split())
+    )
+
+
+def test_a_folder_goes_before_a_repository_of_its_name(
+    folders: Folders, at_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders()
+    (tmp_path / "me").mkdir()
+    (tmp_path / "drafter").rename(tmp_path / "me" / "model")
+    monkeypatch.chdir(tmp_path)
+    assert preflight("--target", "target", "--drafter", "me/model") == 0
+    assert at_hub.seen == []
+
+
+def test_a_repository_stands_in_for_a_source_of_the_manifest(folders: Folders, file: File, at_hub: Any, capsys: Capture) -> None:
+    target, _ = folders()
+    claim = {"source": {"volumeClaim": {"claimName": "models"}}}
+    options = ("--target", target, "--drafter", f"me/model@{at_hub.commit}")
+    assert preflight("-f", file(manifest(drafter=claim)), *options) == 0
+    assert preflight("-f", file(manifest()), *options) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(f"drafter  me/model@{at_hub.commit}") == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "it does not exist, or it is private: check the name, or set HF_TOKEN"),
+        (403, "the token may not read it: accept the model's terms"),
+        (404, "it does not exist at this revision: check repository and revision"),
+    ],
+)
+def test_what_the_hub_refuses_is_status_2(folders: Folders, at_hub: Any, capsys: Capture, status: int, said: str) -> None:
+    target, _ = folders()
+    at_hub.failures = [(status, {})] * 2
+    assert preflight("--target", target, "--drafter", f"me/model@{ONES}") == 2
+    assert said in (printed := " ".join(capsys.readouterr().err.split()))
+    assert "no folder" not in printed
+    assert preflight("--target", target, "--drafter", "me/model") == 2
+    assert "There is no folder me/model either." in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_repository_is_read_as_the_environment_says(
+    small: Any, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    target, _ = folders()
+    small.write(tmp_path / "hub" / "models--me--model" / "snapshots" / ONES, small.drafter())
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert preflight("--target", target, "--drafter", f"me/model@{ONES}") == 0
+    assert preflight("--target", target, "--drafter", f"me/model@{TWOS}") == 2
+    assert "The Hub is not asked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", ["me/model@", "@main", "me/too/deep@main", "https://huggingface.co/me/model", "me/mo del@main", "me/..@main",
+              "me/model@a..b", "me/model@ma in", "", "me/model@a\x1b[2J", "me/" + "m" * 200 + "@main"],
+)  # fmt: skip
+def test_a_bad_name_is_said_before_anything_is_asked(folders: Folders, at_hub: Any, capsys: Capture, given: str) -> None:
+    target, _ = folders()
+    assert "write a folder, or a repository as OWNER/NAME@COMMIT." in " ".join(
+        cannot(capsys, "--target", target, "--drafter", given).split()
+    )
+    assert at_hub.seen == []
+
+
 def cannot(capsys: Capture, *arguments: object) -> str:
     assert preflight(*arguments) == 2
     printed = capsys.readouterr()
@@ -172,7 +274,7 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
     both = ("--target", target, "--drafter", drafter)
     claim = {"source": {"volumeClaim": {"claimName": "models"}}}
 
-    assert "there is nothing to check: give a manifest with -f, or two folders" in cannot(capsys)
+    assert "there is nothing to check: give a manifest with -f, or two models with --target and --drafter." in cannot(capsys)
     assert "none.yaml cannot be read (No such file or directory): give a YAML file." in cannot(
         capsys, "-f", tmp_path / "none.yaml"
     )
@@ -181,7 +283,7 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
     (tmp_path / "bad.yaml").write_text("a: [")
     assert "bad.yaml is not YAML: while parsing" in cannot(capsys, "-f", tmp_path / "bad.yaml")
     assert (
-        "spec.drafter.source is a volume claim, which this machine cannot read: give its files with --drafter FOLDER."
+        "spec.drafter.source is a volume claim, which this machine cannot read: give its files with --drafter, a folder or OWNER/"
         in cannot(capsys, "-f", file(manifest(drafter=claim)), "--target", target)
     )
     assert "config.json cannot be read (No such file or directory)" in cannot(

@@ -1,4 +1,5 @@
-"""Whether the drafter's tensors are those that vLLM's EAGLE 3 classes will look for, by name, shape and type.
+"""Whether the weight files hold what their index says, and the drafter's tensors are those that vLLM's EAGLE 3 classes will look
+for, by name, shape and type.
 
 vLLM (models/llama_eagle3.py, load_weights) puts `model.` before every name but lm_head, d2t and t2d, and renames `midlayer.` to
 `layers.0.`. A name that it does not know ends the start; one that is missing does not: norms keep their initial ones, and
@@ -11,16 +12,67 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from aerie.engine.checkpoint import Tensor
+from aerie.engine.checkpoint import Checkpoint, Tensor
 from aerie.engine.models import DrafterModel
 from aerie.engine.preflight.check import check, eagle3_only
-from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse
+from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, warn
 from aerie.engine.preflight.subject import Subject
 
 _EXPORT = "export the drafter again"
 _KNOWN = frozenset(
     {"fc", "fc_norm", "input_norm", "midlayer", "layers", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "mask_hidden", "model"}
 )
+
+
+@check(
+    "C32",
+    "tensors are where the index says, once",
+    why="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the last",
+    worst=Severity.REFUSE,
+    source="vLLM 0.32 model_executor/model_loader/weight_utils.py, filter_duplicate_safetensors_files, "
+    "safetensors_weights_iterator and default_weight_loader",
+)
+def tensors_as_indexed(subject: Subject) -> Iterable[Outcome]:
+    faults = [*_places("target", subject.target), *(_places("drafter", subject.drafter) if subject.drafter else ())]
+    yield from faults
+    if not faults:
+        yield passed("each tensor is in one file, the one that an index names")
+
+
+def _places(whose: str, checkpoint: Checkpoint) -> Iterable[Outcome]:
+    tensors = checkpoint.tensors
+    if tensors is None:
+        yield note(f"the {whose}'s weights are not safetensors: which file holds what could not be checked")
+        return
+    says = f"the {whose}'s index says that"
+    absent = [name for name in checkpoint.misplaced if name not in tensors]
+    if absent:
+        more = f" (nor {len(absent) - 1} more)" if len(absent) > 1 else ""
+        yield refuse(
+            f"{says} '{absent[0]}' is in {checkpoint.misplaced[absent[0]]}, and no file has it{more}",
+            "download it again: files or index are incomplete, or of another export",
+        )
+    elsewhere = [name for name in checkpoint.misplaced if name in tensors]
+    if elsewhere:
+        name, more = elsewhere[0], f"; {len(elsewhere) - 1} more are elsewhere too" if len(elsewhere) > 1 else ""
+        yield note(
+            f"{says} '{name}' is in {checkpoint.misplaced[name]}, and it is in {tensors[name].file}: vLLM reads both whole{more}"
+        )
+    # Those of several shapes go first: one is named for all.
+    doubled = sorted(checkpoint.doubled, key=lambda name: len({copy.shape for copy in checkpoint.doubled[name]}) == 1)
+    if doubled:
+        copies = checkpoint.doubled[doubled[0]]
+        *files, last = [copy.file for copy in copies]
+        more = f" (and files share {len(doubled) - 1} more)" if len(doubled) > 1 else ""
+        held = (
+            f"the {whose}'s files {', '.join(files)} and {last} {'both' if len(copies) == 2 else 'all'} hold '{doubled[0]}'{more}"
+        )
+        way_out = "remove the file that is left over from another export"
+        if len({copy.shape for copy in copies}) > 1:
+            shapes = " and ".join(str(list(copy.shape)) for copy in copies)
+            yield refuse(f"{held}, in the shapes {shapes}, of which only one can be right", way_out)
+        else:
+            yield warn(f"{held}, and vLLM keeps what it reads last", way_out)
 
 
 @check(
