@@ -89,10 +89,15 @@ class Engines:
 async def serve(socket: Path, port: int, hostile: Path) -> None:
     """Until standard input ends."""
     engines = Engines(hostile)
+    forwarding: set[asyncio.Task[None] | None] = set()  # nobody else keeps them
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            await relay(reader, writer, "127.0.0.1", port)
+        forwarding.add(task := asyncio.current_task())
+        try:
+            with contextlib.closing(writer):
+                await relay(reader, writer, "127.0.0.1", port)
+        finally:
+            forwarding.discard(task)
 
     async with (
         # Services listen on that port of their own addresses, and keep the requests for these.
