@@ -211,6 +211,8 @@ ROWS: list[Row] = [
     ("aerie-lab", "up --name No/Name", 2, "cannot name a lab"),
     ("aerie-lab", "status --name nobodys-lab", 2, "is not up"),
     ("aerie-lab", "logs etcd --name nobodys-lab", 2, "the lab is not up"),
+    ("aerie-lab", "kubectl --name nobodys-lab get pods", 2, "lab 'nobodys-lab' is not up: start it with"),
+    ("aerie-lab", "helm --name No/Name list", 2, "cannot name a lab"),
     ("aerie-lab", "build linux", 2, "is no family of binaries"),
     ("aerie-lab", "fault undo --name nobodys-lab", 2, "name a fault by its id"),
     ("aerie-lab", "traffic http://127.0.0.1:1 --model m --class odd", 2, "is no class of traffic"),
