@@ -9,6 +9,7 @@ Not guaranteed: what a script changes by `unset`, `eval`, `read` or by reading a
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -32,11 +33,29 @@ _OUTPUT = "$(...)"
 """What a command prints."""
 
 
+_MOST = 2 * 2**20
+
+
+class Room:
+    """How many characters may still be put in for variables, since variables of variables grow without bound."""
+
+    def __init__(self) -> None:
+        self._left = _MOST
+
+    def take(self, text: str) -> str:
+        """The text. Raises ValueError: there is no room for it."""
+        self._left -= len(text)
+        if self._left < 0:
+            raise ValueError(f"the variables put in have more than {_MOST >> 20} MiB")
+        return text
+
+
 @dataclass(frozen=True)
 class Command:
-    """One simple command."""
+    """A command that runs vLLM."""
 
     words: list[str]
+    """Those behind `vllm serve`."""
     environment: Mapping[str, str]
 
 
@@ -45,9 +64,12 @@ def is_known(word: str) -> bool:
     return _UNKNOWN.search(word) is None
 
 
-def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """A text with each `$(NAME)` as Kubernetes puts it in: what is not known stays as it is, and `$$` is a `$`."""
-    return _IN_KUBERNETES.sub(lambda found: environment.get(found[1], found[0]) if found[1] else "$", text)
+def expanded(text: str, environment: Mapping[str, str], room: Room) -> str:
+    """A text with each `$(NAME)` as Kubernetes puts it in: what is not known stays as it is, and `$$` is a `$`.
+
+    Raises ValueError: there is no room for it.
+    """
+    return _IN_KUBERNETES.sub(lambda found: room.take(environment.get(found[1], found[0]) if found[1] else "$"), text)
 
 
 def script_of(words: Sequence[str]) -> str | None:
@@ -65,32 +87,38 @@ def script_of(words: Sequence[str]) -> str | None:
 def behind_serve(words: Sequence[str]) -> list[str] | None:
     """The words behind `vllm serve`, or behind one of its modules; None where neither is there."""
     for place, word in enumerate(words):
-        rest = list(words[place + 1 :])
-        if PurePosixPath(word).name == "vllm" and rest[:1] == ["serve"]:
-            return rest[1:]
-        if word == "-m" and rest[:1] == ["vllm.entrypoints.openai.api_server"]:
-            return rest[1:]
-        if word == "-m" and rest[:2] == ["vllm.entrypoints.cli.main", "serve"]:
-            return rest[2:]
+        one, two = [*words[place + 1 : place + 3], "", ""][:2]
+        if PurePosixPath(word).name == "vllm" and one == "serve":
+            return list(words[place + 2 :])
+        if word == "-m" and one == "vllm.entrypoints.openai.api_server":
+            return list(words[place + 2 :])
+        if word == "-m" and (one, two) == ("vllm.entrypoints.cli.main", "serve"):
+            return list(words[place + 3 :])
     return None
 
 
-def commands(script: str, environment: Mapping[str, str]) -> Iterator[Command]:
-    """The simple commands of a script, each with its environment. Raises ValueError: it has more than such."""
+def served(script: str, environment: Mapping[str, str], room: Room) -> list[Command]:
+    """The commands of a script that run vLLM, the first two. Raises ValueError: it has more than simple commands, or no room."""
     known, exported = dict(environment), set(environment)
+    found: list[Command] = []
     for words in _simple_commands(script):
         export = words[0] == "export"
-        rest = words[export:]
         own: dict[str, str] = {}
-        while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
-            own[found[1]] = " ".join(_values(found[2], known | own))
-            rest = rest[1:]
-        if export or not rest:
+        place = int(export)
+        while place < len(words) and (assigned := _ASSIGNMENT.fullmatch(words[place])):
+            own[assigned[1]] = " ".join(_values(assigned[2], ChainMap(own, known), room))
+            place += 1
+        if export or place == len(words):
             known |= own
-            exported |= {*own, *rest} if export else set()
-        else:
+            exported |= {*own, *words[place:]} if export else set()
+            continue
+        values = [value for word in words[place:] for value in _values(word, known, room)]
+        if (behind := behind_serve(values)) is not None:
             inherited = {name: known[name] for name in exported if name in known}
-            yield Command([value for word in rest for value in _values(word, known)], inherited | own)
+            found.append(Command(behind, inherited | own))
+            if len(found) > 1:
+                break
+    return found
 
 
 def _simple_commands(script: str) -> Iterator[list[str]]:
@@ -114,14 +142,14 @@ def _simple_commands(script: str) -> Iterator[list[str]]:
         yield words
 
 
-def _values(word: str, known: Mapping[str, str]) -> list[str]:
+def _values(word: str, known: Mapping[str, str], room: Room) -> list[str]:
     """What a word as it is written becomes: one word, or those of a value that stands there without quotes."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[3]
         if name is None:
             return found[4] or ("" if found[0] == "\\\n" else _OUTPUT)
-        return known.get(name, found[0] if found[2] is None else found[2])
+        return room.take(known.get(name, found[0] if found[2] is None else found[2]))
 
     if re.search(r"['\"\\`(]", word) is None and "$" in word:
         return _EXPANSION.sub(value, word).split()

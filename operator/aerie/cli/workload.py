@@ -17,7 +17,7 @@ from typing import Any
 from aerie.cli.console import CommandError
 from aerie.cli.gpus import count_gpus, gpu_memory
 from aerie.cli.place import FromHub, Place, Repository, parse_repository, read_place
-from aerie.cli.shell import Command, behind_serve, commands, expanded, is_known, script_of
+from aerie.cli.shell import Command, Room, behind_serve, expanded, is_known, script_of, served
 from aerie.cli.subject import Given
 from aerie.engine import flags, versions
 from aerie.engine.arguments import ArgumentError
@@ -52,11 +52,12 @@ class Workload:
 
 def find_workloads(documents: Iterable[Mapping[str, Any]]) -> list[Workload]:
     """The containers that run vLLM. Raises CommandError: one seems to, and cannot be read."""
+    room = Room()
     return [
         workload
         for document in documents
         for name, container, pod in _containers(document)
-        if (workload := _read_workload(name, container, pod)) is not None
+        if (workload := _read_workload(name, container, pod, room)) is not None
     ]
 
 
@@ -71,14 +72,18 @@ def _containers(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str,
             yield f"{name}, container {container.get('name')}", container, pod
 
 
-def _read_workload(name: str, container: Mapping[str, Any], pod: Mapping[str, Any]) -> Workload | None:
+def _read_workload(name: str, container: Mapping[str, Any], pod: Mapping[str, Any], room: Room) -> Workload | None:
     image = container.get("image")
     image = image if isinstance(image, str) else ""
     if "vllm" not in image and "vllm" not in json.dumps([container.get("command"), container.get("args")]):
         return None
-    environment = _environment(name, container)
-    command, args = ([expanded(word, environment) for word in _texts(name, container, key)] for key in ("command", "args"))
-    engine = _engine(name, command, args, environment, published=versions.is_published(image))
+    command, args = _texts(name, container, "command"), _texts(name, container, "args")
+    try:
+        environment = _environment(name, container, room)
+        command, args = ([expanded(word, environment, room) for word in words] for words in (command, args))
+        engine = _engine(name, command, args, environment, room, published=versions.is_published(image))
+    except ValueError as error:
+        raise CommandError(f"{name}: its command cannot be read ({error}): {_WRITE}") from None
     if engine is None:
         return None
     limits = _table(name, _table(name, container, "resources"), "limits")
@@ -93,16 +98,17 @@ def _read_workload(name: str, container: Mapping[str, Any], pod: Mapping[str, An
     )
 
 
-def _engine(name: str, command: list[str], args: list[str], environment: Mapping[str, str], *, published: bool) -> Command | None:
-    """The words behind `vllm serve`, and their environment. None: the container does not run it, as far as is visible."""
+def _engine(
+    name: str, command: list[str], args: list[str], environment: Mapping[str, str], room: Room, *, published: bool
+) -> Command | None:
+    """The words behind `vllm serve`, and their environment. None: the container does not run it, as far as is visible.
+
+    Raises CommandError; ValueError: its script cannot be read.
+    """
     if (script := script_of([*command, *args])) is not None:
-        try:
-            run = [(behind_serve(one.words), one.environment) for one in commands(script, environment)]
-        except ValueError as error:
-            raise CommandError(f"{name}: its script cannot be read ({error}): {_WRITE}") from None
-        started = [Command(words, known) for words, known in run if words is not None]
+        started = served(script, environment, room)
         if len(started) > 1:
-            raise CommandError(f"{name}: its script starts vLLM {len(started)} times: {_WRITE}")
+            raise CommandError(f"{name}: its script starts vLLM more than once: {_WRITE}")
         if not started and published:
             raise CommandError(f"{name}: its script starts no vLLM that can be seen: {_WRITE}")
         return started[0] if started else None
@@ -142,7 +148,7 @@ def _table(name: str, document: Mapping[str, Any], key: str) -> dict[str, Any]:
     return found or {}
 
 
-def _environment(name: str, container: Mapping[str, Any]) -> dict[str, str]:
+def _environment(name: str, container: Mapping[str, Any], room: Room) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in _list(name, container, "env"):
         variable = entry.get("name") if isinstance(entry, dict) else None
@@ -150,7 +156,7 @@ def _environment(name: str, container: Mapping[str, Any]) -> dict[str, str]:
             raise CommandError(f"{name}: env has an entry without a name: write one.")
         value = entry.get("value")
         unknown = entry.get("valueFrom") is not None
-        found[variable] = f"$({variable})" if unknown else expanded(value if isinstance(value, str) else "", found)
+        found[variable] = f"$({variable})" if unknown else expanded(value if isinstance(value, str) else "", found, room)
     return found
 
 
@@ -161,14 +167,14 @@ def of_workload(workload: Workload, given: Given, from_hub: FromHub) -> tuple[Su
     """What the container runs, and what the user should know about how it was read. Raises CommandError, CheckpointError."""
     name = workload.name
     try:
-        served = read_served(workload.words)
+        line = read_served(workload.words)
     except ArgumentError as error:
         raise CommandError(str(error).replace("spec.engine.args", name)) from None
     engine = _version(workload, given)
     tag = "" if given.version else f"; the version of vLLM, {engine.version}, is that of its image's tag"
-    remarks = [f"checked is {name}{tag}.", *engine.warnings, *(f"{name}: {sentence}." for sentence in _unknown(workload, served))]
-    target = _read(name, "serves", served.model, served.revision, given.target, "--target", from_hub)
-    speculative = dict(served.speculative)
+    remarks = [f"checked is {name}{tag}.", *engine.warnings, *(f"{name}: {sentence}." for sentence in _unknown(workload, line))]
+    target = _read(name, "serves", line.model, line.revision, given.target, "--target", from_hub)
+    speculative = dict(line.speculative)
     if "model" not in speculative and given.drafter is not None:
         tokens = speculative.get("num_speculative_tokens", _TOKENS)
         speculative = {"method": "eagle3", "num_speculative_tokens": tokens}
@@ -182,7 +188,7 @@ def of_workload(workload: Workload, given: Given, from_hub: FromHub) -> tuple[Su
                 f"{name}: --speculative-config has no num_speculative_tokens: vLLM starts only if the drafter's config has one."
             )
     elif not speculative:
-        _refuse_speculators(name, target, served)
+        _refuse_speculators(name, target, line)
         remarks.append(f"{name} has no --speculative-config: the engine runs without a drafter.")
     else:
         method = speculative.get("method", "of no name")
@@ -195,11 +201,11 @@ def of_workload(workload: Workload, given: Given, from_hub: FromHub) -> tuple[Su
         drafter=drafter,
         version=engine.version,
         speculative=speculative,
-        arguments=served.arguments,
+        arguments=line.arguments,
         environment={name: value for name, value in workload.environment.items() if is_known(value)},
         gpu_bytes=given.gpu_bytes or gpu_memory(workload.limits, workload.pod),
-        gpus=None if served.spread else gpus,
-        gpu_resource=f"{how} of several pods" if served.spread and how else how,
+        gpus=None if line.spread else gpus,
+        gpu_resource=f"{how} of several pods" if line.spread and how else how,
     )
     return subject, tuple(remarks)
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from aerie.cli.run import run
-from aerie.cli.shell import behind_serve, commands
+from aerie.cli.shell import Room, behind_serve, served
 from aerie.cli.workload import Workload, find_workloads
 
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
@@ -119,11 +119,11 @@ def test_other_documents_containers_and_lists(preflight: Preflight, capsys: Capt
         ({"args": "--port"}, 'args is "--port": write a list'),
         (
             {"command": ["sh", "-c", "vllm serve 'a"], "args": None},
-            "its script cannot be read (its line 1 has more than simple commands, or a quotation",
+            "its command cannot be read (its line 1 has more than simple commands, or a quotation",
         ),
         (
             {"command": ["sh", "-c", "vllm serve a || vllm serve b"], "args": None},
-            "its script starts vLLM 2 times: write the command line of vLLM as command and args",
+            "its script starts vLLM more than once: write the command line of vLLM as command and args",
         ),
         ({"command": ["sh", "-c", "/start.sh"], "args": None}, "its script starts no vLLM"),
         ({"env": {"a": 1}}, 'env is {"a": 1}: write a list'),
@@ -175,8 +175,8 @@ def test_odd_shapes(preflight: Preflight, document: dict[str, Any], said: str, c
 )
 def test_a_script(script: str, words: list[str]) -> None:
     environment = {"MODEL": "me/llama", "FLAGS": "--port 80"}
-    (found,) = [behind for one in commands(script, environment) if (behind := behind_serve(one.words)) is not None]
-    assert found == words
+    (found,) = served(script, environment, Room())
+    assert found.words == words
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,44 @@ def test_a_script(script: str, words: list[str]) -> None:
 )
 def test_more_than_simple_commands(script: str) -> None:
     with pytest.raises(ValueError, match=r"its line 1 has more than simple commands|what of it runs cannot be told"):
-        list(commands(script, {}))
+        served(script, {}, Room())
+
+
+DOUBLE = "A=xxxxxxxxxxxxxxxx;" + "A=$A$A;" * 64
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        DOUBLE + "vllm serve $A",
+        "A=" + "x" * 2**15 + "; B=" + "$A''" * 2**10,
+        "A=" + "x" * 2**15 + "; vllm serve " + "$A " * 2**10,
+    ],
+    ids=["doubled", "pieces", "words"],
+)
+def test_a_script_whose_variables_grow_is_refused_before_they_take_memory(script: str) -> None:
+    with pytest.raises(ValueError, match="the variables put in have more than 2 MiB"):
+        served(script, {}, Room())
+
+
+def test_many_variables_and_commands_take_no_time_together() -> None:
+    environment = {f"V{number}": "x" for number in range(30_000)}
+    assert served("A=1;" * 30_000 + "vllm serve $A;" * 30_000, environment, Room())[0].words == ["1"]
+    assert behind_serve(["x"] * 100_000) is None
+
+
+def test_variables_of_the_manifest_that_grow_are_refused(preflight: Preflight, capsys: Capture) -> None:
+    env = [{"name": "V0", "value": "x" * 16}, *({"name": f"V{n + 1}", "value": f"$(V{n})$(V{n})"} for n in range(64))]
+    assert preflight(deployment(env=env), *FOLDERS) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "Deployment/chat, container vllm: its command cannot be read (the variables put in have more than 2 MiB): write" in said
+    )
 
 
 def test_only_what_is_exported_is_the_engines() -> None:
     script = "VLLM_A=1; export VLLM_B=2; VLLM_C=3; export VLLM_C; VLLM_D=4\nVLLM_E=5 vllm serve m"
-    (found,) = commands(script, {"VLLM_D": "0"})
+    (found,) = served(script, {"VLLM_D": "0"}, Room())
     assert found.environment == {"VLLM_B": "2", "VLLM_C": "3", "VLLM_D": "4", "VLLM_E": "5"}
 
 

@@ -133,7 +133,7 @@ ROWS: list[Row] = [
     ("aerie", "preflight -f FOLDER/binary.yaml", 2, "is not YAML"),
     ("aerie", "preflight -f FOLDER/utf16.yaml", 2, "it is not text"),
     ("aerie", "preflight -f FOLDER/service.yaml", 2, "a container that runs `vllm serve`, and holds none: give a file"),
-    ("aerie", "preflight -f FOLDER/script.yaml", 2, "its script cannot be read (it has 'if', and what of it runs cannot be"),
+    ("aerie", "preflight -f FOLDER/script.yaml", 2, "its command cannot be read (it has 'if', and what of it runs cannot be"),
     ("aerie", "preflight -f FOLDER/number.yaml", 2, "Pod/chat, container vllm: args[2] is 80: write a text, in quotes"),
     ("aerie", "preflight -f FOLDER/model.yaml", 2, "serves /models/llama, a path in the pod: give its files with --target"),
     ("aerie", "preflight -f FOLDER/two.yaml", 2, "and one is checked at a time: give a file with the one to check"),
