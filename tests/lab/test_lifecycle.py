@@ -115,6 +115,30 @@ def test_a_leashed_lab_ends_with_its_owner() -> None:
     until(lambda: not [trace for trace in left_of(NAME) if trace.startswith("process")], "all its processes are gone")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_a_block_takes_the_lab_down_first(number: signal.Signals) -> None:
+    code = (
+        "import signal; from aerie_lab.cluster import Lab, Settings\n"
+        f"with Lab.up(Settings(name='{NAME}', nodes=1, gateway=False)):\n"
+        f"    signal.raise_signal({int(number)})\n"
+        "    print('went on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
+    assert left_of(NAME) == []
+
+
+def test_sigterm_while_coming_up_leaves_nothing() -> None:
+    command = [*COMMAND, "up", "--name", NAME, "--nodes=1", "--no-gateway"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as starting:
+        until(lambda: process.living(lab_folder(NAME)), "the lab's first process lives")
+        starting.terminate()
+        _, said = starting.communicate(timeout=60)
+    assert starting.returncode == -signal.SIGTERM
+    assert b"Traceback" not in said
+    assert left_of(NAME) == []
+
+
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 1.6, 2.5, 4.0])
 def test_ctrl_c_while_coming_up_leaves_a_state_that_the_next_command_handles(seconds: float) -> None:
     command = [sys.executable, "-c", READY + "print('begun', flush=True); main()"]

@@ -132,18 +132,26 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def kubectl(context: typer.Context) -> None:
-    """Run kubectl against a lab: the arguments are kubectl's (the lab is $AERIE_LAB_NAME)."""
+    """Run kubectl against a lab. The arguments are kubectl's, but for --name NAME before them: the lab (or $AERIE_LAB_NAME)."""
     _pass_on("kubectl", context.args)
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def helm(context: typer.Context) -> None:
-    """Run helm against a lab: the arguments are helm's (the lab is $AERIE_LAB_NAME)."""
+    """Run helm against a lab. The arguments are helm's, but for --name NAME before them: the lab (or $AERIE_LAB_NAME)."""
     _pass_on("helm", context.args)
 
 
 def _pass_on(tool: str, arguments: list[str]) -> None:
-    lab = Lab.find(os.environ.get("AERIE_LAB_NAME", _DEFAULTS.name))
+    name = os.environ.get("AERIE_LAB_NAME", _DEFAULTS.name)
+    match arguments:
+        case ["--name"]:
+            raise StateError(f"--name has no value: write --name NAME before the arguments of {tool}.")
+        case ["--name", name, *arguments]:
+            pass
+        case [first, *rest] if first.startswith("--name="):
+            name, arguments = first.removeprefix("--name="), rest
+    lab = Lab.find(name)
     program = str(binary(tool, say))
     replace_process([program, *arguments], {**os.environ, "KUBECONFIG": str(lab.kubeconfig)})
 

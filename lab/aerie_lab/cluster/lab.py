@@ -4,8 +4,9 @@
         lab.kubectl("get", "nodes")
 
 Guarantees: `up` returns a cluster whose nodes are Ready and whose gateway is programmed, or raises a LabError with nothing
-left running; `down` leaves no process, namespace, mount or file outside the cache. Not guaranteed: that a lab survives a
-restart of the machine. The next `up` or `down` clears what is left of it.
+left running; `down` leaves no process, namespace, mount or file outside the cache; SIGTERM in the block, or in `up`, takes the
+lab down before it ends the process (see ending). Not guaranteed: that a lab survives a restart of the machine. The next `up` or
+`down` clears what is left of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Self
 from aerie_lab import control
 from aerie_lab.binaries import binary, ensure
 from aerie_lab.cluster import process
+from aerie_lab.cluster.ending import ended_first, undisturbed
 from aerie_lab.cluster.folder import clear, keep_logs, locked, require_space
 from aerie_lab.cluster.start import Say, api_url, start, supervisor_status
 from aerie_lab.errors import LabError, StartError, StateError
@@ -48,11 +50,15 @@ class Lab:
         self.api_url = api_url(settings)
         self.gateway_url = f"http://127.0.0.1:{settings.gateway_port}" if settings.gateway else None
 
+        self._block = contextlib.ExitStack()
+
     def __enter__(self) -> Self:
+        self._block.enter_context(ended_first(self.down))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.down()
+        with self._block, undisturbed():
+            self.down()
 
     # -- up and down --------------------------------------------------------------------------------------------------
 
@@ -77,15 +83,21 @@ class Lab:
             for family in ("etcd", "kubernetes", *(("contour", "envoy") if settings.gateway else ())):
                 ensure(family, say)
             require_space(folder)
-            try:
-                return cls._start(folder, settings, say, leashed)
-            except BaseException as error:
+            with ended_first(lambda: clear(folder)):
+                return cls._start_or_clear(folder, settings, say, leashed)
+
+    @classmethod
+    def _start_or_clear(cls, folder: Path, settings: Settings, say: Say, leashed: bool) -> Self:
+        try:
+            return cls._start(folder, settings, say, leashed)
+        except BaseException as error:
+            with undisturbed():
                 process.kill(folder)
                 kept = keep_logs(folder)
                 clear(folder)
-                if isinstance(error, LabError) and kept is not None:
-                    raise StartError(f"{error}\nThe logs of this attempt are in {kept}.") from error
-                raise
+            if isinstance(error, LabError) and kept is not None:
+                raise StartError(f"{error}\nThe logs of this attempt are in {kept}.") from error
+            raise
 
     @classmethod
     def find(cls, name: str = "default") -> Self:

@@ -19,6 +19,10 @@ from aerie.terminal import plain
 
 _BY = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
 
+_COLUMNS = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SOURCE", "NOTES")
+_TABLE = 120
+"""Columns of a terminal from which on a table is readable."""
+
 
 def catalog(
     target: Annotated[str | None, typer.Argument(help="Repository of a target, or a folder with its config.json.")] = None,
@@ -54,23 +58,51 @@ def _show(matches: list[Match], output: Output) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps([_json(match) for match in matches], indent=2))
         return
+    rows = [_row(match) for match in matches]
+    if out.is_terminal and out.width < _TABLE:
+        out.print(_blocks(rows))
+    else:
+        # A program that reads it gets whole rows.
+        (out if out.is_terminal else Console(width=400)).print(_table(rows))
+
+
+def _row(match: Match) -> tuple[str, ...]:
+    entry = match.entry
+    notes = "; ".join(part for part in (_BY[match.by], entry.notes) if part)
+    cells = (
+        entry.targets[0],
+        entry.repo or "(in the target)",
+        entry.kind.value,
+        str(entry.tokens or "-"),
+        _acceptance(entry),
+        (entry.revision or "-")[:8],
+        entry.source,
+        notes,
+    )
+    return tuple(map(plain, cells))
+
+
+def _table(rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SOURCE", "NOTES"):
+    for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    for match in matches:
-        entry = match.entry
-        notes = "; ".join(part for part in (_BY[match.by], entry.notes) if part)
-        cells = (
-            entry.targets[0],
-            entry.repo or "(in the target)",
-            entry.kind.value,
-            str(entry.tokens or "-"),
-            _acceptance(entry),
-            (entry.revision or "-")[:8],
-        )
-        table.add_row(*(plain(cell) for cell in (*cells, entry.source, notes)))
-    # A program that reads it gets whole rows.
-    (out if out.is_terminal else Console(width=400)).print(table)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _blocks(rows: list[tuple[str, ...]]) -> Table:
+    """A line for each field that has a value, and an empty one between drafters."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for place, row in enumerate(rows):
+        if place:
+            grid.add_row()
+        for column, cell in zip(_COLUMNS, row, strict=True):
+            if cell not in ("", "-"):
+                grid.add_row(column, cell)
+    return grid
 
 
 def _acceptance(entry: Entry) -> str:

@@ -18,12 +18,16 @@ def read_deployment(file: str) -> SpeculativeDeployment:
 
     Raises CommandError; ResourceError: the API server would refuse it.
     """
-    documents = [document for document in _documents(file) if document.get("kind") == KIND]
+    documents = [document for document in read_objects(file) if document.get("kind") == KIND]
     if len(documents) != 1:
         found = f"holds {len(documents)} of them" if documents else "holds none"
-        shown = "standard input" if file == "-" else file
-        raise CommandError(f"{shown} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
-    document = pruned(documents[0])
+        raise CommandError(f"{shown(file)} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
+    return parse_deployment(documents[0])
+
+
+def parse_deployment(document: dict[str, Any]) -> SpeculativeDeployment:
+    """The resource as the API server would take it. Raises ResourceError: it would refuse it."""
+    document = pruned(document)
     if said := refusals(document):
         raise ResourceError("\n".join(said))
     return SpeculativeDeployment.from_dict(document, unknown="refuse")
@@ -67,19 +71,29 @@ def _mounted(folder: Path) -> dict[str, str]:
 
 
 def _data(file: str) -> dict[str, str]:
-    maps = [document for document in _documents(file) if document.get("kind") == "ConfigMap"]
+    maps = [document for document in read_objects(file) if document.get("kind") == "ConfigMap"]
     data = maps[0].get("data") if len(maps) == 1 else None
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise CommandError(f"{file} must hold one ConfigMap whose data are texts, one per catalog entry: see docs/preflight.md.")
     return data
 
 
-def _documents(file: str) -> list[dict[str, Any]]:
+def read_objects(file: str) -> list[dict[str, Any]]:
+    """The Kubernetes objects of a file (`-`: standard input), those of a List too. Raises CommandError."""
     try:
         documents = read_documents(file)
     except DocumentError as error:
         raise CommandError(str(error)) from None
-    return [document for document in documents if isinstance(document, dict)]
+    objects: list[dict[str, Any]] = []
+    for document in documents:
+        items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
+        objects += [found for found in (items if isinstance(items, list) else [document]) if isinstance(found, dict)]
+    return objects
+
+
+def shown(file: str) -> str:
+    """A file's name for sentences."""
+    return "standard input" if file == "-" else file
 
 
 _UNITS = {"": 1, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,

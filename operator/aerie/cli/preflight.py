@@ -1,21 +1,23 @@
-"""`aerie preflight`: every check on one resource, from a laptop."""
+"""`aerie preflight`: every check on one resource, or on a workload that runs vLLM, from a laptop."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from aerie.api import ResourceError
+from aerie.api import KIND, ResourceError
 from aerie.api.rollout import Preflight
 from aerie.boundary import FAILED
 from aerie.checkpoints import read_repository
-from aerie.cli.console import err, out
-from aerie.cli.files import CATALOG, read_catalog, read_deployment, read_memory
+from aerie.cli.console import CommandError, err, out
+from aerie.cli.files import CATALOG, parse_deployment, read_catalog, read_memory, read_objects, shown
 from aerie.cli.place import parse_place
 from aerie.cli.subject import Given, of_deployment, of_models
+from aerie.cli.workload import find_workloads, of_workload
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Finding, Report, Severity, Subject, run
 from aerie.terminal import plain, refuse
@@ -42,8 +44,12 @@ _PLACE = "The {}, instead of the manifest's: a folder, or a repository as OWNER/
 
 def preflight(
     file: Annotated[
-        str | None, typer.Option("-f", "--file", help="Manifest of a SpeculativeDeployment; -: standard input.")
+        str | None,
+        typer.Option(
+            "-f", "--file", help="Manifest of a SpeculativeDeployment, or of a workload that runs vLLM; -: standard input."
+        ),
     ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the one to check, where the file holds several.")] = None,
     target: Annotated[str | None, typer.Option(help=_PLACE.format("target"))] = None,
     drafter: Annotated[str | None, typer.Option(help=_PLACE.format("drafter"))] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
@@ -51,7 +57,7 @@ def preflight(
     own: Annotated[str | None, typer.Option("--catalog", help=CATALOG)] = None,
     output: Annotated[Output, typer.Option("-o", "--output", help="How to print the report.")] = Output.TEXT,
 ) -> None:
-    """Check target, drafter and engine of a SpeculativeDeployment before it is applied.
+    """Check target, drafter and engine of a SpeculativeDeployment, or of a Deployment that runs vLLM, before it is applied.
 
     Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
     is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked, such as a manifest that the
@@ -65,16 +71,16 @@ def preflight(
     )
     remarks: tuple[str, ...] = ()
     allowance = Preflight()
-    if file is None:
-        subject = of_models(given, _from_hub)
-    else:
+    if file is not None:
         try:
-            deployment = read_deployment(file)
+            subject, remarks, allowance = _of_file(file, name, given, own)
         except ResourceError as error:
             _refuse_manifest(error, output)
             raise typer.Exit(FAILED) from None
-        allowance = deployment.spec.rollout.preflight
-        subject, remarks = of_deployment(deployment, given, read_catalog(own), _from_hub)
+    elif name is not None:
+        raise CommandError("--name chooses from a file, and there is none: give it with -f.")
+    else:
+        subject = of_models(given, _from_hub)
     report = run(subject)
     refused = list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE)))
     allowed = report.ok or allowance.allows(refused)
@@ -90,6 +96,37 @@ def preflight(
         how = "mode is Warn" if allowance.mode == "Warn" else f"accept has {', '.join(refused)}"
         err.print(f"[yellow]note:[/] spec.rollout.preflight.{plain(how)}: the operator goes on all the same.")
     raise typer.Exit(0 if allowed else 1)
+
+
+def _of_file(file: str, name: str | None, given: Given, own: str | None) -> tuple[Subject, tuple[str, ...], Preflight]:
+    """What the resource of the file runs, else its one workload, with what is said about it and what is let pass.
+
+    Raises CommandError, CheckpointError, ArgumentError; ResourceError: the API server would refuse the resource.
+    """
+    objects = [found for found in read_objects(file) if name is None or _name(found) == name]
+    resources = [found for found in objects if found.get("kind") == KIND]
+    if len(resources) == 1:
+        deployment = parse_deployment(resources[0])
+        return *of_deployment(deployment, given, read_catalog(own), _from_hub), deployment.spec.rollout.preflight
+    workloads = [] if resources else find_workloads(objects)
+    if len(workloads) == 1:
+        return *of_workload(workloads[0], given, _from_hub), Preflight()
+    several = [f"{KIND}/{_name(found)}" for found in resources] or [found.name for found in workloads]
+    if several:
+        listed = ", ".join(several[:10]) + (f" and {len(several) - 10} more" if len(several) > 10 else "")
+        differ = len({label.partition(",")[0] for label in several}) > 1
+        way_out = "choose one with --name" if differ and name is None else "give a file with the one to check"
+        raise CommandError(f"{shown(file)} holds {listed}, and one is checked at a time: {way_out}.")
+    called = "" if name is None else f" called {name}"
+    raise CommandError(
+        f"{shown(file)} must hold a {KIND}, or a workload with a container that runs `vllm serve`, and holds none{called}: "
+        "give a file with the one to check."
+    )
+
+
+def _name(document: Mapping[str, Any]) -> object:
+    metadata = document.get("metadata")
+    return metadata.get("name") if isinstance(metadata, dict) else None
 
 
 def _refuse_manifest(error: ResourceError, output: Output) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.engine import Engine
 from aerie.api.source import HuggingFaceSource, Source
 from aerie.cli.console import CommandError
+from aerie.cli.gpus import count_gpus, gpu_memory
 from aerie.cli.place import FromHub, Place, Repository, read_place
 from aerie.engine import arguments, flags, versions
 from aerie.engine.catalog import Catalog
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.preflight import Subject
 from aerie.rollout.choice import choose
-
-GPU = "nvidia.com/gpu"
-_GPUS = frozenset({GPU, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
-"""Extended resources of the vendors' device plugins, one for each device."""
-_MIG = "nvidia.com/mig-"
-"""Instances of a divided GPU, such as nvidia.com/mig-3g.40gb."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,9 @@ def of_deployment(
     else:
         raise CommandError(choice.problem)
     method = spec.drafter.method if spec.drafter is not None else "eagle3"
-    gpus, gpu_resource = _gpus(spec.engine)
+    limits = (spec.engine.resources and spec.engine.resources.limits) or {}
+    pod = spec.engine.pod_template.spec if spec.engine.pod_template else {}
+    gpus, gpu_resource = count_gpus(limits, pod)
     subject = Subject(
         target=target,
         drafter=drafter,
@@ -89,7 +83,7 @@ def of_deployment(
         speculative={"method": method, "num_speculative_tokens": spec.speculation.tokens} if drafter is not None else {},
         arguments=arguments.read(spec.engine.args),
         environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
-        gpu_bytes=given.gpu_bytes or _gpu_bytes(spec.engine),
+        gpu_bytes=given.gpu_bytes or gpu_memory(limits, pod),
         gpus=gpus,
         gpu_resource=gpu_resource,
     )
@@ -109,32 +103,3 @@ def _read(source: Source, given: Place | None, field: str, option: str, from_hub
             "OWNER/NAME@COMMIT."
         )
     return read_place(given, from_hub)
-
-
-def _gpus(engine: Engine) -> tuple[int | None, str]:
-    """GPUs of one pod, where it asks for a whole number of them, and how it asks for them."""
-    limits = (engine.resources and engine.resources.limits) or {}
-    named = [name for name in limits if name in _GPUS or name.startswith(_MIG)]
-    pod: dict[str, Any] = engine.pod_template.spec if engine.pod_template else {}
-    if len(named) == 1:
-        amount = limits[named[0]]
-        return (int(amount) if amount.isdecimal() else None), named[0]
-    if named:
-        return None, " and ".join(sorted(named))
-    return None, "resourceClaims (DRA)" if pod.get("resourceClaims") else ""
-
-
-def _gpu_bytes(engine: Engine) -> int | None:
-    """From the name of a MIG instance, or the labels that NVIDIA's GPU feature discovery gives nodes: gpu.memory in MiB, or the
-    GB in the product's name."""
-    limits = (engine.resources and engine.resources.limits) or {}
-    instances = [name for name in limits if name.startswith(_MIG)]
-    if instances:
-        size = re.search(r"[.](\d+)gb", instances[0])
-        return int(size[1]) * 2**30 if size and len(instances) == 1 else None
-    labels: dict[str, Any] = (engine.pod_template.spec if engine.pod_template else {}).get("nodeSelector") or {}
-    memory, product = str(labels.get(f"{GPU}.memory", "")), str(labels.get(f"{GPU}.product", ""))
-    if memory.isdecimal():
-        return int(memory) * 2**20
-    named = re.search(r"(\d+)GB", product)
-    return int(named[1]) * 2**30 if named else None

@@ -6,6 +6,7 @@ Read are the resource's status and the ConfigMap of its tuner, with the rights o
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -13,12 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from aerie.api import SpeculativeDeployment
+from aerie.api.base import write_time
 from aerie.api.status import Balance, Gain, Status, Tried
 from aerie.api.status import Setting as StatusSetting
 from aerie.cli.console import CommandError, out
+from aerie.cli.preflight import Output
 from aerie.resources import tuning
 from aerie.resources.tuning import Kept
+from aerie.rollout.wanted import shown
 from aerie.terminal import plain
+from aerie.tuning.advice import Advice
 
 
 def explain(
@@ -26,11 +31,50 @@ def explain(
     namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Its namespace. Default: the kubeconfig's.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")] = None,
     kubeconfig: Annotated[str | None, typer.Option(help="The kubeconfig. Default: $KUBECONFIG, else ~/.kube/config.")] = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to print it.")] = Output.TEXT,
 ) -> None:
     """Say why a resource's engines have the speculation setting that they have: the last decision, and what was done before."""
     document, data = asyncio.run(_read(name, namespace, kubeconfig, context))
     resource = SpeculativeDeployment.from_dict(document)
-    out.print(plain("\n".join(account(resource, Kept.from_data(data or {}), datetime.now(UTC)))))
+    kept = Kept.from_data(data or {})
+    if output is Output.JSON:
+        typer.echo(json.dumps(to_json(resource, kept), indent=2))
+    else:
+        out.print(plain("\n".join(account(resource, kept, datetime.now(UTC)))))
+
+
+def to_json(resource: SpeculativeDeployment, kept: Kept | None) -> dict[str, Any]:
+    """The same for a program; docs/tuning.md describes it."""
+    spec, status = resource.spec.speculation, resource.status or Status()
+    return {
+        "namespace": resource.metadata.namespace or "default",
+        "name": resource.metadata.name,
+        "mode": spec.tuning.mode,
+        "tokens": spec.tokens,
+        "speculation": None if status.speculation is None else status.to_dict()["speculation"],
+        "tuned": next((one.to_dict() for one in status.conditions if one.type == "Tuned"), None),
+        "decision": None if kept is None else _decision(kept),
+    }
+
+
+def _decision(kept: Kept) -> dict[str, Any]:
+    try:
+        advice = Advice.from_dict(json.loads(kept.advice))
+    except (ValueError, RecursionError):  # of another release: the explanation is there all the same
+        advice = None
+    predicted = None
+    if advice is not None and advice.gain is not None:
+        lower, estimate, upper = advice.gain
+        predicted = {"estimate": estimate, "lower": lower, "upper": upper}
+    return {
+        "at": write_time(datetime.fromtimestamp(kept.at, tz=UTC)),
+        "revision": advice.revision if advice is not None else None,
+        "action": advice.action if advice is not None else None,
+        "setting": shown(advice.setting).to_dict() if advice is not None and advice.setting is not None else None,
+        "predicted": predicted,
+        "reason": advice.reason if advice is not None else None,
+        "explanation": kept.explanation,
+    }
 
 
 def account(resource: SpeculativeDeployment, kept: Kept | None, now: datetime) -> Iterator[str]:

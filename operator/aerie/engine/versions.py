@@ -316,15 +316,12 @@ def from_image(image: str) -> Version | NoVersion:
     publishes (`vllm-openai` and its builds, also in a mirror), or where the tag itself says `vllm_0.11.2`, as ROCm's do. The tags
     of products that contain vLLM (llm-d, KServe, Dynamo, LMCache) count their own releases.
     """
-    name, at, _ = image.partition("@")
-    repository, colon, tag = name.rpartition(":")
-    if not colon or "/" in tag:  # the last colon belongs to the registry's port
-        repository, tag = name, ""
+    repository, tag = _split(image)
     ask = f"set spec.engine.version to the vLLM version inside, like {NEWEST_KNOWN}."
     if not repository:
         return NoVersion(f"spec.engine.image is '{image}', which names no image: write it like vllm/vllm-openai:v{NEWEST_KNOWN}.")
     if not tag:
-        lacks = "only a digest" if at else "no tag"
+        lacks = "only a digest" if "@" in image else "no tag"
         return NoVersion(f"spec.engine.image '{image}' has {lacks}, which does not tell its vLLM version: {ask}")
     inside = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
     if inside is None and not _publishes(repository):
@@ -344,6 +341,20 @@ def from_image(image: str) -> Version | NoVersion:
             f"(the newest known is {NEWEST_KNOWN}): {ask}"
         )
     return version
+
+
+def is_published(image: str) -> bool:
+    """Whether the image is of a repository that vLLM publishes, or of a mirror of one, whatever its tag."""
+    return _publishes(_split(image)[0])
+
+
+def _split(image: str) -> tuple[str, str]:
+    """Repository and tag; the tag may be empty."""
+    name = image.partition("@")[0]
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # the last colon belongs to the registry's port
+        return name, ""
+    return repository, tag
 
 
 _PUBLISHED = frozenset({"vllm-openai", "vllm-openai-cpu", "vllm-openai-rocm", "vllm-openai-xpu"})

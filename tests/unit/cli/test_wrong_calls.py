@@ -21,6 +21,7 @@ BOMB = "".join(
     f"{chr(97 + level)}: &{chr(97 + level)} [{','.join(['x' if level == 0 else '*' + chr(96 + level)] * 9)}]\n"
     for level in range(8)
 )
+POD = "kind: Pod\nmetadata: {name: chat}\nspec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.33.0', "
 FILES = {
     "bomb.yaml": HEAD + BOMB,
     "merge.yaml": HEAD + "a: &a {x: 1}\n" + "spec: {<<: [" + ",".join(["*a"] * 200_000) + "]}\n",
@@ -33,6 +34,11 @@ FILES = {
     "double.yaml": HEAD + "spec: {replicas: 4, replicas: 8}",
     "long.yaml": HEAD + "spec: {replicas: " + "x" * 100_000 + "}",
     "list.yaml": "- a\n",
+    "service.yaml": "kind: Service\nmetadata: {name: chat}\n",
+    "script.yaml": POD + "command: [sh, -c, 'if true; then vllm serve a/b; fi']}]}\n",
+    "number.yaml": POD + "args: [a/b, --port, 80]}]}\n",
+    "model.yaml": POD + "args: [/models/llama]}]}\n",
+    "two.yaml": POD + "args: [a/b]}, {image: vllm/vllm-openai, args: [c/d]}]}\n",
     "empty.yaml": "",
     "tag.yaml": "a: !!python/object/apply:os.system [id]\n",
     "binary.yaml": "\x00\x01\x02",
@@ -126,6 +132,14 @@ ROWS: list[Row] = [
     ("aerie", "preflight -f FOLDER/tag.yaml", 2, "could not determine a constructor"),
     ("aerie", "preflight -f FOLDER/binary.yaml", 2, "is not YAML"),
     ("aerie", "preflight -f FOLDER/utf16.yaml", 2, "it is not text"),
+    ("aerie", "preflight -f FOLDER/service.yaml", 2, "a container that runs `vllm serve`, and holds none: give a file"),
+    ("aerie", "preflight -f FOLDER/script.yaml", 2, "its command cannot be read (it has 'if', and what of it runs cannot be"),
+    ("aerie", "preflight -f FOLDER/number.yaml", 2, "Pod/chat, container vllm: args[2] is 80: write a text, in quotes"),
+    ("aerie", "preflight -f FOLDER/model.yaml", 2, "serves /models/llama, a path in the pod: give its files with --target"),
+    ("aerie", "preflight -f FOLDER/two.yaml", 2, "and one is checked at a time: give a file with the one to check"),
+    ("aerie", "preflight -f FOLDER/two.yaml --name chat", 2, "and one is checked at a time: give a file with the one to check"),
+    ("aerie", "preflight -f FOLDER/two.yaml --name other", 2, "and holds none called other"),
+    ("aerie", "preflight --name chat", 2, "--name chooses from a file, and there is none: give it with -f"),
     ("aerie", "preflight --target FOLDER/large --drafter DRAFTER", 2, "must have dtype, shape and data_offsets"),
     ("aerie", "preflight --target FOLDER/many --drafter DRAFTER", 2, "needs "),
     ("aerie", "preflight --target FOLDER/control --drafter DRAFTER", 2, "control characters in its name"),
@@ -197,6 +211,8 @@ ROWS: list[Row] = [
     ("aerie-lab", "up --name No/Name", 2, "cannot name a lab"),
     ("aerie-lab", "status --name nobodys-lab", 2, "is not up"),
     ("aerie-lab", "logs etcd --name nobodys-lab", 2, "the lab is not up"),
+    ("aerie-lab", "kubectl --name nobodys-lab get pods", 2, "lab 'nobodys-lab' is not up: start it with"),
+    ("aerie-lab", "helm --name No/Name list", 2, "cannot name a lab"),
     ("aerie-lab", "build linux", 2, "is no family of binaries"),
     ("aerie-lab", "fault undo --name nobodys-lab", 2, "name a fault by its id"),
     ("aerie-lab", "traffic http://127.0.0.1:1 --model m --class odd", 2, "is no class of traffic"),

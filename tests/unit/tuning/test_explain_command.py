@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from aerie.api import SpeculativeDeployment
 from aerie.cli.run import run
 from aerie.cli.tune_explain import account
 from aerie.controller.client import Cluster, Kind, Object
+from aerie.engine.speculation import Schedule, Tier
 from aerie.resources.tuning import Kept
+from aerie.tuning.advice import Advice
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
 KEPT = Kept(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
@@ -25,9 +29,9 @@ TRIED = {
     "revision": "r2",
     "predicted": {"estimate": 0.08, "lower": 0.04, "upper": 0.12},
     "realised": {"estimate": 0.075},
-    "endedAt": "2026-11-01T12:00:00Z",
+    "endedAt": "2026-11-01T12:00:00.000Z",
 }
-BALANCE = {"gained": 4.5, "spent": 0.5, "net": 4.0, "rate": 0.075, "asOf": "2026-11-01T12:00:00Z"}
+BALANCE = {"gained": 4.5, "spent": 0.5, "net": 4.0, "rate": 0.075, "asOf": "2026-11-01T12:00:00.000Z"}
 
 
 def document(mode: str = "Auto", **speculation: Any) -> dict[str, Any]:
@@ -101,6 +105,59 @@ def test_the_command_reads_the_resource_and_its_own_config_map(
     assert "No decision has been written yet" in capsys.readouterr().out
     assert run(["tune", "explain", "other", "-n", "ns"]) == 2
     assert "there is no SpeculativeDeployment ns/other" in capsys.readouterr().err
+
+
+ADVICE = Advice(
+    "r1", NOW.timestamp() - 600, "Change", Schedule((Tier(1, 8, 5), Tier(9, 512, 3)), 5), (0.04, 0.08, 0.12), "Faster."
+)
+
+
+def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = {
+        "type": "Tuned",
+        "status": "True",
+        "reason": "Better",
+        "message": "Yes.",
+        "lastTransitionTime": "2026-11-01T12:00:00.000Z",
+    }
+    found = document(changes=[TRIED], balance=BALANCE)
+    found["status"]["conditions"] = [tuned, {**tuned, "type": "Ready"}]
+    kept = replace(KEPT, advice=json.dumps(ADVICE.to_dict()))
+    config_map: Object = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": kept.to_data()}
+    objects = {("SpeculativeDeployment", "ns", "chat"): found, ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
+    monkeypatch.setattr(Cluster, "connect", _connected)
+    monkeypatch.setattr(Reads, "objects", objects)
+
+    def explained() -> Any:
+        assert run(["tune", "explain", "chat", "-n", "ns", "-o", "json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    schedule = [{"first": 1, "last": 8, "tokens": 5}, {"first": 9, "last": 512, "tokens": 3}]
+    assert explained() == {
+        "namespace": "default",
+        "name": "chat",
+        "mode": "Auto",
+        "tokens": 3,
+        "speculation": {"current": K3, "changes": [TRIED], "balance": BALANCE},
+        "tuned": tuned,
+        "decision": {
+            "at": "2026-11-01T23:50:00.000Z",
+            "revision": "r1",
+            "action": "Change",
+            "setting": {"mode": "Schedule", "tokens": 5, "schedule": schedule},
+            "predicted": {"estimate": 0.08, "lower": 0.04, "upper": 0.12},
+            "reason": "Faster.",
+            "explanation": KEPT.explanation,
+        },
+    }
+    config_map["data"] = replace(kept, advice="[").to_data()
+    decision = explained()["decision"]
+    assert [decision[key] for key in ("revision", "action", "setting", "predicted", "reason")] == [None] * 5
+    assert decision["explanation"] == KEPT.explanation
+    objects[("SpeculativeDeployment", "ns", "chat")] = document("Off")
+    config_map["data"] = {}
+    found = explained()
+    assert [found[key] for key in ("mode", "speculation", "tuned", "decision")] == ["Off", None, None, None]
 
 
 def test_without_a_cluster_it_says_what_to_set(

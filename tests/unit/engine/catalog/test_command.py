@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from aerie.cli.files import read_usable_catalog
 from aerie.cli.run import run
@@ -27,6 +28,27 @@ def test_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(printed.splitlines()) > 50
     assert "Dogacel/specdrift-gpt-oss-120b-eagle3" in printed
     assert "2.55-3.34" in printed
+
+
+@pytest.mark.parametrize(("width", "header"), [(40, False), (80, False), (119, False), (120, True)])
+def test_a_narrow_terminal_gets_a_line_for_each_field(
+    width: int, header: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("aerie.cli.catalog.out", Console(width=width, force_terminal=True, no_color=True, color_system=None))
+    assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert (lines[0].split()[:2] == ["TARGET", "DRAFTER"]) == header
+    if not header:
+        lines = [line.rstrip() for line in lines]
+        first = lines[: lines.index("")]
+        assert first[0] == "TARGET   moonshotai/Kimi-K2.6"
+        assert [line for line in first if line.startswith(("KIND", "K ", "AL", "COMMIT"))] == [
+            "KIND     eagle3.1",
+            "K        3",
+            "COMMIT   35194ee8",
+        ]
+        assert "lightseekorg/kimi-k2.6-eagle3.1-mla" in "".join(line[9:] for line in first)
 
 
 def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,8 +278,12 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
     assert "none.yaml cannot be read (No such file or directory): give a YAML file." in cannot(
         capsys, "-f", tmp_path / "none.yaml"
     )
-    assert "must hold exactly one SpeculativeDeployment, and holds none" in cannot(capsys, "-f", file({"kind": "Pod"}))
-    assert "and holds 2 of them" in cannot(capsys, "-f", file(manifest(), manifest()))
+    assert "must hold a SpeculativeDeployment, or a workload with a container that runs `vllm serve`, and holds none" in cannot(
+        capsys, "-f", file({"kind": "Pod"})
+    )
+    assert "chat, and one is checked at a time: give a file with the one to check." in cannot(
+        capsys, "-f", file(manifest(), manifest())
+    )
     (tmp_path / "bad.yaml").write_text("a: [")
     assert "bad.yaml is not YAML: while parsing" in cannot(capsys, "-f", tmp_path / "bad.yaml")
     assert (

@@ -209,7 +209,7 @@ def gpus(subject: Subject) -> Iterable[Outcome]:
     elif subject.gpus < needed:
         yield refuse(
             f"the pod has {subject.gpus} of {name}, and {product}",
-            f"set {name} to {needed} in spec.engine.resources.limits, or lower the parallelism",
+            f"set {name} to {needed} in the limits of the engine's resources, or lower the parallelism",
         )
     elif subject.gpus > needed:
         yield warn(f"the pod has {subject.gpus} of {name}, and {product}", f"set {name} to {needed}")

@@ -1,0 +1,80 @@
+"""A signal that ends a process with labs: they are taken down before, whatever the moment."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import os, signal, sys
+from aerie_lab.cluster.ending import ended_first, undisturbed
+
+def say(text):
+    print(text, flush=True)
+
+def down(name):
+    with undisturbed():
+        say(f"{name} begins")
+        if name == DISTURBED:
+            signal.raise_signal(signal.SIGTERM)
+        say(f"{name} is down")
+        if name == FAILS:
+            raise OSError("disk")
+
+DISTURBED = FAILS = None
+"""
+BLOCKS = """
+with ended_first(lambda: down("one")):
+    with ended_first(lambda: down("two")):
+        %s
+    down("two")
+    say("between")
+down("one")
+say("after")
+"""
+
+
+def run(body: str) -> tuple[int, list[str]]:
+    done = subprocess.run([sys.executable, "-c", HEAD + body], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    return done.returncode, [line for line in done.stdout.splitlines() if not line.endswith("begins")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_latest_is_taken_down_first_and_the_process_ends_by_the_signal(number: signal.Signals) -> None:
+    assert run(BLOCKS % f"signal.raise_signal({int(number)})") == (-number, ["two is down", "one is down"])
+
+
+def test_without_a_signal_nothing_is_called_and_the_handlers_are_those_of_before() -> None:
+    ends = "signal.raise_signal(signal.SIGTERM)"
+    assert run(BLOCKS % "pass" + ends) == (-signal.SIGTERM, ["two is down", "between", "one is down", "after"])
+
+
+def test_a_second_signal_does_not_disturb() -> None:
+    body = "DISTURBED = 'two'\n" + BLOCKS % "signal.raise_signal(signal.SIGHUP)"
+    assert run(body) == (-signal.SIGHUP, ["two is down", "one is down"])
+
+
+def test_a_signal_while_one_is_taken_down_waits_and_then_takes_down_the_others() -> None:
+    body = "DISTURBED = 'three'\n" + BLOCKS % "down('three')"
+    assert run(body) == (-signal.SIGTERM, ["three is down", "two is down", "one is down"])
+
+
+def test_one_that_fails_keeps_no_other_from_it() -> None:
+    body = "FAILS = 'two'\n" + BLOCKS % "signal.raise_signal(signal.SIGTERM)"
+    assert run(body) == (-signal.SIGTERM, ["two is down", "one is down"])
+
+
+def test_a_forked_process_takes_nothing_down() -> None:
+    fork = "say(os.waitpid(child, 0)[1]) if (child := os.fork()) else signal.raise_signal(signal.SIGTERM)"
+    expected = [str(int(signal.SIGTERM)), "two is down", "between", "one is down", "after"]
+    assert run(BLOCKS % fork) == (0, expected)
+
+
+def test_a_handler_of_the_program_stays() -> None:
+    own = "signal.signal(signal.SIGTERM, lambda *_: say('own'))\n"
+    expected = ["own", "two is down", "between", "one is down", "after"]
+    assert run(own + BLOCKS % "signal.raise_signal(signal.SIGTERM)") == (0, expected)
