@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from aerie.terminal import plain
 
 _BY = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
 
-_COLUMNS = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SOURCE", "NOTES")
+_COLUMNS = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES")
 _TABLE = 120
 """Columns of a terminal from which on a table is readable."""
 
@@ -32,11 +33,12 @@ def catalog(
     """List published drafters, all or those for one target, the best first. Exit status 1: there is none for the target."""
     rows = read_catalog(own)
     if target is None:
-        _show([Match(entry, "name") for entry in rows.entries], output)
+        _show([_judged(rows, Match(entry, "name"), entry.targets[0], None) for entry in rows.entries], output)
         return
-    matches = rows.matches(target, _config(target))
+    config = _config(target)
+    matches = rows.matches(target, config)
     if output is Output.JSON or matches:
-        _show(matches, output)
+        _show([_judged(rows, match, target, config) for match in matches], output)
     if not matches:
         _tell_nearest(rows, target)
     elif not any(match.entry.kind.runs for match in matches):
@@ -54,11 +56,23 @@ def _config(target: str) -> dict[str, Any] | None:
         raise CommandError(f"{file} cannot be read ({error.strerror}): give a folder with a model, or a repository.") from error
 
 
-def _show(matches: list[Match], output: Output) -> None:
+@dataclass(frozen=True)
+class _Judged:
+    """A row for a target, and why it is the default there, or not."""
+
+    match: Match
+    why: str
+
+
+def _judged(rows: Catalog, match: Match, target: str, config: dict[str, Any] | None) -> _Judged:
+    return _Judged(match, rows.why(match, target, config))
+
+
+def _show(found: list[_Judged], output: Output) -> None:
     if output is Output.JSON:
-        typer.echo(json.dumps([_json(match) for match in matches], indent=2))
+        typer.echo(json.dumps([_json(one) for one in found], indent=2))
         return
-    rows = [_row(match) for match in matches]
+    rows = [_row(one) for one in found]
     if out.is_terminal and out.width < _TABLE:
         out.print(_blocks(rows))
     else:
@@ -66,9 +80,9 @@ def _show(matches: list[Match], output: Output) -> None:
         (out if out.is_terminal else Console(width=400)).print(_table(rows))
 
 
-def _row(match: Match) -> tuple[str, ...]:
-    entry = match.entry
-    notes = "; ".join(part for part in (_BY[match.by], entry.notes) if part)
+def _row(judged: _Judged) -> tuple[str, ...]:
+    entry = judged.match.entry
+    notes = "; ".join(part for part in (_BY[judged.match.by], entry.notes) if part)
     cells = (
         entry.targets[0],
         entry.repo or "(in the target)",
@@ -76,6 +90,7 @@ def _row(match: Match) -> tuple[str, ...]:
         str(entry.tokens or "-"),
         _acceptance(entry),
         (entry.revision or "-")[:8],
+        judged.why,
         entry.source,
         notes,
     )
@@ -112,8 +127,8 @@ def _acceptance(entry: Entry) -> str:
     return f"{min(values):.2f}" if len(values) == 1 else f"{min(values):.2f}-{max(values):.2f}"
 
 
-def _json(match: Match) -> dict[str, Any]:
-    entry = match.entry
+def _json(judged: _Judged) -> dict[str, Any]:
+    entry = judged.match.entry
     return {
         "targets": list(entry.targets),
         "drafter": entry.repo,
@@ -123,8 +138,9 @@ def _json(match: Match) -> dict[str, Any]:
         "source": entry.source,
         "notes": entry.notes,
         "revision": entry.revision,
-        "matchedBy": match.by,
+        "matchedBy": judged.match.by,
         "runs": entry.kind.runs,
+        "default": judged.why,
     }
 
 

@@ -154,6 +154,20 @@ class Catalog:
             known = "name a drafter in spec.drafter.source, or train one"
         return NoDrafter(f"{missing}; {known}. {_WITHOUT}")
 
+    def why(self, match: Match, target: str, config: Mapping[str, Any] | None = None) -> str:
+        """Why the drafter is, or is not, the one for a resource that names none: "chosen", or what is against it."""
+        entry = match.entry
+        if not entry.kind.runs:
+            return f"Aerie does not run {entry.kind.value}"
+        if entry.repo is None:
+            return "part of the target"
+        if match.by == "sizes":
+            return "maybe another target's"
+        if entry.revision is None:
+            return "no commit is verified"
+        chosen = self.choose(target, config)
+        return "chosen" if chosen is entry else "another comes first"
+
     def nearest(self, target: str, count: int = 3) -> list[str]:
         """Names of targets that look like this one, the nearest first."""
         names = list(dict.fromkeys(entry.targets[0] for entry in self.entries))

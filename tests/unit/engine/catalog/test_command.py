@@ -17,9 +17,29 @@ NEAR = "Qwen/Qwen3-8B, Qwen/Qwen3-4B, Qwen/Qwen3-32B"
 def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
     header, first, second = capsys.readouterr().out.splitlines()
-    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SOURCE", "NOTES"]
-    assert first.split()[:6] == ["moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "eagle3.1", "3", "-", "35194ee8"]
+    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES"]
+    assert first.split()[:7] == [
+        "moonshotai/Kimi-K2.6",
+        "lightseekorg/kimi-k2.6-eagle3.1-mla",
+        "eagle3.1",
+        "3",
+        "-",
+        "35194ee8",
+        "chosen",
+    ]
     assert [second.split()[i] for i in (2, 5)] == ["eagle3", "-"]
+    assert "no commit is verified" in second
+
+
+def test_each_row_says_why_it_is_the_default_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = 'targets = ["Qwen/Qwen3-8B"]\nkind = "eagle3"\nrepo = "me/mine"\nrevision = "' + "1" * 40 + '"'
+    (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
+    assert run(["catalog", "Qwen/Qwen3-8B", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
+    found = {each["drafter"]: each["default"] for each in json.loads(capsys.readouterr().out)}
+    assert found["me/mine"] == "chosen"
+    assert found["RedHatAI/Qwen3-8B-speculator.eagle3"] == "another comes first"
+    assert found["AngelSlim/Qwen3-8B_eagle3"] == "no commit is verified"
+    assert found["RedHatAI/Qwen3-8B-speculator.dflash"] == "Aerie does not run dflash"
 
 
 def test_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +115,7 @@ def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "notes": "",
         "revision": None,
         "matchedBy": "name",
+        "default": "no commit is verified",
         "runs": True,
     }
     (tmp_path / "bad.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": 'kind = "x"'}}))
