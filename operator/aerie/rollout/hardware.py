@@ -60,8 +60,8 @@ def compared(observed: Observed, status: Status) -> tuple[tuple[Object, ...], tu
     the one before. None of them while nothing is compared."""
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and canary is not None and canary.phase != "RollingBack":
-        control = observed.group(stable.revision, control=True) if canary.phase not in GROWING else ()
-        return observed.group(canary.revision), control or observed.group(stable.revision)
+        controlled = canary.control is not None and canary.phase not in GROWING
+        return observed.group(canary.revision), observed.group(stable.revision, control=controlled)
     if stable is not None and previous is not None and previous.phase == "Rechecking":
         return observed.group(stable.revision), observed.group(previous.revision)
     return (), ()
