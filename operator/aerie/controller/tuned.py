@@ -4,9 +4,9 @@
                         with the setting of the pod's Deployment
 
 Guarantees: a window is of one run of one pod of an arm that differs from the stable one in its setting alone, and is not known to
-be compared on unlike hardware; one over a gap or a restart is left out and counted. A pod costs one scrape, which the reader of figures holds anyway; a resource without requests
-costs no telemetry at all, and what is said of it here. Not guaranteed: that a Deployment's pods run the setting that the status
-says; the windows themselves tell (`telemetry.wrong_setting`).
+be compared on unlike hardware; one over a gap or a restart is left out and counted. A pod costs one scrape, which the reader of
+figures holds anyway; a resource without requests costs no telemetry at all, and what is said of it here. Not guaranteed: that a
+Deployment's pods run the setting that the status says; the windows themselves tell (`telemetry.wrong_setting`).
 """
 
 from __future__ import annotations
