@@ -19,10 +19,9 @@ def test_a_canary_on_another_gpu_is_not_compared_by_time(namespace: Namespace, s
     for node, product in PRODUCTS.items():
         namespace.kubectl("label", "--overwrite", "node", node, f"{LABEL}={product}")
     try:
-        off = {"preflight": {"mode": "Off"}}
-        namespace.apply(resource("chat", node="node-1", **off))
+        namespace.apply(resource("chat", node="node-1", preflight={"mode": "Off"}))
         specdep(lambda s: s.get("phase") == "Ready", "it is Ready")
-        namespace.apply(resource("chat", node="node-2", **off))
+        namespace.apply(resource("chat", node="node-2", preflight={"mode": "Off"}))
         status = specdep(lambda s: (s.get("analysis") or {}).get("unlike"), "the GPUs are noticed")["status"]
     finally:
         for node in PRODUCTS:
