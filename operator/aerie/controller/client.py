@@ -28,6 +28,8 @@ from aerie.resources.names import FIELD_MANAGER
 Object = dict[str, Any]
 LIMIT = 15.0
 """Seconds for one call."""
+JSON = "application/json, */*"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PAGE = 100
 """Objects in one answer to a list: some milliseconds of parsing, and megabytes meanwhile."""
 
@@ -114,6 +116,17 @@ class Cluster:
             if error.status == 404:
                 return None
             raise
+
+    async def metadata(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        """The object's metadata, without the rest being sent; None when there is no such object."""
+        try:
+            found: Object = await self.call("GET", kind.path(namespace, name), accept=METADATA_ONLY)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        metadata: Object = found["metadata"]
+        return metadata
 
     async def list_all(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
         """All objects that the label selector takes; none where the cluster does not know the kind."""
@@ -224,9 +237,10 @@ class Cluster:
         body: object = None,
         content_type: str = "application/json",
         limit: float = LIMIT,
+        accept: str = JSON,
     ) -> Any:
         """One request; the object that comes back. Raises ApiError."""
-        raw = await self._raw(verb, path, query or [], body, content_type, limit)
+        raw = await self._raw(verb, path, query or [], body, content_type, limit, accept)
         found = _object(raw.decode(errors="replace"))
         if found is None:
             raise ApiError(200, "NoObject", f"the answer to {verb} {path} is no object of Kubernetes: {_PROXY}")
@@ -241,7 +255,14 @@ class Cluster:
         return None if found.tzinfo is None else (found, self._dated[1])
 
     async def _raw(
-        self, verb: str, path: str, query: list[tuple[str, str]], body: object, content_type: str, limit: float
+        self,
+        verb: str,
+        path: str,
+        query: list[tuple[str, str]],
+        body: object,
+        content_type: str,
+        limit: float,
+        accept: str = JSON,
     ) -> bytes:
         if verb != "GET" and f"/{LEASES.plural}" not in path and not self.may_write():
             raise ApiError(None, "Fenced", "the Lease has run out by this operator's own clock, so nothing is written")
@@ -251,7 +272,7 @@ class Cluster:
                 method=verb,
                 resource_path=path,
                 query_params=query,
-                header_params={"Accept": "application/json, */*", "Content-Type": content_type},
+                header_params={"Accept": accept, "Content-Type": content_type},
                 body=body,
                 auth_settings=["BearerToken"],
             )

@@ -28,6 +28,7 @@ from aerie.controller.client import RESOURCES, ApiError, Cluster, Object
 from aerie.controller.clock import Clock
 from aerie.controller.listing import NO_GAPS, Gaps, Lister
 from aerie.controller.mirror import Mirror
+from aerie.controller.nodes import NodeLabels
 from aerie.controller.notify import Notifier
 from aerie.controller.observe import observe, recall, strangers
 from aerie.controller.probe import Prober
@@ -77,6 +78,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         self.allotter = Allotter(self.limits, self.queue.add, self.telemetry.slots)
         self.versions = Versions(self.telemetry)
+        self.nodes = NodeLabels(self.cluster)
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -136,7 +138,7 @@ class Reconciler:
         self.telemetry.held(str(key), UNREADABLE_SPEC if observed.substitute is not None else "")
         if observed.substitute is not None:
             self.allotter.note(key, document, able=False)
-        plan = decide(observed, self.runner, self.clock.now(), self.catalog)
+        plan = await self._decided(observed)
         if (not to_do(plan, document) or self._in_vain(key, plan, document)) and not self.dry_run:
             self._follow(key, observed, plan)
             self.notifier.look(key, observed.resource, plan.status, self.clock.now())
@@ -150,9 +152,12 @@ class Reconciler:
         if document["metadata"].get("deletionTimestamp"):
             return None
         observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
+<<<<<<< HEAD
         await asyncio.sleep(0)  # with many pods, to gather them and to decide take the loop for 50 ms each
+=======
+        plan = await self._decided(observed)
+>>>>>>> i-gpu
         now = self.clock.now()
-        plan = decide(observed, self.runner, now, self.catalog)
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
@@ -167,6 +172,13 @@ class Reconciler:
         self.versions.answered(key, status_of(plan, document), stored)
         self.notifier.look(key, observed.resource, plan.status, now)
         return plan.again
+
+    async def _decided(self, observed: Observed) -> Plan:
+        """What is to be done; decided again where it depends on nodes of which nothing was known, and now is in `observed`."""
+        plan = decide(observed, self.runner, self.clock.now(), self.catalog)
+        if await self.nodes.learn(plan.nodes):
+            plan = decide(observed, self.runner, self.clock.now(), self.catalog)
+        return plan
 
     def _all(self) -> Iterator[Object]:
         """What the mirror holds of all resources."""
@@ -214,6 +226,7 @@ class Reconciler:
             advice=self.tuner.advice(key, uid),
             kept=self.tuner.kept(key, uid),
             turn=self.allotter.turn(key),
+            nodes=self.nodes.known,
             unlisted=gaps.kinds,
             forbidden=gaps.forbidden,
             outdated=self.versions.trouble,

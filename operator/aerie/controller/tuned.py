@@ -3,10 +3,10 @@
     reading of a pod ─► window since the one before, of the same run ─► Telemetry since the last decision
                         with the setting of the pod's Deployment
 
-Guarantees: a window is of one run of one pod of an arm that differs from the stable one in its setting alone; one over a gap or
-a restart is left out and counted. A pod costs one scrape, which the reader of figures holds anyway; a resource without requests
-costs no telemetry at all, and what is said of it here. Not guaranteed: that a Deployment's pods run the setting that the status
-says; the windows themselves tell (`telemetry.wrong_setting`).
+Guarantees: a window is of one run of one pod of an arm that differs from the stable one in its setting alone, and is not known to
+be compared on unlike hardware; one over a gap or a restart is left out and counted. A pod costs one scrape, which the reader of
+figures holds anyway; a resource without requests costs no telemetry at all, and what is said of it here. Not guaranteed: that a
+Deployment's pods run the setting that the status says; the windows themselves tell (`telemetry.wrong_setting`).
 """
 
 from __future__ import annotations
@@ -302,10 +302,12 @@ def setting_of(found: StatusSetting | None) -> Setting | None:
 
 
 def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:
-    for arm in (status.stable, status.canary, status.previous):
+    """The arms that tell of their settings, and whether each is control; not canary and control on unlike hardware."""
+    canary = status.canary if status.analysis is None or not status.analysis.unlike else None
+    for arm in (status.stable, canary, status.previous):
         if arm is not None:
             yield arm, False
-    if status.stable is not None and status.canary is not None and status.canary.control is not None:
+    if status.stable is not None and canary is not None and canary.control is not None:
         yield status.stable, True
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 from aerie.api import SpeculativeDeployment, duration
 from aerie.api.rollout import Analysis
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, Outcome, Status, Waiting
-from aerie.rollout import capacity, history, pods, traffic
+from aerie.rollout import capacity, hardware, history, pods, traffic
 from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding, shortened
@@ -94,7 +94,7 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
     evidence = Evidence.unpack(status.analysis.state) if status.analysis and status.analysis.state else None
     if evidence is None and stage.phase == "Analyzing":
         evidence = _begun(observed, wanted, stable, fleet, now)
-    evidence = evidence.meant(wanted.goal) if evidence is not None else None
+    evidence = evidence.meant(wanted.goal).placed(hardware.difference(observed), now) if evidence is not None else None
     faults = _stops(observed, stage.phase, fleet, now)
     evidence, judgement = _judged(stage.phase, evidence, observed, faults, now)
     unrouted, limit = refusal(observed), _route_limit(observed, known)
@@ -325,7 +325,7 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
     why_not, goal = unasked(observed, stable, wanted.arm), wanted.goal
     asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, edges_of(spec.speculation.tuning.slo), attempt)
-    return begun(*asked, history.recalled(observed), now, why_not, goal)
+    return begun(*asked, history.recalled(observed), now, why_not, goal).placed(hardware.difference(observed), now)
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:
@@ -349,7 +349,7 @@ def _analysis(
     """The analysis as the status shows it; its sentence changes with a block or a verdict, and not with the clock."""
     if evidence is None:
         return before
-    state = evidence.pack()
+    state, unlike = evidence.pack(), evidence.terms.unlike or None
     if before is None or judgement is None:
         return AnalysisStatus(
             parameters=frozen,
@@ -359,16 +359,16 @@ def _analysis(
             history_blocks=evidence.history_blocks,
             inflation=round(evidence.inflation, 2),
             comparisons=list(judgement.comparisons) if judgement else [],
+            unlike=unlike,
             state=state,
         )
     if before.state == state and before.verdict == judgement.verdict:
         return before
     if evidence.watched is not None and judgement.verdict != "Rollback":  # what it was accepted with stays to be read
-        return before.model_copy(update={"state": state})
-    shown = judgement.comparisons or before.comparisons
-    return before.model_copy(
-        update={"verdict": judgement.verdict, "reason": judgement.reason, "comparisons": list(shown), "state": state}
-    )
+        return before.model_copy(update={"state": state, "unlike": unlike})
+    shown = list(judgement.comparisons or before.comparisons)
+    found = {"verdict": judgement.verdict, "reason": judgement.reason, "comparisons": shown}
+    return before.model_copy(update={**found, "state": state, "unlike": unlike})
 
 
 def _closed(analysis: AnalysisStatus | None) -> AnalysisStatus | None:

@@ -22,7 +22,7 @@ from aerie.api.status import Purpose, Status
 from aerie.engine.catalog import Catalog
 from aerie.resources.drift import drifted
 from aerie.resources.preflight import Runner
-from aerie.rollout import handover, settling, slots, tuned
+from aerie.rollout import handover, hardware, settling, slots, tuned
 from aerie.rollout.children import objects, outdated, superfluous
 from aerie.rollout.choice import choose
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, Finding, conditions, events
@@ -103,7 +103,7 @@ def decide(observed: Observed, runner: Runner, now: datetime, catalog: Catalog =
     again = min((one for one in waits if one is not None), default=None)
     if again is not None and not (missing or delete or told) and status == choice.resource.status:
         again = again if again > timedelta(0) else LEAST_PAUSE
-    return Plan(tuple(missing), delete, status, tuple(told), again)
+    return Plan(tuple(missing), delete, status, tuple(told), again, hardware.nodes_of(observed, status))
 
 
 def _resting(resource: SpeculativeDeployment) -> SpeculativeDeployment:

@@ -4,7 +4,8 @@
     AwaitingApproval, Held, Ramping, Promoting    blocks ─► watched ─► watch ─► Rollback
 
 Guarantees: a block is counted once, however often it is shown: each begins where the one before it ended, and one that began
-before that is passed over. The terms are fixed when the analysis begins. Not guaranteed: the block that was open when an operator
+before that is passed over. The terms are fixed when the analysis begins, but for the hardware of the arms, which is that of the
+pods as they are. Not guaranteed: the block that was open when an operator
 ended; it is lost, and not counted as dropped.
 """
 
@@ -68,6 +69,14 @@ class Evidence:
         """With a trial's goal as it is now: one that was to be measured may have come to be proven. All that was counted counts,
         because the tests hold at every moment."""
         return self if goal is None or goal == self.terms.goal else replace(self, terms=replace(self.terms, goal=goal))
+
+    def placed(self, unlike: str | None, now: datetime) -> Evidence:
+        """With the hardware of the arms as it is now: on what unlike hardware they run, or empty; None, where that is not known,
+        changes nothing. Once it is alike, the block under way is passed over: it began before."""
+        if unlike is None or unlike == self.terms.unlike:
+            return self
+        until = self.until if unlike else max(self.until, now.timestamp())
+        return replace(self, terms=replace(self.terms, unlike=unlike), until=until)
 
     def answered(self, answers: Answers | None) -> Evidence:
         """With the engines' greedy answers, if they are there; those that came first stay."""

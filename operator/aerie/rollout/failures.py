@@ -1,7 +1,8 @@
 """What is remembered of trials that failed, and when their setting may be tried again.
 
     Worse     the canary was measured, and rolled back: lifted by other traffic ─┐
-    Failed    it never served, crashed, or preflight refused it ─────────────────┴─► a pause that doubles with each time
+    Failed    it never served, crashed, was refused by preflight,               ─┴─► a pause that doubles with each time
+              or ran on other hardware than its control
     NoRoom    the cluster had no node or no quota for its pods ──────────────────► nothing is tried until there is room
 
 One record per setting, for one spec: with another basis all are forgotten, and a new value of the annotation aerie.dev/retry
@@ -36,6 +37,8 @@ def until(failure: Failure, cooldown: timedelta, interval: timedelta) -> datetim
 
 def reason_of(result: Ended, outcome: Outcome | None, analysis: AnalysisStatus | None) -> FailureReason | None:
     """Why a trial counts as failed; None where it does not."""
+    if result == "Undecided" and analysis is not None and analysis.unlike:
+        return "Failed"
     if result not in ("RolledBack", "Failed"):
         return None
     if outcome is not None and outcome.retry_at is not None:

@@ -60,6 +60,8 @@ class Observed:
     pods: tuple[Object, ...] = ()
     """The engines' pods."""
     preflight_pods: tuple[Object, ...] = ()
+    nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Labels that tell the hardware of nodes, by name, as far as they are known (hardware.py)."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Why a Job under way has no pod, in the words of the cluster, by name of the Job."""
     last_lines: Mapping[str, str] = field(default_factory=dict)

@@ -38,3 +38,5 @@ class Plan:
     events: tuple[Event, ...]
     again: timedelta | None
     """When to look again although nothing has changed; None: not before something does."""
+    nodes: tuple[str, ...] = ()
+    """Nodes whose hardware the decision depends on, known or not."""

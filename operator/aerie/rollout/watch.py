@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
-from aerie.rollout import canary, capacity, traffic
+from aerie.rollout import canary, capacity, hardware, traffic
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.judgement import Judgement, State
@@ -195,7 +195,8 @@ def _counted(
     if refusal(observed):
         return evidence.passed_over(observed.blocks), None, ""
     if previous.phase == "Rechecking":
-        evidence, judgement = evidence.counted(observed.blocks).watching(now, faults)
+        evidence = evidence.placed(hardware.difference(observed), now).counted(observed.blocks)
+        evidence, judgement = evidence.watching(now, faults)
         return evidence, judgement, ""
     level = drift.level_of(evidence.state, evidence.terms)
     if level is None:

@@ -110,6 +110,7 @@ def test_rights_end_at_the_listed_namespaces(
         with release(namespace.name, chart, *listed):
             assert all(seen(one.name, two.name))
             assert not any(seen(namespace.name, ""))
+            assert not may(user, "get", "/nodes", "")
 
             fewer = ("--set", f"replicas=1,namespaces={{{two.name}}}")
             lab.helm("upgrade", "aerie", str(chart), "--namespace", namespace.name, "--wait", "--timeout=180s", *fewer)

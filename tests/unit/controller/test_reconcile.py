@@ -31,6 +31,13 @@ Place = tuple[str, str]
 CHAT = Key("default", "chat")
 
 
+class Nowhere(dict[str, dict[str, str]]):
+    """Labels of any node, none of which tells its hardware."""
+
+    def __missing__(self, name: str) -> dict[str, str]:
+        return {"kubernetes.io/hostname": name}
+
+
 class Server(Cluster):
     """An API server with the controllers that Aerie relies on. `calls` are those of Aerie, `told` what a watch would tell."""
 
@@ -41,6 +48,7 @@ class Server(Cluster):
         self.told: list[tuple[str, Object]] = []
         self.events: list[Object] = []
         """Events of Jobs that get no pods."""
+        self.node_labels = Nowhere()
         self.refuses: dict[str, ApiError] = {}
         """What is answered to an apply, by kind."""
         self.history: list[list[Object]] = []
@@ -69,6 +77,11 @@ class Server(Cluster):
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:  # noqa: ARG002
         self.calls.append(f"GET {kind.kind} {name}")
         return copy.deepcopy(self.objects.get((kind.kind, name)))
+
+    async def metadata(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        assert (kind.kind, namespace) == ("Node", None)
+        self.calls.append(f"GET {kind.kind} {name}")
+        return {"name": name, "labels": self.node_labels[name]}
 
     async def pages(
         self,
@@ -161,7 +174,8 @@ class Server(Cluster):
 
     def _pod(self, name: str, owner: Object, status: Object) -> None:
         metadata = {"name": name, "labels": owner["spec"]["template"]["metadata"]["labels"]}
-        self._store({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}, "status": status})
+        spec = {"nodeName": f"node-of-{owner['metadata']['name']}", "containers": []}
+        self._store({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
 
 
 class Operator:
@@ -232,6 +246,24 @@ def test_what_a_pass_has_written_is_known_to_the_next_one_before_any_watch_tells
         server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert server.calls == []
+
+    run(work())
+
+
+def test_only_nodes_of_canary_and_control_are_asked_for_and_each_once(run: Run) -> None:
+    async def work() -> None:
+        operator = await settled()
+        server = operator.server
+        assert not [call for call in server.calls if call.startswith("GET Node")], "no rollout is under way"
+        before = {f"node-of-{name}" for kind, name in server.objects if kind == "Deployment"}
+        server.edit(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
+        await operator.settle()
+        assert server.objects["SpeculativeDeployment", "chat"]["status"]["phase"] == "WarmingUp"
+        arms = {f"node-of-{name}" for kind, name in server.objects if kind == "Deployment"} - before
+        assert len(arms) == 2
+        asked = [call.removeprefix("GET Node ") for call in server.calls if call.startswith("GET Node")]
+        assert sorted(asked) == sorted(arms)
+        assert operator.reconciler.nodes.known.keys() == arms
 
     run(work())
 

@@ -391,6 +391,27 @@ def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- whose pods
+@pytest.mark.parametrize(("unlike", "settings"), [(None, {"3", "5"}), ("the canary's pods run on A100 (1 pod), ...", {"3"})])
+def test_a_canary_on_another_gpu_teaches_nothing_of_its_setting(run: Run, unlike: str | None, settings: set[str]) -> None:
+    async def story() -> None:
+        arm = {"revision": "r2", "change": "K=5", "startedAt": "2026-11-01T00:00:00Z", "setting": {"mode": "Static", "tokens": 5}}
+        analysis = {"parameters": {}, "verdict": "Continue", **({"unlike": unlike} if unlike else {})}
+        async with Story() as one:
+            one.follow(resource(canary={**arm, "control": {"revision": "r1"}}, analysis=analysis), resource(), resource())
+            wide = window(Static(5), 8.0, 0.01)
+            one.counters["chat-r2-hash-0"] = wide - wide
+            for _ in range(40):
+                one.hear(BUSY)
+                one.hear(BUSY, group="chat-r1-control")
+                one.hear(wide, group="chat-r2")
+                await asyncio.sleep(60.0)
+            (order,) = one.decider.orders
+            assert {str(block.setting) for block in order.since.blocks()} == settings
+            assert any("control" in key.replica for key in order.since.cells) == (unlike is None)
+
+    run(story())
+
+
 def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
     async def story() -> None:
         for other, settings in ((resource(), 2), (resource(image="vllm/vllm-openai:v0.32.0"), 1)):

@@ -14,6 +14,7 @@ Not here: proxies and endpoints that lag behind what the API server has; quota a
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.decide import decide, refused
+from aerie.rollout.hardware import LABELS
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 from tests.unit.rollout.world import IMAGE, World, side
@@ -38,6 +40,8 @@ CHECK = timedelta(seconds=20)
 """A preflight Job."""
 SEES = timedelta(seconds=1)
 """A gateway's controller sees a change of its route."""
+SECONDS = {"H100": 50.0, "A100": 250.0}
+"""For the tokens of a block, by the GPU."""
 DRAFTS = 40.0
 """Of a request."""
 _REFUSALS = frozenset({404, 422})
@@ -67,6 +71,8 @@ class Pod:
     """When it has loaded."""
     restarts: int = 0
     deleted: datetime | None = None
+    node: str = ""
+    """Where it runs; empty while it waits for room."""
     gone_at: datetime | None = None
     """When it has drained; None: not before its node comes back."""
 
@@ -87,6 +93,11 @@ class Pod:
     def revision(self) -> str:
         return self.labels[names.REVISION]
 
+    @property
+    def product(self) -> str:
+        """The GPU of its node."""
+        return self.node.partition("-")[0]
+
     def become(self, state: State, now: datetime, serves_at: datetime | None = None) -> None:
         self.state, self.since, self.serves_at = state, now, serves_at
 
@@ -94,7 +105,8 @@ class Pod:
         metadata: dict[str, Any] = {"name": self.name, "labels": dict(self.labels), "creationTimestamp": self.made.isoformat()}
         if self.deleted is not None:
             metadata["deletionTimestamp"] = (self.deleted + GRACE).isoformat()
-        return {"kind": "Pod", "metadata": metadata, "status": self._status()}
+        spec = {"nodeName": self.node} if self.node else {}
+        return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": self._status()}
 
     def _status(self) -> dict[str, Any]:
         if self.state == "Failed":
@@ -161,6 +173,9 @@ class Cluster(World):
         self.load, self.drain = load, drain
         self.fleet: list[Pod] = []
         self.places = 10**6
+        self.products = ["H100"]
+        """GPUs of the nodes that take pods from now on, in turn; each pod gets one of its own."""
+        self.node_numbers = itertools.count()
         self.quota = False
         """Whether what lacks room is refused by a quota, instead of waiting for a node."""
         self.imageless: set[str] = set()
@@ -191,6 +206,7 @@ class Cluster(World):
             pods=tuple(pod.document() for pod in self.fleet),
             preflight_pods=tuple(self.checks),
             blocks=tuple(self.blocks),
+            nodes={pod.node: {LABELS[0]: pod.product} for pod in self.fleet if pod.node},
             unreadable={pod.name: "a counter is below zero" for pod in self.fleet if pod.serves and pod.revision in self.lying},
             unlisted={kind: f"{kind}s of namespace default cannot be listed" for kind in hidden},
         )
@@ -377,6 +393,8 @@ class Cluster(World):
                 free -= 1
 
     def _start(self, pod: Pod) -> None:
+        number = next(self.node_numbers)
+        pod.node = f"{self.products[number % len(self.products)]}-{number}"
         if pod.revision in self.imageless:
             pod.become("Imageless", self.now)
             return
@@ -461,7 +479,8 @@ class Cluster(World):
         new = (status.get("canary") or status["stable"])["revision"] == revision
         effect = EFFECTS.get(self.drafters.get(revision, ""), 0.2) if new else 0.0
         noise = (1 + self.chance.gauss(0, 0.01)) * self.drift
-        return side(2.5 * (1 + effect) * noise)
+        seconds = max(SECONDS[pod.product] for pod in self.fleet if pod.serves and pod.revision == revision)
+        return side(2.5 * (1 + effect) * noise, seconds=seconds)
 
     # ---------------------------------------------------------------------------------------------------------------------- time
     def moment(self) -> datetime | None:
@@ -502,6 +521,7 @@ class Cluster(World):
     def heal(self) -> None:
         """All that is wrong with the cluster passes. What is wrong with a drafter does not."""
         self.places, self.quota, self.gateway, self.failures = 10**6, False, "Accepts", 0
+        self.products = ["H100"]
         self.imageless, self.lying, self.refusing, self.unlisted = set(), set(), [], {}
         for pod in self.fleet:
             broken = pod.state in ("NotReady", "Imageless") or (

@@ -1,6 +1,7 @@
 """What holds of every decision about a rollout, whatever happens in the cluster, and what a rollout comes to that is left alone.
 
-    of each look            no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_given_up, no_spin, bounded_looks
+    of each look            no_exception (walk.py), no_weight_without_a_pod, no_serving_pod_given_up, no_gpu_decides, no_spin,
+                            bounded_looks
     of what is left alone   ended_or_waits_for_a_person, taken_up, faultless_is_promoted, serves_whole, steady
 
 Each is a function that gives a sentence on what is wrong, or none. What they calculate, they calculate from the spec, the objects
@@ -70,6 +71,14 @@ def no_serving_pod_given_up(look: Look) -> str:
             ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
         )
     return f"{before} pods served, {after} are left, and the spec ({replicas} replicas) allows {floor} less {excused} late ones"
+
+
+def no_gpu_decides(look: Look) -> str:
+    """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone."""
+    ended = next((one for one in look.plan.status.history if one.ended_at == look.at), None)
+    if ended is None or ended.result != "RolledBack" or "ime per output token" not in ended.reason.partition(".")[0]:
+        return ""
+    return f"revision {ended.revision} is taken back: {ended.reason}"
 
 
 def no_spin(cluster: Cluster, look: Look) -> str:

@@ -23,6 +23,11 @@ def test_whatever_happens_the_invariants_hold(seed: int) -> None:
     Walk(seed).go(STEPS).finish()
 
 
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_nor_does_a_gpu_decide_where_nodes_are_of_two_products(seed: int) -> None:
+    Walk(seed, mixed=True).go(STEPS).finish()
+
+
 def faultless(size: int, load: float, requests: float = 20.0, **canary: object) -> Cluster:
     """A fleet whose new spec is as good as its drafter."""
     cluster = Cluster(size, load=load, replicas=size, rollout={"canary": canary})

@@ -29,6 +29,7 @@ INVARIANTS = (
     "no_exception",
     "no_weight_without_a_pod",
     "no_serving_pod_given_up",
+    "no_gpu_decides",
     "ended_or_waits_for_a_person",
     "taken_up",
     "faultless_is_promoted",
@@ -90,7 +91,8 @@ class InvariantError(AssertionError):
 class Walk:
     """One walk from one seed."""
 
-    def __init__(self, seed: int, cluster: Cluster | None = None) -> None:
+    def __init__(self, seed: int, cluster: Cluster | None = None, *, mixed: bool = False) -> None:
+        """`mixed`: nodes have one GPU and then another one, which is five times as slow."""
         self.seed, self.chance = seed, random.Random(seed)  # noqa: S311 - no secrets
         self.steps, self.trail = 0, list[str]()
         self.phases = Counter[str]()
@@ -127,6 +129,8 @@ class Walk:
             (4, self.all_heals),
             (6, self.it_goes_well),
         ]
+        if mixed:
+            self.actions.append((12, self.other_nodes))
 
     @property
     def decisions(self) -> int:
@@ -194,6 +198,7 @@ class Walk:
         found = {
             "no_weight_without_a_pod": invariants.no_weight_without_a_pod(look),
             "no_serving_pod_given_up": invariants.no_serving_pod_given_up(look),
+            "no_gpu_decides": invariants.no_gpu_decides(look),
             "no_spin": invariants.no_spin(cluster, look),
             "bounded_looks": invariants.bounded_looks(cluster, look),
         }
@@ -294,6 +299,11 @@ class Walk:
         cluster.places = self.chance.choice([replicas // 2, replicas, replicas + 1, replicas + 2, 10**6, 10**6])
         cluster.react()
         return f"{cluster.places} places{', by a quota' if cluster.quota else ''}"
+
+    def other_nodes(self) -> str:
+        cluster = self.cluster
+        cluster.products = self.chance.choice([["H100"], ["A100"], ["H100", "A100"]])
+        return f"{' and '.join(cluster.products)} for pods to come"
 
     def the_api_server_refuses(self) -> str:
         cluster, chance = self.cluster, self.chance

@@ -72,6 +72,8 @@ class World:
         self.answers: Answers | None = None
         self.advice: Advice | None = None
         self.turn = Turn()
+        self.nodes: dict[str, dict[str, str]] = {}
+        """Labels of the nodes whose hardware the operator knows."""
         self.dated = False
         """Whether Services and the route tell when they were changed; else requests follow them at once."""
         self.led: dict[str, list[tuple[datetime, dict[str, str]]]] = {}
@@ -109,6 +111,7 @@ class World:
             answers=self.answers,
             advice=self.advice,
             turn=self.turn,
+            nodes=self.nodes,
         )
 
     def plan(self) -> Plan:

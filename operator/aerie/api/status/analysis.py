@@ -44,6 +44,9 @@ class AnalysisStatus(Model):
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
+    unlike: Annotated[str, Field(max_length=4096)] | None = None
+    """On what unlike hardware the pods that are compared run, by the labels of their nodes. Latency, tokens per busy second and
+    preemptions are not judged then. Absent where it is alike, or nothing tells."""
     history_blocks: Count | None = None
     """Blocks in which stable pods were counted before the analysis began, each of them: these tell how metrics scatter between
     equal pods. Absent while there were fewer than 120: then the bounds are those of a cautious guess, and wider."""

@@ -73,7 +73,8 @@ class Tried(Model):
     purpose: Literal["Change", "Explore"]
     """What it was tried for."""
     result: Ended
-    """How it ended. Undecided: until the deadline it was neither proven nor refuted. Explored: it was measured, as was meant.
+    """How it ended. Undecided: until the deadline it was neither proven nor refuted, or it
+    ran on unlike hardware. Explored: it was measured, as was meant.
     Superseded: by another spec."""
     revision: Word
     """The revision that was tried."""
@@ -100,7 +101,7 @@ class Failure(Model):
     """The setting."""
     reason: FailureReason
     """NoRoom: the cluster had no node or quota for its pods. Worse: it was measured, and rolled back. Failed: it never served,
-    crashed, or preflight refused it."""
+    crashed, preflight refused it, or its pods ran on other hardware than those that they were compared with."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """How the last one ended, as a sentence."""
     times: Annotated[int, Field(ge=1)] = 1

@@ -19,7 +19,9 @@ split, because all of them are needed: each at 0.05. "Load": counted only in blo
 at the control's output (`elasticity`). A drafter must not change outputs at all, so output length, requests cut short and greedy
 answers are alarms, not goals.
 
-Where acceptance length may not be compared, time per output token takes its place, with its alpha.
+Where acceptance length may not be compared, time per output token takes its place, with its alpha. Where the arms run on unlike
+hardware, the rows with "load" are left out, because the GPU may decide them; where acceptance length may not be compared either,
+nothing is accepted.
 
 Trials of a speculation setting (goal Faster) are about time, with these rows in place of the first two:
 
@@ -83,6 +85,9 @@ class Terms:
     kept: Kept = field(default_factory=lambda: Kept(positions=1))
     incomparable: str = ""
     """Why acceptance lengths may not be compared; empty where they may."""
+    unlike: str = ""
+    """On what unlike hardware the arms run, as a clause: nothing that takes time is compared then. Empty where it is alike, or
+    nothing tells. Alone of all terms it changes during an analysis, with the pods."""
     unasked: str = ""
     """Why greedy answers are not asked for, as a clause; empty where they are."""
     attempt: int = 0
@@ -106,6 +111,11 @@ class Terms:
         curves = {name: Curve(*values) for name, values in found["curves"].items()}
         read = {"kept": Kept(**found["kept"]), "pods": tuple(found["pods"]), "scatters": scatters, "curves": curves}
         return cls(**{**found, **read})
+
+    @property
+    def trial(self) -> bool:
+        """Whether it is about a setting, and thus about time."""
+        return self.goal in ("Faster", "Explore")
 
     def scatter(self, criterion: str) -> Scatter:
         return self.scatters.get(criterion, UNCALIBRATED)
@@ -155,7 +165,7 @@ def criteria(terms: Terms) -> tuple[Criterion, ...]:
     """The table, for these terms."""
     compared = not terms.incomparable
     found = [_acceptance_length(terms)] if compared else []
-    if terms.goal in ("Faster", "Explore"):
+    if terms.trial:
         found = list(_speed(terms))
     else:
         found.append(_output_time(terms, 0.0075 if compared else 0.025))
@@ -180,7 +190,7 @@ def criteria(terms: Terms) -> tuple[Criterion, ...]:
             PREEMPTIONS, "preemptions per request", _preemptions, (_above(2.0, 0.05, 0.002),), by_load=True, relative=False
         ),
     ]
-    return tuple(_at_attempt(one, terms.attempt) for one in found)
+    return tuple(_at_attempt(one, terms.attempt) for one in found if not (one.by_load and terms.unlike))
 
 
 def remembered(terms: Terms) -> tuple[Criterion, ...]:

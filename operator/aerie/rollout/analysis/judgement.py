@@ -5,8 +5,9 @@
     watch   says Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted or gone
 
 A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all or is far slower than its
-control (a hard stop). It is accepted when every criterion certainly holds, after the soak. What is neither by the deadline is
-inconclusive; missing data never accepts. Which criteria, and how certain: `criteria`.
+control on like hardware (a hard stop). It is accepted when every criterion certainly holds, after the soak. What is neither by
+the deadline is inconclusive, and so is at once the trial of a setting on unlike hardware; missing data never accepts. Which
+criteria, and how certain: `criteria`.
 
 Guarantees: the state goes through `to_dict` and `from_dict` unchanged; a verdict other than Continue stays once it was given,
 if the state that `judge` returns is kept; a block costs well under a millisecond.
@@ -105,6 +106,8 @@ def count(state: State, block: Block, terms: Terms) -> State:
     alike = demand.alike
     if not alike and not state.demand.known:  # then it shows in all blocks so far, taken together
         pairs = {name: pair for name, pair in pairs.items() if name not in {one.name for one in table if one.by_load}}
+    if terms.unlike:  # whatever was counted of time may be of the same pods
+        pairs = {name: pair for name, pair in pairs.items() if name in {one.name for one in table}}
     for criterion in table:
         pair = _pair(criterion, canary, control, block.ended - block.began, terms)
         if pair is not None and (alike or not criterion.by_load):
@@ -115,8 +118,8 @@ def count(state: State, block: Block, terms: Terms) -> State:
         events = events.add(canary.counts.errors, control.counts.errors, canary.counts.finished / exposure)
     silent = canary.counts.drafts >= SPOKEN and canary.counts.accepted == 0 and control.counts.accepted > 0
     silence = state.silent + 1 if silent else 0
-    slow = state.slow
-    if alike:
+    slow = 0 if terms.unlike else state.slow
+    if alike and not terms.unlike:
         slow = slow + 1 if _far_slower(canary, control) else 0
     return replace(state, pairs=pairs, events=events, demand=demand, blocks=state.blocks + 1, silent=silence, slow=slow)
 
@@ -128,6 +131,7 @@ def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> 
     if state.verdict != "Continue":
         return state, Judgement(state.verdict, state.reason, compared)
     verdict, reason = _verdict(state, terms, now, table, stops)
+    reason += reasons.left_out(terms)
     if verdict != "Continue":
         state = replace(state, verdict=verdict, reason=reason)
     return state, Judgement(verdict, reason, compared)
@@ -141,13 +145,16 @@ def watch(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> 
     table = criteria(terms)
     compared = _comparisons(state, terms, table)
     if state.verdict == "Continue" and (against := _against(state, terms, table, stops)):
-        state = replace(state, verdict="Rollback", reason=against)
-    return state, Judgement(state.verdict, state.reason or reasons.nothing_against(state.blocks, now - state.began), compared)
+        state = replace(state, verdict="Rollback", reason=against + reasons.left_out(terms))
+    nothing = reasons.nothing_against(state.blocks, now - state.began) + reasons.left_out(terms)
+    return state, Judgement(state.verdict, state.reason or nothing, compared)
 
 
 def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion], stops: Sequence[str]) -> tuple[Verdict, str]:
     if against := _against(state, terms, table, stops):
         return "Rollback", against
+    if terms.trial and terms.unlike:  # pods do not move: nothing would come of waiting
+        return "Inconclusive", reasons.only_time(state.blocks)
     if terms.goal == "Explore":
         told = reasons.measured(table[0], state.pairs.get(table[0].name), state.blocks, terms)
         return "Inconclusive" if now - state.began >= terms.deadline else "Continue", told
@@ -167,7 +174,7 @@ def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequ
         return " ".join(stops)
     if state.silent >= SILENT:
         return reasons.silent(state.silent)
-    if state.slow >= SLOW:
+    if state.slow >= SLOW and not terms.unlike:
         return reasons.slow(state.slow, SLOW_TIMES)
     if state.answers is not None and state.answers.lossy(ALPHA / 2**terms.attempt):
         return reasons.lossy(state.answers)
@@ -209,12 +216,14 @@ def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion])
             lacking.append(reasons.nothing_counted(criterion))
         else:
             tuned = tuning(test, criterion, terms, pairs)
-            if criterion is table[0]:
+            if criterion is table[0] and criterion.reject:
                 against = criterion.reject[0]
                 otherwise = reasons.or_rolled_back(criterion, against, pairs, tuning(against, criterion, terms, pairs))
                 lacking.append(reasons.not_shown(criterion, test, pairs, tuned, per_block, otherwise))
             else:
                 also.append((criterion, test, pairs, tuned))
+    if terms.unlike and terms.incomparable:
+        lacking.append(reasons.nothing_compared(terms))
     if also:
         lacking.append(reasons.not_shown_either(also, per_block))
     if by_load and state.blocks and not state.demand.alike:

@@ -128,6 +128,25 @@ def _prospect(test: Test, pairs: Pairs, tuned: Tuning, per_block: float) -> str:
     return f"which takes about {duration(max(1, total - pairs.count) * per_block)} more if nothing changes"
 
 
+def only_time(blocks: int) -> str:
+    """A trial of a setting, of which nothing but time tells."""
+    return f"No decision after {_blocks(blocks)}: a trial is judged by time."
+
+
+def nothing_compared(terms: Terms) -> str:
+    """Nothing is left by which a canary could be accepted."""
+    why = terms.incomparable.rstrip(".")
+    return f"neither acceptance length nor latency is compared, so only a person can accept it (of acceptance length: {why})"
+
+
+def left_out(terms: Terms) -> str:
+    """What no verdict is about, and how to have it judged; empty where nothing is left out."""
+    if not terms.unlike:
+        return ""
+    way_out = "a node selector or an affinity in spec.engine.podTemplate places them alike"
+    return f" Latency is not compared: {terms.unlike}; {way_out}."
+
+
 def nothing_counted(criterion: Criterion) -> str:
     """No block told anything of a criterion."""
     why = ", because the load of the arms differed or is unknown" if criterion.by_load else ""

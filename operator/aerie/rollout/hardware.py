@@ -1,0 +1,89 @@
+"""Whether the pods of two arms run on the same hardware: what a GPU takes for a token says nothing of the drafter.
+
+    pods of an arm ─► a sample of them ─► labels of their nodes ─► products, by the first label that all nodes have
+    both arms: the same products, in the same shares ─► alike │ unlike, as a sentence │ not known
+
+Guarantees: pure. The cost does not grow with the fleet: of each arm at most `MOST` pods are looked at, evenly spread over its
+pods, so that no decision walks over all pods, or asks for more nodes than that. A node without the label of another one makes
+nothing unlike: a label may reach a new node minutes after its pods.
+
+Not guaranteed: what no label says (clocks, cooling, the parts of a GPU where the device plugin mixes them); a product that few
+of many pods run on, which a sample may miss. By an instance type, nodes may be told apart that have the same GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from aerie.api.status import Status
+from aerie.rollout.observed import Object, Observed
+
+LABELS = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "node.kubernetes.io/instance-type",
+)
+"""Labels that tell a node's product, the most exact first."""
+MOST = 32
+"""Pods of one arm that are looked at."""
+GROWING = ("Ramping", "Promoting")
+"""Phases in which a canary is compared with the stable pods, whatever its control."""
+
+Nodes = Mapping[str, Mapping[str, str]]
+"""Labels of nodes by name; of LABELS those that the node has."""
+
+
+def unlike(canary: Sequence[Object], control: Sequence[Object], nodes: Nodes) -> str | None:
+    """On what unlike hardware the pods run, as a clause; empty where it is alike, None where that is not known."""
+    arms = [Counter(_nodes_of(pods)) for pods in (canary, control)]
+    if not all(arms):
+        return None
+    known = [nodes.get(node, {}) for node in {*arms[0], *arms[1]}]
+    label = next((label for label in LABELS if all(label in labels for labels in known)), None)
+    if label is None:
+        return None
+    mine, theirs = (_products(arm, label, nodes) for arm in arms)
+    if all(mine[product] * theirs.total() == theirs[product] * mine.total() for product in {*mine, *theirs}):
+        return ""
+    return f"the canary's pods run on {_said(mine, len(canary))}, the control's on {_said(theirs, len(control))}"
+
+
+def difference(observed: Observed) -> str | None:
+    """`unlike`, of the pods that are compared."""
+    return unlike(*compared(observed, observed.resource.status or Status()), observed.nodes)
+
+
+def compared(observed: Observed, status: Status) -> tuple[tuple[Object, ...], tuple[Object, ...]]:
+    """The pods that are compared, as the status has it: of canary and control, or after a promotion of the promoted revision and
+    the one before. None of them while nothing is compared."""
+    stable, canary, previous = status.stable, status.canary, status.previous
+    if stable is not None and canary is not None and canary.phase != "RollingBack":
+        controlled = canary.control is not None and canary.phase not in GROWING
+        return observed.group(canary.revision), observed.group(stable.revision, control=controlled)
+    if stable is not None and previous is not None and previous.phase == "Rechecking":
+        return observed.group(stable.revision), observed.group(previous.revision)
+    return (), ()
+
+
+def nodes_of(observed: Observed, status: Status) -> tuple[str, ...]:
+    """Names of the nodes whose hardware matters."""
+    return tuple(sorted({node for pods in compared(observed, status) for node in _nodes_of(pods)}))
+
+
+def _nodes_of(pods: Sequence[Object]) -> list[str]:
+    sample = pods[:: max(1, -(-len(pods) // MOST))]
+    return [node for pod in sample if (node := (pod.get("spec") or {}).get("nodeName"))]
+
+
+def _products(arm: Counter[str], label: str, nodes: Nodes) -> Counter[str]:
+    found = Counter[str]()
+    for node, pods in arm.items():
+        found[nodes[node][label]] += pods
+    return found
+
+
+def _said(products: Counter[str], pods: int) -> str:
+    each = " and ".join(f"{name} ({count} pod{'s' if count > 1 else ''})" for name, count in sorted(products.items()))
+    return f"{each}, by a sample of {products.total()} of its {pods} pods" if pods > MOST else each

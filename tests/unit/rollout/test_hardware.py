@@ -1,0 +1,244 @@
+"""Arms on unlike GPUs: it is noticed by the labels of their nodes, time is left out and that is said, acceptance is judged."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from aerie.resources import names
+from aerie.rollout.evidence import Evidence
+from aerie.rollout.failures import AFTER_ROLLBACK
+from aerie.rollout.hardware import MOST, Nodes, unlike
+from aerie.tuning.policy import lengthened
+from tests.unit.rollout.test_tuned import K5, MINUTE, advise, look, speculation, tuned
+from tests.unit.rollout.world import World, canarying, serving, watching
+
+A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
+PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
+SAID = "Latency is not compared: the canary's pods run on"
+
+
+def pods(*nodes: str | None) -> list[dict[str, Any]]:
+    return [{"metadata": {"name": f"p{at}"}, "spec": {"nodeName": node} if node else {}} for at, node in enumerate(nodes)]
+
+
+NODES: Nodes = {
+    "a1": {PRODUCT: A100, INSTANCE: "p4d.24xlarge"},
+    "a2": {PRODUCT: A100, INSTANCE: "p4de.24xlarge"},
+    "h1": {PRODUCT: H100, INSTANCE: "p5.48xlarge"},
+    "h2": {INSTANCE: "p5.48xlarge"},
+    "h3": {INSTANCE: "p5.48xlarge"},
+    "bare": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("canary", "control"),
+    [
+        (["a1"], ["a2"]),
+        (["a1", None], ["a1", "a2"]),
+        (["a1", "h1"], ["a2", "a2", "h1", "h1"]),
+        (["h1"], ["h2"]),
+        (["h2", "h1"], ["h3"]),
+    ],
+)
+def test_alike_by_the_first_label_that_all_nodes_have(canary: list[str | None], control: list[str | None]) -> None:
+    """A node that the GPU's own label has not reached yet is no other hardware."""
+    assert unlike(pods(*canary), pods(*control), NODES) == ""
+
+
+def test_unlike_names_both_products_with_counts() -> None:
+    said = f"the canary's pods run on {A100} (2 pods), the control's on {A100} (1 pod) and {H100} (1 pod)"
+    assert unlike(pods("a1", "a2"), pods("a1", "h1"), NODES) == said
+    said = "the canary's pods run on p4d.24xlarge (1 pod), the control's on p5.48xlarge (1 pod)"
+    assert unlike(pods("a1"), pods("h2"), NODES) == said
+
+
+@pytest.mark.parametrize(
+    ("canary", "control"), [([], ["a1"]), (["a1"], []), ([None], ["a1"]), (["a1"], ["bare"]), (["a1"], ["h1", "gone"])]
+)
+def test_not_known(canary: list[str | None], control: list[str | None]) -> None:
+    assert unlike(pods(*canary), pods(*control), NODES) is None
+
+
+def test_of_many_pods_a_sample_is_taken() -> None:
+    nodes: Nodes = {f"n{at}": {PRODUCT: A100 if at < 500 else H100} for at in range(1000)}
+    said = unlike(pods("n0"), pods(*nodes), nodes)
+    assert said is not None
+    assert f"{A100} (16 pods) and {H100} (16 pods), by a sample of {MOST} of its 1000 pods" in said
+
+
+# -------------------------------------------------------------------------------------------------------------- in a rollout
+def place(world: World, canary: str, others: str) -> None:
+    """Pods of the canary run on a node of one product, all others on another one's."""
+    world.nodes = {"one": {PRODUCT: canary}, "other": {PRODUCT: others}}
+    mine = (world.status.get("canary") or {}).get("revision")
+    for pod in world.pods:
+        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][names.REVISION] == mine else "other"}
+
+
+def evidence(world: World) -> Evidence:
+    found = Evidence.unpack(world.status["analysis"]["state"])
+    assert found is not None
+    return found
+
+
+def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
+    world, _ = canarying("Analyzing")
+    place(world, A100, H100)
+    assert world.step().nodes == ("one", "other")
+    ready = serving()
+    place(ready, A100, A100)
+    assert ready.step().nodes == (), "of no rollout"
+
+
+def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance() -> None:
+    world, _ = canarying("Analyzing")
+    place(world, A100, H100)
+    world.measure_time(6, 4.0)
+    assert world.status["phase"] == "Analyzing"
+    assert SAID in world.message("Progressing")
+    assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["unlike"]
+    shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
+    assert shown == {"AcceptanceLength", "FailedRequests", "OutputLength", "CutRequests"}
+    for _ in range(40):
+        world.measure(1, +0.2)
+        if world.status["phase"] != "Analyzing":
+            break
+    assert world.status["phase"] in ("Ramping", "Promoting")
+    reason = world.status["analysis"]["reason"]
+    assert "time per output token" not in reason
+    assert SAID in reason
+
+
+def test_alike_hardware_is_judged_as_ever() -> None:
+    world, _ = canarying("Analyzing")
+    place(world, A100, A100)
+    world.measure_time(2, 4.0)
+    assert world.status["phase"] == "RollingBack"
+    assert "unlike" not in world.status["analysis"]
+
+
+def test_what_fails_is_said_with_what_was_left_out() -> None:
+    world, _ = canarying("Analyzing")
+    place(world, A100, H100)
+    for _ in range(40):
+        world.measure(1, -0.2)
+        if world.status["phase"] != "Analyzing":
+            break
+    assert world.status["phase"] == "RollingBack"
+    assert "certainly at most" in world.status["history"][0]["reason"]
+    assert SAID in world.status["history"][0]["reason"]
+
+
+def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
+    world, _ = canarying("Analyzing")
+    place(world, A100, H100)
+    world.measure_time(4, 4.0)
+    place(world, H100, H100)
+    minute = timedelta(seconds=60)
+    world.now += minute
+    world.step()  # in the middle of a block, which has begun on unlike hardware
+    world.now -= minute
+    world.measure_time(1, 4.0)
+    world.measure_time(3, 0.0)
+    state = evidence(world).state
+    assert world.status["phase"] == "Analyzing"
+    assert state.slow == 0
+    assert state.pairs["TimePerOutputToken"].count == 3
+    assert state.pairs["TimePerOutputToken"].canary == pytest.approx(0.01, rel=0.1)
+    assert "unlike" not in world.status["analysis"]
+
+
+def test_times_from_before_it_was_known_are_forgotten() -> None:
+    world, _ = canarying("Analyzing")
+    world.measure_time(1, 4.0)
+    assert evidence(world).state.slow == 1
+    place(world, A100, H100)
+    world.measure_time(1, 4.0)
+    state = evidence(world).state
+    assert (state.slow, "TimePerOutputToken" in state.pairs) == (0, False)
+
+
+def test_it_stays_unlike_while_nothing_new_is_known() -> None:
+    world, _ = canarying("Analyzing")
+    place(world, A100, H100)
+    world.step()
+    world.nodes = {}
+    world.measure_time(6, 4.0)
+    assert SAID in world.message("Progressing")
+
+
+def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
+    """A first drafter: acceptance lengths are not compared, and what is left (failed requests) is no reason to promote."""
+    world, _ = canarying("Analyzing", speculation={"tokens": 0})
+    assert evidence(world).terms.incomparable
+    place(world, A100, H100)
+    for _ in range(130):
+        world.measure(1, 0.0)
+        if world.status["phase"] != "Analyzing":
+            break
+    assert (world.status["phase"], world.status["analysis"]["verdict"]) == ("Held", "Inconclusive")
+    reason = world.status["analysis"]["reason"]
+    assert reason.startswith("No decision within ")
+    assert "neither acceptance length nor latency is compared" in reason
+    assert "spec.engine.podTemplate" in reason
+
+
+def test_an_accepted_canary_is_watched_without_time() -> None:
+    world, _ = canarying("Ramping", rollout={"canary": {"rampHold": "4h"}})
+    world.schedule()
+    world.ready()
+    place(world, A100, H100)
+    world.measure_time(8, 4.0)
+    assert world.status["phase"] == "Ramping"
+
+
+def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
+    world, old = watching(rollout={"canary": {"scaleDownDelay": "3h"}})
+    for _ in range(30):
+        world.measure_alone(1, 1.5)
+        if world.status["phase"] == "Rechecking":
+            break
+    assert world.status["phase"] == "Rechecking"
+    world.nodes = {"one": {PRODUCT: A100}, "other": {PRODUCT: H100}}
+    for pod in world.pods:
+        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][names.REVISION] == old else "one"}
+    assert world.plan().nodes == ("one", "other")
+    world.measure_time(8, 4.0)
+    assert world.status["phase"] == "Rechecking"
+
+
+# ------------------------------------------------------------------------------------------------------------------- trials
+@pytest.mark.parametrize("action", ["Change", "Explore"])
+def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any) -> None:
+    world = tuned()
+    advise(world, action=action)
+    world.step()
+    for _ in range(60):
+        look(world)
+        place(world, A100, H100)
+        world.now += MINUTE
+        if "trial" not in speculation(world):
+            break
+    tried, failure = speculation(world)["changes"][0], speculation(world)["failures"][0]
+    assert (tried["tried"], tried["result"]) == (K5, "Undecided")
+    assert (failure["reason"], failure["times"]) == ("Failed", 1)
+    assert SAID in failure["message"]
+    for _ in range(60):
+        look(world)
+        world.now += MINUTE
+        if world.status["phase"] == "Ready":
+            break
+    advise(world, action=action)
+    look(world)
+    assert "trial" not in speculation(world)
+    assert world.condition("Tuned") == ("False", "Cooldown")
+    ended = datetime.fromisoformat(failure["lastAt"])
+    tuning = world.observed().resource.spec.speculation.tuning
+    world.now = ended + AFTER_ROLLBACK * lengthened(1) * max(tuning.cooldown, tuning.interval) + MINUTE
+    advise(world, action=action)
+    look(world)
+    assert speculation(world)["trial"]["setting"] == K5, "the pause is over"
