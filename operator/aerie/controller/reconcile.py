@@ -152,11 +152,8 @@ class Reconciler:
         if document["metadata"].get("deletionTimestamp"):
             return None
         observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
-<<<<<<< HEAD
         await asyncio.sleep(0)  # with many pods, to gather them and to decide take the loop for 50 ms each
-=======
         plan = await self._decided(observed)
->>>>>>> i-gpu
         now = self.clock.now()
         if self.dry_run:
             print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
