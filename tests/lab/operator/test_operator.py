@@ -132,6 +132,45 @@ def test_a_bad_drafter_is_refused_before_any_engine_pod(namespace: Namespace, op
     specdep(is_ready, "a good drafter serves")
 
 
+def test_a_spec_says_what_becomes_of_what_preflight_refuses(namespace: Namespace, operator: Any, specdep: Wait) -> None:
+    def preflight(status: dict[str, Any]) -> dict[str, Any]:
+        return next((dict(one) for one in status.get("conditions") or [] if one["type"] == "PreflightPassed"), {})
+
+    document = resource()
+    document["spec"]["engine"]["args"] = ["--tensor-parallel-size=2"]
+    namespace.apply(document)
+    status = specdep(lambda s: preflight(s).get("status") == "False", "two ranks on one GPU are refused")["status"]
+    assert "C29" in preflight(status)["message"]
+    assert namespace.list_all("deployments") == []
+
+    document["spec"]["rollout"] = {"preflight": {"accept": ["C21"]}}
+    namespace.apply(document)
+    generation = namespace.get("specdep", "chat")["metadata"]["generation"]
+    status = specdep(lambda s: s.get("observedGeneration") == generation, "the spec is taken up")["status"]
+    assert preflight(status)["status"] == "False"  # another finding than that which is accepted
+
+    document["spec"]["rollout"] = {"preflight": {"accept": ["C29"]}}
+    namespace.apply(document)
+    condition = preflight(specdep(is_ready, "what is accepted serves")["status"])
+    assert (condition["status"], condition["reason"]) == ("True", "Accepted")
+    assert "accepted by spec.rollout.preflight.accept: C29" in condition["message"]
+    assert operator.process.poll() is None
+
+
+@pytest.mark.parametrize(("mode", "status", "reason"), [("Warn", "True", "Warned"), ("Off", "Unknown", "Skipped")])
+@pytest.mark.usefixtures("operator")
+def test_a_torn_drafter_goes_on_where_preflight_only_warns_or_is_off(
+    namespace: Namespace, specdep: Wait, mode: str, status: str, reason: str
+) -> None:
+    namespace.apply(resource("torn", rollout={"preflight": {"mode": mode}}))
+    conditions = specdep(is_ready, "the simulated engine, which reads no weights, serves")["status"]["conditions"]
+    [condition] = [one for one in conditions if one["type"] == "PreflightPassed"]
+    assert (condition["status"], condition["reason"]) == (status, reason)
+    assert f"spec.rollout.preflight.mode is {mode}" in condition["message"]
+    assert ("model.safetensors" in condition["message"]) == (mode == "Warn")
+    assert bool(namespace.list_all("jobs")) == (mode == "Warn")
+
+
 def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_nothing(
     namespace: Namespace, stopped: Any, specdep: Wait
 ) -> None:

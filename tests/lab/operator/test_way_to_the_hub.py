@@ -80,6 +80,23 @@ def test_without_a_way_to_the_hub_nothing_passes(namespace: Namespace, specdep: 
 
 
 @pytest.mark.usefixtures("operator")
+def test_what_the_hub_does_not_have_is_said_in_its_own_words_and_not_asked_for_at_once_again(
+    namespace: Namespace, specdep: Wait
+) -> None:
+    document = resource({"HF_ENDPOINT": HUB})
+    document["spec"]["drafter"]["source"]["huggingFace"]["repo"] = "aerie/nowhere"
+    namespace.apply(document)
+    status = specdep(lambda status: passed(status).get("reason") == "PreflightRefused", "the Hub has said no")["status"]
+    assert "aerie/nowhere" in passed(status)["message"]
+    assert "It is tried again at" in passed(status)["message"]
+    [job] = namespace.list_all("jobs")
+    pods = namespace.list_all("pods")
+    ended = [one["state"]["terminated"]["exitCode"] for pod in pods for one in pod["status"]["containerStatuses"]]
+    assert ended == [3]
+    assert job["status"]["failed"] == 1
+
+
+@pytest.mark.usefixtures("operator")
 def test_a_mirror(namespace: Namespace, specdep: Wait) -> None:
     restrict(namespace)
     namespace.apply(resource({"HF_ENDPOINT": HUB}))
