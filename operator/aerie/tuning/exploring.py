@@ -5,7 +5,9 @@
 the expected value of partial information, with the inner expectation by regression over the draws (Strong, Oakley and Brennan
 2014), and its residuals for what would stay uncertain.
 
-Guarantees: pure; none explores at the users' cost, but where it is the way out.
+Guarantees: pure; none explores at the users' cost, but where it is the way out. Where the engine runs schedules, it explores
+only at the batches that were seen, and runs the current setting beyond them: what a step costs there nobody knows, and an engine
+whose steps turn out too slow takes more requests in, which makes them slower still.
 """
 
 from __future__ import annotations
@@ -149,9 +151,9 @@ def _queues(situation: Situation) -> str | None:
 
 def _teaches(setting: Setting, options: Options) -> bool:
     """Whether a canary at the setting would show what no window has shown yet, and is likely to keep the objectives meanwhile."""
-    if not isinstance(setting, Static | Schedule) or options.situation.bars(options.bounded(setting)):
+    if not isinstance(setting, Static | Schedule) or tokens_of(setting) <= options.measured:
         return False
-    if tokens_of(setting) <= options.measured:
+    if options.situation.bars(setting) or options.situation.has_failed_with(max_tokens(setting)):
         return False
     return options.of_setting(setting).latencies.bearable >= options.policy.explores
 

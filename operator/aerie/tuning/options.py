@@ -99,10 +99,12 @@ class Options:
         return next(one for one in self.predictions if one.setting == setting)
 
     def bounded(self, setting: Setting) -> Setting:
-        """The setting at the batches that were seen, and the current one beyond them, where nobody knows what a step costs: with
-        that no canary is in a worse state than the fleet. As it is, where the engine runs no schedules."""
+        """The setting at the batches that were seen, and the current one beyond them. As it is, where the engine runs no
+        schedules, or one has lately not served."""
         current = self.situation.current
-        if not self.schedules or not isinstance(setting, Static | Schedule) or not isinstance(current, Static | Schedule):
+        if not self.schedules or self.situation.schedules_fail:
+            return setting
+        if not isinstance(setting, Static | Schedule) or not isinstance(current, Static | Schedule):
             return setting
         return self.drawn.guarded(setting, current, 1, float(self.drawn.load.batches[-1])) or setting
 
