@@ -112,6 +112,13 @@ def max_tokens(setting: Setting) -> int:
             return tokens
 
 
+def tokens_of(setting: Setting) -> frozenset[int]:
+    """The numbers of draft tokens that a setting's steps may have; of adaptive verification the most."""
+    if isinstance(setting, Schedule):
+        return frozenset(tier.tokens for tier in setting.tiers)
+    return frozenset({max_tokens(setting)})
+
+
 def named(setting: Setting) -> str:
     """A setting as a sentence names it."""
     match setting:

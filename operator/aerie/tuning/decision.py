@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from aerie.engine.speculation import Setting
+from aerie.engine.speculation import Schedule, Setting, max_tokens
 from aerie.tuning.acceptance import Acceptance
 from aerie.tuning.candidates import Engine, LeftOut
 from aerie.tuning.forecast import Forecast
@@ -57,7 +57,20 @@ class Situation:
 
     def bars(self, setting: Setting) -> bool:
         """Whether the setting has failed, and is not to be tried now."""
-        return setting != self.exploring and any(one.setting == setting and self.now < one.until for one in self.failed)
+        return setting != self.exploring and any(one.setting == setting for one in self._barred)
+
+    def has_failed_with(self, tokens: int) -> bool:
+        """Whether a setting with so many draft tokens at most has failed, and is not to be tried now."""
+        return any(max_tokens(one.setting) == tokens for one in self._barred)
+
+    @property
+    def schedules_fail(self) -> bool:
+        """Whether a schedule never served, and none is to be tried now."""
+        return any(isinstance(one.setting, Schedule) and not one.measured for one in self._barred)
+
+    @property
+    def _barred(self) -> tuple[Failed, ...]:
+        return tuple(one for one in self.failed if self.now < one.until)
 
 
 @dataclass(frozen=True)

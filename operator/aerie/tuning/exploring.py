@@ -5,7 +5,9 @@
 the expected value of partial information, with the inner expectation by regression over the draws (Strong, Oakley and Brennan
 2014), and its residuals for what would stay uncertain.
 
-Guarantees: pure; none explores at the users' cost, but where it is the way out.
+Guarantees: pure; none explores at the users' cost, but where it is the way out. Where the engine runs schedules, it explores
+only at the batches that were seen, and runs the current setting beyond them: what a step costs there nobody knows, and an engine
+whose steps turn out too slow takes more requests in, which makes them slower still.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.speculation import Schedule, Setting, Static, max_tokens, named
+from aerie.engine.speculation import Schedule, Setting, Static, max_tokens, named, tokens_of
 from aerie.tuning.decision import Action, Decision, Prediction, Situation
 from aerie.tuning.forecast import Forecast
 from aerie.tuning.numeric import Array
@@ -100,7 +102,8 @@ def explore(options: Options, best: Prediction, cooling: str | None) -> Decision
 def best_canary(options: Options, known: float = 0.0) -> Canary | None:
     """The one that teaches the most for its cost, beyond a gain that could be had without any."""
     worth = [_worth(options, setting, known) for setting in options.gains if _teaches(setting, options)]
-    return max(worth, key=lambda one: one.net, default=None)
+    best = max(worth, key=lambda one: one.net, default=None)
+    return None if best is None else replace(best, setting=options.bounded(best.setting))
 
 
 def hindered(options: Options, asked: Canary) -> str | None:
@@ -130,7 +133,7 @@ def _other_side(options: Options, setting: Setting) -> bool:
     """Whether it drafts more than the current setting and nothing was measured that does, or less likewise."""
     now = max_tokens(options.situation.current)
     side = max_tokens(setting) - now
-    return side != 0 and not any(side * (max_tokens(one) - now) > 0 for one in options.measured)
+    return side != 0 and not any(side * (tokens - now) > 0 for tokens in options.measured)
 
 
 def _no_canary(situation: Situation, policy: Policy) -> str | None:
@@ -148,7 +151,9 @@ def _queues(situation: Situation) -> str | None:
 
 def _teaches(setting: Setting, options: Options) -> bool:
     """Whether a canary at the setting would show what no window has shown yet, and is likely to keep the objectives meanwhile."""
-    if not isinstance(setting, Static | Schedule) or setting in options.measured or options.situation.bars(setting):
+    if not isinstance(setting, Static | Schedule) or tokens_of(setting) <= options.measured:
+        return False
+    if options.situation.bars(setting) or options.situation.has_failed_with(max_tokens(setting)):
         return False
     return options.of_setting(setting).latencies.bearable >= options.policy.explores
 

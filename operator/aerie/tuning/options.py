@@ -14,7 +14,7 @@ import numpy as np
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
 from aerie.tuning.candidates import Candidates
 from aerie.tuning.decision import Prediction, Situation
-from aerie.tuning.forecast import Beyond, Forecast, Load, lately
+from aerie.tuning.forecast import Beyond, Forecast, Load, drafted, lately
 from aerie.tuning.latency import latencies, limit, observed
 from aerie.tuning.numeric import Array, quantiles
 from aerie.tuning.policy import Policy
@@ -28,8 +28,10 @@ class Options:
     situation: Situation
     policy: Policy
     drawn: Forecast
-    measured: frozenset[Setting]
-    """Settings that windows were seen of."""
+    measured: frozenset[int]
+    """Numbers of draft tokens that windows were seen of."""
+    schedules: bool
+    """Whether the engine runs them."""
     gains: dict[Setting, Array]
     predictions: tuple[Prediction, ...]
     lately: Load | None
@@ -71,9 +73,11 @@ class Options:
             interval = (low, pessimistic, middle, high)
             found.append(Prediction(setting, interval, better, length, seen, worst, outside.get(setting)))
         found.sort(key=lambda one: (-one.gain[1], str(one.setting)))
-        measured = frozenset(key.setting for key in telemetry.cells)
+        measured = frozenset(
+            int(drafted(key.setting, np.array([cell.batch / cell.request_steps]))[0]) for key, cell in telemetry.cells.items()
+        )
         last = lately(telemetry.cells, recent, situation.now - HOUR)
-        return cls(situation, policy, drawn, measured, gains, tuple(found), last)
+        return cls(situation, policy, drawn, measured, allowed.schedules, gains, tuple(found), last)
 
     @property
     def pays(self) -> float:
@@ -93,6 +97,16 @@ class Options:
 
     def of_setting(self, setting: Setting) -> Prediction:
         return next(one for one in self.predictions if one.setting == setting)
+
+    def bounded(self, setting: Setting) -> Setting:
+        """The setting at the batches that were seen, and the current one beyond them. As it is, where the engine runs no
+        schedules, or one has lately not served."""
+        current = self.situation.current
+        if not self.schedules or self.situation.schedules_fail:
+            return setting
+        if not isinstance(setting, Static | Schedule) or not isinstance(current, Static | Schedule):
+            return setting
+        return self.drawn.guarded(setting, current, 1, float(self.drawn.load.batches[-1])) or setting
 
     def gain_lately(self, setting: Setting) -> float:
         """The gain over the current setting on the load of the last hour, half of the draws above it."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from aerie.engine.arguments import Arguments
-from aerie.engine.speculation import Off, Schedule, Setting, Static, max_tokens
+from aerie.engine.speculation import Off, Schedule, Setting, Static, max_tokens, named
 from aerie.engine.versions import Version
 from aerie.tuning.candidates import Engine
 from aerie.tuning.decide import decide
@@ -129,6 +129,39 @@ def test_an_unproven_gain_is_explored_where_it_is_worth_a_canary() -> None:
     assert isinstance(found.setting, Static)
     assert found.setting.tokens > 3
     assert found.value > found.cost > 0
+
+
+def test_a_canary_explores_at_the_batches_that_were_seen_and_keeps_the_current_setting_beyond_them() -> None:
+    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+    found = decided(data, situation(K3, engine=SCHEDULING), SURE)
+    assert found.action is Action.EXPLORE
+    assert isinstance(found.setting, Schedule)
+    seen, beyond = found.setting.tiers
+    assert seen.first == 1
+    assert 55 < seen.last < 70, "the largest batch that was seen"
+    assert seen.tokens > 3
+    assert beyond.tokens == 3
+    assert f"a canary with {named(found.setting)}".capitalize() in found.reason
+
+    # What it has shown is known: another number of tokens is explored next, if any.
+    more = telemetry([K3, found.setting], cheap, spread(1, 60, 60), GOOD)
+    again = decided(more, situation(K3, engine=SCHEDULING, exploring=None), replace(SURE, better=0.9999999, least_gain=10.0))
+    assert again.setting is None or max_tokens(again.setting) != seen.tokens
+
+
+def test_after_a_schedule_that_never_served_none_explores_and_the_same_tokens_are_left_alone() -> None:
+    data = telemetry([K3], cheap, spread(1, 60, 60), GOOD)
+    first = decided(data, situation(K3, engine=SCHEDULING), SURE).setting
+    assert isinstance(first, Schedule)
+    crashed = Failed(first, 101 * HOUR, 99 * HOUR, measured=False)
+    found = decided(data, situation(K3, engine=SCHEDULING, failed=(crashed,)), SURE)
+    assert found.action is Action.EXPLORE
+    assert isinstance(found.setting, Static)
+    assert found.setting.tokens != max_tokens(first)
+    slower = replace(crashed, measured=True, began=100 * HOUR)
+    found = decided(data, situation(K3, engine=SCHEDULING, failed=(slower,)), SURE)
+    assert isinstance(found.setting, Schedule)
+    assert max_tokens(found.setting) != max_tokens(first)
 
 
 @pytest.mark.parametrize(

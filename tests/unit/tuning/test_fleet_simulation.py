@@ -19,6 +19,7 @@ from benchmarks import _tuning_fleet_trial as trial
 from benchmarks._tuning_fleet_calibration import Point, agreement
 from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, World, draw, world
 from benchmarks._tuning_fleet_trial import judged
+from benchmarks._tuning_fleet_tuner import tuned
 
 TARGET = model.Target.of(FORMULAS["dense-32b"])
 SURVIVALS = model.survival("math", np.zeros(1))
@@ -239,3 +240,12 @@ def test_keys_and_table_are_of_all_runs() -> None:
     rows = report.table(found)
     assert len(rows) == 4
     assert all(row.count("|") == rows[0].count("|") for row in rows)
+
+
+def test_no_canary_that_explores_is_in_a_worse_state_than_the_fleet_can_be() -> None:
+    """With K = 5 at every batch this engine took in more requests than it could answer, on a step time that nobody had seen."""
+    world = draw("misfit", 29)
+    fleet = tuned(world, 30).fleet
+    mine, none = fleets.cost(world, fleet), fleets.cost(world, fleets.Fleet.of(world.start))
+    assert len(fleet.settings) > 1, "something was tried"
+    assert not ((mine[2] > world.objective) & (none[2] <= world.objective)).any()
