@@ -72,12 +72,10 @@ class Fleet:
         return tick + 1
 
     def rates(self, world: World) -> Floats:
-        """Requests per second, replica by tick. More than `REPLICAS` that serve get more requests, not fewer each: spare GPUs are
-        not to make anybody faster."""
-        serves = self.runs >= 0
-        weights = np.where(serves, world.shares[PLACES], 0.0)
-        more = np.maximum(serves.sum(axis=0) / REPLICAS, 1.0)
-        return np.asarray(world.rates * more * weights / weights.sum(axis=0))
+        """Requests per second, replica by tick. Those on spare GPUs get requests of their own, by their weights: nobody is faster
+        or slower for them."""
+        weights = np.where(self.runs >= 0, world.shares[PLACES], 0.0)
+        return np.asarray(world.rates * weights / weights[:REPLICAS].sum(axis=0))
 
 
 Cost = tuple[Floats, Floats, Floats]

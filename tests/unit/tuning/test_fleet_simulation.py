@@ -108,7 +108,7 @@ def test_a_roll_takes_one_replica_at_a_time_and_the_others_carry_its_load(plain:
     assert rolled[1][10] == pytest.approx(untouched[1][10], rel=0.02)
 
 
-def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_for_them(plain: World) -> None:
+def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_or_slower_for_them(plain: World) -> None:
     fleet, untouched = (fleets.Fleet.of(Static(3)) for _ in range(2))
     for place in fleet.arms:
         fleet.reload(place, 10, Static(3))
@@ -116,10 +116,12 @@ def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_for_them(plain: Worl
     assert fleet.roll(list(range(REPLICAS)), done, Static(3)) == 20 + REPLICAS
     assert (fleet.runs[:REPLICAS] >= 0).all()
     assert ((fleet.runs[REPLICAS:] >= 0).sum(axis=0) == [2 if 10 < tick < 20 else 0 for tick in range(TICKS)]).all()
+    assert fleet.rates(plain)[:REPLICAS] == pytest.approx(untouched.rates(plain)[:REPLICAS])
     with_spares, without = (fleets.cost(plain, one) for one in (fleet, untouched))
     each = [waited / tokens for waited, tokens, _ in (with_spares, without)]
     assert each[0] == pytest.approx(each[1], rel=0.05)
-    assert with_spares[1][15] == pytest.approx(without[1][15] * (REPLICAS + 2) / REPLICAS, rel=0.02)
+    own = plain.shares[:2, 15].sum() / plain.shares[:, 15].sum()
+    assert with_spares[1][15] == pytest.approx(without[1][15] * (1 + own), rel=0.02)
 
 
 def test_the_oracle_is_at_least_as_good_as_no_change_and_stays_where_nothing_is_better(plain: World) -> None:
