@@ -28,6 +28,7 @@ from aerie_lab import control, gateway
 from aerie_lab.binaries import ensure
 from aerie_lab.cluster import process
 from aerie_lab.cluster.certificates import Authority, write_kubeconfig
+from aerie_lab.cluster.ending import undisturbed
 from aerie_lab.errors import KubeError, StartError, StateError
 from aerie_lab.kube.client import KubeClient, Object, core, path
 from aerie_lab.node.support import HUB_LABEL
@@ -107,7 +108,8 @@ def _start_world(folder: Path, settings: Settings, descriptors: dict[str, int]) 
     command += [sys.executable, "-m", "aerie_lab.supervisor", str(folder)]
     command += [word for option, descriptor in descriptors.items() for word in (option, str(descriptor))]
     log = folder / "logs" / "supervisor.log"
-    with log.open("ab") as output:
+    # A signal that takes the lab down waits until this program has ended too: nothing else would end it.
+    with log.open("ab") as output, undisturbed():
         made = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
