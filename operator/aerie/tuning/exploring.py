@@ -6,8 +6,8 @@ the expected value of partial information, with the inner expectation by regress
 2014), and its residuals for what would stay uncertain.
 
 Guarantees: pure; none explores at the users' cost, but where it is the way out. Where the engine runs schedules, it explores
-only at the batches that were seen, and runs the current setting beyond them: what a step costs there nobody knows, and an engine
-whose steps turn out too slow takes more requests in, which makes them slower still.
+more draft tokens only at the batches that were seen, and runs the current setting beyond them: what a step costs there nobody
+knows, and an engine whose steps turn out too slow takes more requests in, which makes them slower still.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static
+from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, max_tokens
 from aerie.tuning.candidates import Candidates
 from aerie.tuning.decision import Prediction, Situation
 from aerie.tuning.forecast import Beyond, Forecast, Load, drafted, lately
@@ -99,10 +99,10 @@ class Options:
         return next(one for one in self.predictions if one.setting == setting)
 
     def bounded(self, setting: Setting) -> Setting:
-        """The setting at the batches that were seen, and the current one beyond them. As it is, where the engine runs no
-        schedules, or one has lately not served."""
+        """A setting with more draft tokens at the batches that were seen, and the current one beyond them. As it is, where it
+        has no more, which makes no step longer, where the engine runs no schedules, or where one has lately not served."""
         current = self.situation.current
-        if not self.schedules or self.situation.schedules_fail:
+        if not self.schedules or self.situation.schedules_fail or max_tokens(setting) <= max_tokens(current):
             return setting
         if not isinstance(setting, Static | Schedule) or not isinstance(current, Static | Schedule):
             return setting

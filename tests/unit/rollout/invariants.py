@@ -74,9 +74,12 @@ def no_serving_pod_given_up(look: Look) -> str:
 
 
 def no_gpu_decides(look: Look) -> str:
-    """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone."""
+    """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone. That a time
+    was not counted until the deadline is no verdict on it."""
     ended = next((one for one in look.plan.status.history if one.ended_at == look.at), None)
-    if ended is None or ended.result != "RolledBack" or "ime per output token" not in ended.reason.partition(".")[0]:
+    if ended is None or ended.result != "RolledBack" or ended.reason.startswith("No decision within "):
+        return ""
+    if "ime per output token" not in ended.reason.partition(".")[0]:
         return ""
     return f"revision {ended.revision} is taken back: {ended.reason}"
 
