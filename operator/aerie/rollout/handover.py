@@ -19,12 +19,12 @@ may soon take them; and while an arm that is to have requests may not have them 
 that it sends to serves.
 
 Guarantees: pure. An arm of which nobody serves gets no requests as long as another one may have them. Requests never wait where
-an arm could serve them: where the route of now leads to an arm of which nobody serves, they go at once to the arms that may
-have them: as wanted, or as now, or to one that is to have none, be it about to go; and without such an arm as wanted. No wait
-is without an end, as long as the API server takes the Services and nobody keeps changing them. A route that is not there yet
-waits for nothing. Where somebody else's Service bears an arm's name, all is as if this module were not there (decide.py applies
-no route then). While Services cannot be listed, the route keeps its shares; while HTTPRoutes cannot, any Service may have
-requests.
+an arm could serve them: where the route of now leads to an arm of which nobody serves, they go at once to the arms that may have
+them: as wanted, or as now, or to one that is to have none, be it about to go; and without such an arm as wanted. No wait is
+without an end, as long as the API server takes the Services and nobody keeps changing them. A route that is not there yet waits
+for nothing, nor does anything where the spec asks for no pods. Where somebody else's Service bears an arm's name, all is as if
+this module were not there (decide.py applies no route then). While Services cannot be listed, the route keeps its shares; while
+HTTPRoutes cannot, any Service may have requests.
 
 Not guaranteed: that the endpoints are there after `ENDPOINTS`: it is a limit of time, and the endpoints are not looked at. Nor is
 that time exact: it is counted from a time of the API server, with which the leader's clock agrees to within five seconds
@@ -89,6 +89,8 @@ def ordered(observed: Observed, made: Made, now: datetime) -> tuple[Made, timede
     route = next((item for item in made if item["kind"] == "HTTPRoute"), None)
     unknown = "HTTPRoute" in observed.unlisted
     if resource.spec.rollout.traffic.gateway is None or not made or (route is None and not unknown) or _foreign(observed, made):
+        return made, None
+    if resource.spec.replicas == 0:  # no Service is to lead to pods, so none can wait for the pods that it is to lead to
         return made, None
     live = observed.child("HTTPRoute", resource.metadata.name)
     now_sent = _shares(live) if live is not None else {}
