@@ -14,6 +14,7 @@ Not here: proxies and endpoints that lag behind what the API server has; quota a
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import random
@@ -26,7 +27,7 @@ from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.decide import decide, refused
-from aerie.rollout.hardware import LABELS
+from aerie.rollout.hardware import GROWING, LABELS
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 from tests.unit.rollout.world import IMAGE, World, side
@@ -442,15 +443,19 @@ class Cluster(World):
 
     # --------------------------------------------------------------------------------------------------------- clients and blocks
     def _arms(self) -> tuple[str, str | None] | None:
-        """The revisions that the block under way compares; the second is None where there is nothing to compare with."""
+        """The Deployments that the block under way compares, as controller/compare.py has them; the second is None where there is
+        nothing to compare with."""
         status = self.document.get("status") or {}
         if not (status.get("analysis") or {}).get("state") or not self.requests:
             return None
         stable, canary, previous = status.get("stable"), status.get("canary"), status.get("previous")
+        name = functools.partial(names.deployment, self.document["metadata"]["name"])
         if stable and canary and canary["phase"] != "RollingBack":
-            return canary["revision"], stable["revision"]
+            controlled = canary.get("control") is not None and canary["phase"] not in GROWING
+            return name(canary["revision"], control=False), name(stable["revision"], control=controlled)
         if stable and previous:
-            return stable["revision"], previous["revision"] if previous["phase"] == "Rechecking" else None
+            rechecks = previous["phase"] == "Rechecking"
+            return name(stable["revision"], control=False), name(previous["revision"], control=False) if rechecks else None
         return None
 
     def _block_ends(self) -> datetime | None:
@@ -467,19 +472,20 @@ class Cluster(World):
         elif self.counted is None:
             self.counted = self.now
         elif ends is not None and ends <= self.now:
-            sides = [self._side(revision) for revision in arms]
+            sides = [self._side(deployment) for deployment in arms]
             if sides[0] is not None and (sides[1] is not None or arms[1] is None):
                 self.blocks = [*self.blocks[-3:], Block(self.counted.timestamp(), self.now.timestamp(), sides[0], sides[1])]
             self.counted = self.now
 
-    def _side(self, revision: str | None) -> Any:
-        if revision is None or not any(pod.serves for pod in self.fleet if pod.revision == revision):
+    def _side(self, deployment: str | None) -> Any:
+        serving = [pod for pod in self.fleet if pod.serves and pod.of == deployment]
+        if not serving:
             return None
-        status = self.document["status"]
+        status, revision = self.document["status"], serving[0].revision
         new = (status.get("canary") or status["stable"])["revision"] == revision
         effect = EFFECTS.get(self.drafters.get(revision, ""), 0.2) if new else 0.0
         noise = (1 + self.chance.gauss(0, 0.01)) * self.drift
-        seconds = max(SECONDS[pod.product] for pod in self.fleet if pod.serves and pod.revision == revision)
+        seconds = max(SECONDS[pod.product] for pod in serving)
         return side(2.5 * (1 + effect) * noise, seconds=seconds)
 
     # ---------------------------------------------------------------------------------------------------------------------- time
