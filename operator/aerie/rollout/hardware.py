@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from aerie.api.status import Status
+from aerie.rollout import pods
 from aerie.rollout.observed import Object, Observed
 
 LABELS = (
@@ -37,7 +38,7 @@ Nodes = Mapping[str, Mapping[str, str]]
 
 def unlike(canary: Sequence[Object], control: Sequence[Object], nodes: Nodes) -> str | None:
     """On what unlike hardware the pods run, as a clause; empty where it is alike, None where that is not known."""
-    arms = [Counter(_nodes_of(pods)) for pods in (canary, control)]
+    arms = [Counter(_nodes_of(arm)) for arm in (canary, control)]
     if not all(arms):
         return None
     known = [nodes.get(node, {}) for node in {*arms[0], *arms[1]}]
@@ -51,8 +52,9 @@ def unlike(canary: Sequence[Object], control: Sequence[Object], nodes: Nodes) ->
 
 
 def difference(observed: Observed) -> str | None:
-    """`unlike`, of the pods that are compared."""
-    return unlike(*compared(observed, observed.resource.status or Status()), observed.nodes)
+    """`unlike`, of the pods that are compared: of each arm those that serve, or all while none does."""
+    canary, control = map(_counted, compared(observed, observed.resource.status or Status()))
+    return unlike(canary, control, observed.nodes)
 
 
 def compared(observed: Observed, status: Status) -> tuple[tuple[Object, ...], tuple[Object, ...]]:
@@ -67,23 +69,27 @@ def compared(observed: Observed, status: Status) -> tuple[tuple[Object, ...], tu
     return (), ()
 
 
+def _counted(arm: tuple[Object, ...]) -> tuple[Object, ...]:
+    return tuple(pod for pod in arm if pods.ready(pod) and not pods.dead(pod)) or arm
+
+
 def nodes_of(observed: Observed, status: Status) -> tuple[str, ...]:
     """Names of the nodes whose hardware matters."""
-    return tuple(sorted({node for pods in compared(observed, status) for node in _nodes_of(pods)}))
+    return tuple(sorted({node for arm in compared(observed, status) for node in _nodes_of(arm)}))
 
 
-def _nodes_of(pods: Sequence[Object]) -> list[str]:
-    sample = pods[:: max(1, -(-len(pods) // MOST))]
+def _nodes_of(arm: Sequence[Object]) -> list[str]:
+    sample = arm[:: max(1, -(-len(arm) // MOST))]
     return [node for pod in sample if (node := (pod.get("spec") or {}).get("nodeName"))]
 
 
 def _products(arm: Counter[str], label: str, nodes: Nodes) -> Counter[str]:
     found = Counter[str]()
-    for node, pods in arm.items():
-        found[nodes[node][label]] += pods
+    for node, count in arm.items():
+        found[nodes[node][label]] += count
     return found
 
 
-def _said(products: Counter[str], pods: int) -> str:
+def _said(products: Counter[str], size: int) -> str:
     each = " and ".join(f"{name} ({count} pod{'s' if count > 1 else ''})" for name, count in sorted(products.items()))
-    return f"{each}, by a sample of {products.total()} of its {pods} pods" if pods > MOST else each
+    return f"{each}, by a sample of {products.total()} of its {size} pods" if size > MOST else each
