@@ -108,7 +108,7 @@ def _start_world(folder: Path, settings: Settings, descriptors: dict[str, int]) 
     command += [sys.executable, "-m", "aerie_lab.supervisor", str(folder)]
     command += [word for option, descriptor in descriptors.items() for word in (option, str(descriptor))]
     log = folder / "logs" / "supervisor.log"
-    # A signal that takes the lab down waits until this program has ended too: nothing else would end it.
+    # A signal that takes the lab down waits for this program, which would outlive the command by a moment.
     with log.open("ab") as output, undisturbed():
         made = subprocess.run(
             command,

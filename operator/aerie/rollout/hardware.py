@@ -37,8 +37,9 @@ Nodes = Mapping[str, Mapping[str, str]]
 
 
 def unlike(canary: Sequence[Object], control: Sequence[Object], nodes: Nodes) -> str | None:
-    """On what unlike hardware the pods run, as a clause; empty where it is alike, None where that is not known."""
-    arms = [Counter(_nodes_of(arm)) for arm in (canary, control)]
+    """On what unlike hardware the pods run, of each arm those that serve, or all while none does: as a clause; empty where it is
+    alike, None where that is not known."""
+    arms = [Counter(_nodes_of(_serving(_sample(arm)))) for arm in (canary, control)]
     if not all(arms):
         return None
     known = [nodes.get(node, {}) for node in {*arms[0], *arms[1]}]
@@ -52,9 +53,8 @@ def unlike(canary: Sequence[Object], control: Sequence[Object], nodes: Nodes) ->
 
 
 def difference(observed: Observed) -> str | None:
-    """`unlike`, of the pods that are compared: of each arm those that serve, or all while none does."""
-    canary, control = map(_counted, compared(observed, observed.resource.status or Status()))
-    return unlike(canary, control, observed.nodes)
+    """`unlike`, of the pods that are compared."""
+    return unlike(*compared(observed, observed.resource.status or Status()), observed.nodes)
 
 
 def compared(observed: Observed, status: Status) -> tuple[tuple[Object, ...], tuple[Object, ...]]:
@@ -69,17 +69,21 @@ def compared(observed: Observed, status: Status) -> tuple[tuple[Object, ...], tu
     return (), ()
 
 
-def _counted(arm: tuple[Object, ...]) -> tuple[Object, ...]:
-    return tuple(pod for pod in arm if pods.ready(pod) and not pods.dead(pod)) or arm
-
-
 def nodes_of(observed: Observed, status: Status) -> tuple[str, ...]:
     """Names of the nodes whose hardware matters."""
-    return tuple(sorted({node for arm in compared(observed, status) for node in _nodes_of(arm)}))
+    return tuple(sorted({node for arm in compared(observed, status) for node in _nodes_of(_sample(arm))}))
 
 
-def _nodes_of(arm: Sequence[Object]) -> list[str]:
-    sample = arm[:: max(1, -(-len(arm) // MOST))]
+def _sample(arm: Sequence[Object]) -> Sequence[Object]:
+    return arm[:: max(1, -(-len(arm) // MOST))]
+
+
+def _serving(sample: Sequence[Object]) -> Sequence[Object]:
+    """Those that blocks count; all while there is none."""
+    return [pod for pod in sample if pods.ready(pod) and not pods.dead(pod)] or sample
+
+
+def _nodes_of(sample: Sequence[Object]) -> list[str]:
     return [node for pod in sample if (node := (pod.get("spec") or {}).get("nodeName"))]
 
 

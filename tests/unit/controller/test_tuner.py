@@ -434,7 +434,7 @@ def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
                     one.hear(wide, group="chat-r2")
                     await asyncio.sleep(60.0)
                 (order,) = one.decider.orders
-                assert {str(block.setting) for block in order.since.blocks()} == {"3", "5"} if settings == 2 else {"3"}
+                assert {str(block.setting) for block in order.since.blocks()} == ({"3", "5"} if settings == 2 else {"3"})
                 assert {key.replica for key in order.since.cells} >= {"chat-r1-hash-0"}
 
     run(story())
