@@ -20,6 +20,7 @@ from aerie.resources import names
 from aerie.rollout.analysis.blocks import Arm, Block, Open, Rule, Seen, observe, start
 from aerie.rollout.analysis.readings import Kept, Reading, read
 from aerie.rollout.evidence import Evidence, rule_of
+from aerie.rollout.machine import GROWING
 
 HELD = 16
 """Closed blocks that are kept for passes that have yet to see them."""
@@ -54,7 +55,7 @@ def subject(name: str, status: Status, interval: float) -> Subject | None:
     evidence = Evidence.unpack(analysis.state)
     if evidence is None:
         return None
-    controlled = canary.control is not None and canary.phase not in ("Ramping", "Promoting")
+    controlled = canary.control is not None and canary.phase not in GROWING
     arms: dict[str, Arm] = {
         names.deployment(name, canary.revision, control=False): "canary",
         names.deployment(name, stable.revision, control=controlled): "control",

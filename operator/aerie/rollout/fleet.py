@@ -14,9 +14,8 @@ from typing import Literal
 from aerie.rollout import capacity, pods
 from aerie.rollout.capacity import Arms, Places, Pods
 from aerie.rollout.lateness import STALL, Lateness, lateness
+from aerie.rollout.machine import GROWING
 from aerie.rollout.observed import Object, Observed
-
-_GROWING = ("Ramping", "Promoting")
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Fleet:
     def asked(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> Arms:
         """Pods that each arm is to have in this phase."""
         arms = (self.stable.pods, self.canary.pods, self.control.pods)
-        if phase in _GROWING:
+        if phase in GROWING:
             return capacity.grown(self.places, self.goal(phase, ramp, step, by_pods=by_pods), *arms)
         return capacity.standing_in(capacity.judged(self.places), self.places, *arms)
 
@@ -112,7 +111,7 @@ class Fleet:
     def ready(self, phase: str, ramp: Sequence[int], step: int | None, *, by_pods: bool) -> bool:
         """Whether the pods that the phase asks for serve, but for the few that are late."""
         enough = self.canary.pods.done >= self.goal(phase, ramp, step, by_pods=by_pods)
-        controlled = phase in _GROWING or self.control.pods.done >= self.places.control
+        controlled = phase in GROWING or self.control.pods.done >= self.places.control
         return enough and controlled
 
     @property
@@ -131,7 +130,7 @@ class Fleet:
         While the canary starts, a lack of room ends it too: nobody is served by a canary that waits for a GPU for ever. Once it
         is accepted, room is all that it waits for.
         """
-        if phase in _GROWING:
+        if phase in GROWING:
             return self.canary.too_late
         groups = (self.canary, self.control)
         return any(map(_missed, groups)) or (self.stalled and not any(group.lateness.wants_room for group in groups))
@@ -143,8 +142,8 @@ class Fleet:
 
     def late_at(self, phase: str) -> datetime | None:
         """When the next pod that the phase waits for becomes late."""
-        groups = (self.canary,) if phase in _GROWING else (self.canary, self.control)
-        moments = [group.lateness.next_at for group in groups] + ([] if phase in _GROWING else [self.stalls_at])
+        groups = (self.canary,) if phase in GROWING else (self.canary, self.control)
+        moments = [group.lateness.next_at for group in groups] + ([] if phase in GROWING else [self.stalls_at])
         return min((moment for moment in moments if moment is not None), default=None)
 
 

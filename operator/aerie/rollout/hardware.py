@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from aerie.api.status import Status
 from aerie.rollout import pods
+from aerie.rollout.machine import GROWING
 from aerie.rollout.observed import Object, Observed
 
 LABELS = (
@@ -29,8 +30,6 @@ LABELS = (
 """Labels that tell a node's product, the most exact first."""
 MOST = 32
 """Pods of one arm that are looked at."""
-GROWING = ("Ramping", "Promoting")
-"""Phases in which a canary is compared with the stable pods, whatever its control."""
 
 Nodes = Mapping[str, Mapping[str, str]]
 """Labels of nodes by name; of LABELS those that the node has."""

@@ -37,6 +37,8 @@ from aerie.rollout.capacity import ramp_share
 Phase = Literal[
     "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Watching", "Rechecking"
 ]
+GROWING: tuple[Phase, ...] = ("Ramping", "Promoting")
+"""Phases in which an accepted canary is compared with the stable pods, whatever its control."""
 End = Literal["Promoted", "RolledBack", "Failed", "Explored", "Over"]
 Input = Literal[
     "rejected",  # a person says: roll back

@@ -27,7 +27,8 @@ from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.resources import names
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.decide import decide, refused
-from aerie.rollout.hardware import GROWING, LABELS
+from aerie.rollout.hardware import LABELS
+from aerie.rollout.machine import GROWING
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
 from tests.unit.rollout.world import IMAGE, World, side
