@@ -3,9 +3,10 @@
     pods of an arm ─► a sample of them ─► labels of their nodes ─► products, by the first label that all nodes have
     both arms: the same products, in the same shares ─► alike │ unlike, as a sentence │ not known
 
-Guarantees: pure. The cost does not grow with the fleet: of each arm at most `MOST` pods are looked at, evenly spread over its
-pods, so that no decision walks over all pods, or asks for more nodes than that. A node without the label of another one makes
-nothing unlike: a label may reach a new node minutes after its pods.
+Guarantees: pure. Of each arm at most `MOST` pods are compared, so that no decision asks for more nodes than that. Which ones
+follows from their names alone, as if drawn by lot: a pod that comes or goes changes at most one of them, and no order of pods
+(every second one on another GPU) can hide a product. A node without the label of another one makes nothing unlike: a label may
+reach a new node minutes after its pods.
 
 Not guaranteed: what no label says (clocks, cooling, the parts of a GPU where the device plugin mixes them); a product that few
 of many pods run on, which a sample may miss. By an instance type, nodes may be told apart that have the same GPU.
@@ -13,6 +14,8 @@ of many pods run on, which a sample may miss. By an instance type, nodes may be 
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -28,8 +31,8 @@ LABELS = (
     "node.kubernetes.io/instance-type",
 )
 """Labels that tell a node's product, the most exact first."""
-MOST = 32
-"""Pods of one arm that are looked at."""
+MOST = 64
+"""Pods of one arm that are compared. A product on 5 % of the pods is missed once in 26 times; 32 pods would miss it once in 5."""
 
 Nodes = Mapping[str, Mapping[str, str]]
 """Labels of nodes by name; of LABELS those that the node has."""
@@ -74,7 +77,11 @@ def nodes_of(observed: Observed, status: Status) -> tuple[str, ...]:
 
 
 def _sample(arm: Sequence[Object]) -> Sequence[Object]:
-    return arm[:: max(1, -(-len(arm) // MOST))]
+    return arm if len(arm) <= MOST else heapq.nsmallest(MOST, arm, key=_lot)
+
+
+def _lot(pod: Object) -> bytes:
+    return hashlib.blake2b(pod["metadata"]["name"].encode(), digest_size=8).digest()
 
 
 def _serving(sample: Sequence[Object]) -> Sequence[Object]:

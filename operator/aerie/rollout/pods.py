@@ -10,7 +10,7 @@ one whose node is lost hold no place, serve nothing, and are never taken for a p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -134,11 +134,15 @@ def broken(pod: Object) -> bool:
 
 
 def worst(group: Sequence[Object], last_lines: Mapping[str, str], refusal: Refusal | None = None) -> Trouble | None:
-    """The trouble of a group that most needs somebody, of the first pod by name that has it; None when all serve."""
+    """The trouble of a group that most needs somebody, of the first pod by name that has it; None when all serve. A lack of room
+    is told beside a graver one: a few pods with that are excused, and then room alone can be what is waited for."""
     troubles = [trouble for pod in sorted(group, key=_name) if (trouble := trouble_of(pod, last_lines)) is not None]
     if refusal is not None:
         troubles.append(refusal.trouble)
-    return graver(*troubles)
+    gravest, room = graver(*troubles), graver(*(trouble for trouble in troubles if trouble.for_room))
+    if gravest is None or room is None or gravest.for_room:
+        return gravest
+    return replace(gravest, message=f"{gravest.message}; and {room.message}")
 
 
 def graver(*troubles: Trouble) -> Trouble | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from aerie.resources import names
 from aerie.rollout.evidence import Evidence
 from aerie.rollout.failures import AFTER_ROLLBACK
-from aerie.rollout.hardware import MOST, Nodes, unlike
+from aerie.rollout.hardware import MOST, Nodes, _sample, unlike
 from aerie.tuning.policy import lengthened
 from tests.unit.rollout.test_tuned import K5, MINUTE, advise, look, speculation, tuned
 from tests.unit.rollout.world import World, canarying, serving, watching
@@ -63,11 +65,20 @@ def test_not_known(canary: list[str | None], control: list[str | None]) -> None:
     assert unlike(pods(*canary), pods(*control), NODES) is None
 
 
-def test_of_many_pods_a_sample_is_taken() -> None:
-    nodes: Nodes = {f"n{at}": {PRODUCT: A100 if at < 500 else H100} for at in range(1000)}
+@pytest.mark.parametrize("newer", [lambda at: at < 500, lambda at: at % 2 == 0], ids=["the later half", "every second pod"])
+def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Callable[[int], bool]) -> None:
+    nodes: Nodes = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
     said = unlike(pods("n0"), pods(*nodes), nodes)
     assert said is not None
-    assert f"{A100} (16 pods) and {H100} (16 pods), by a sample of {MOST} of its 1000 pods" in said
+    counts = [int(count) for count in re.findall(r"\((\d+) pods\)", said)]
+    assert sum(counts) == MOST
+    assert min(counts) > MOST // 4
+    assert said.endswith(f"by a sample of {MOST} of its 1000 pods")
+
+
+def test_another_pod_changes_at_most_one_of_the_sample() -> None:
+    arm = pods(*(f"n{at}" for at in range(1000)))
+    assert len({pod["metadata"]["name"] for pod in _sample(arm)} - {pod["metadata"]["name"] for pod in _sample(arm[1:])}) <= 1
 
 
 # -------------------------------------------------------------------------------------------------------------- in a rollout

@@ -10,7 +10,24 @@ from tests.unit.rollout import invariants
 from tests.unit.rollout.cluster import MINUTE, Cluster, Pod
 from tests.unit.rollout.walk import EDITS, Walk
 
-SEEDS = (*range(10), 100543, 100581, 100591, 100961, 301761, 700431, 701007, 701494, 801226, 803359, 1100359, 1100502, 1104364)
+SEEDS = (
+    *range(10),
+    100543,
+    100581,
+    100591,
+    100961,
+    301761,
+    700431,
+    701007,
+    701494,
+    801226,
+    803359,
+    1100359,
+    1100393,
+    1100502,
+    1104364,
+    1104800,
+)
 """The larger ones have shown faults that are mended: requests for a canary without a pod while a kind cannot be listed, a pod
 that alone serves and was deleted, looks each second (twice), the control of a canary that a lost status does not name, and a
 control that alone serves and that the spec asks for no more (thrice), and pods that alone serve and that a rollout has left
