@@ -3,7 +3,8 @@
 In its final place, because a virtual environment cannot be moved: its scripts and its byte code name their own folder.
 So it is the caller's record (store.py), written last, that tells a complete one from what a killed installation left.
 
-Guarantees: every package is the one that the lock names, by hash; the lab's own packages and the user's play no part.
+Guarantees: every package is the one that the lock names, by hash; the lab's own packages and the user's play no part, but for the
+environment's add-ons, which are part of its key.
 Byte code is compiled, because containers of the lab see these files copy-on-write and would compile them at each start.
 """
 
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from aerie_lab.binaries import pip, proof
 from aerie_lab.binaries.commands import Say
-from aerie_lab.binaries.families import Environment
+from aerie_lab.binaries.families import Addon, Environment
 from aerie_lab.errors import BuildError
 
 NEEDED_BYTES = 9 * 2**30
@@ -33,7 +35,8 @@ _PATIENCE = 300.0
 def key(environment: Environment) -> str:
     """A hash of all that decides what is installed. The Python is in it by place, because the environment links to it."""
     python = (sys.version_info[:2], sys.base_prefix, platform.machine())
-    recipe = json.dumps([environment.pins(), environment.poses_as, environment.local_version, environment.files, python])
+    addons = [(addon.module, addon.group, addon.function, addon.text()) for addon in environment.addons]
+    recipe = json.dumps([environment.pins(), environment.poses_as, environment.local_version, environment.files, addons, python])
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
@@ -61,6 +64,8 @@ def build(environment: Environment, work: Path, home: Path, log: Path, say: Say)
         raise BuildError(f"{environment.name} {environment.version} cannot be installed: {_explain(environment, failure, log)}")
     if environment.poses_as:
         _pose(environment, home)
+    for addon in environment.addons:
+        add(addon, home / environment.site_packages)
     say(f"{environment.name}: trying it")
     for binary in environment.binaries:
         program = home / "bin" / binary.name
@@ -108,6 +113,17 @@ def _pose(environment: Environment, home: Path) -> None:
     folder = home / environment.site_packages / f"{environment.poses_as}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {environment.poses_as}\nVersion: {version}\n")
+
+
+def add(addon: Addon, folder: Path) -> None:
+    """Put the module into a folder of packages, with an entry point that names it."""
+    module = folder / f"{addon.module}.py"
+    module.write_text(addon.text())
+    py_compile.compile(str(module), doraise=True)
+    about = folder / f"{addon.module}-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {addon.module}\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[{addon.group}]\n{addon.module} = {addon.module}:{addon.function}\n")
 
 
 def _progress(log: Path, site_packages: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from aerie_lab.errors import BuildError
 
 MODULES = Path(__file__).resolve().parent / "modules"
+ADDONS = Path(__file__).resolve().parent / "addons"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,28 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Addon:
+    """A module of the lab's own that is put among an environment's packages, and an entry point by which these load it."""
+
+    source: Path
+    """The module's file. It is copied, so it imports nothing of the lab."""
+    group: str
+    """The group of the entry point; its name is the module's."""
+    function: str
+
+    @property
+    def module(self) -> str:
+        return self.source.stem
+
+    def text(self) -> str:
+        """The module's source. Raises BuildError."""
+        try:
+            return self.source.read_text()
+        except OSError as error:
+            raise BuildError(f"{self.source} cannot be read ({error.strerror}): reinstall aerie.") from error
+
+
+@dataclass(frozen=True)
 class Environment:
     """Programs of Python packages, in a virtual environment of their own: they need other versions than the lab does."""
 
@@ -111,6 +134,7 @@ class Environment:
     """What follows the version under that name."""
     witnesses: tuple[str, ...] = ()
     """Files below site-packages whose sizes are checked on use, beside the binaries."""
+    addons: tuple[Addon, ...] = ()
 
     @property
     def version(self) -> str:
@@ -128,7 +152,8 @@ class Environment:
     @property
     def files(self) -> list[str]:
         """Files that have to be there, relative to the environment."""
-        return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in self.witnesses]
+        modules = [*self.witnesses, *(f"{addon.module}.py" for addon in self.addons)]
+        return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in modules]
 
     def pins(self) -> str:
         """The text of the lock."""
@@ -227,6 +252,8 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             poses_as="vllm",
             local_version="+cpu",
             witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
+            # vLLM loads this group in every process, before the worker chooses its kernels.
+            addons=(Addon(ADDONS / "aerie_vllm_sampling.py", "vllm.general_plugins", "register"),),
         ),
     )
 }
