@@ -83,6 +83,7 @@ def of_deployment(
         speculative={"method": method, "num_speculative_tokens": spec.speculation.tokens} if drafter is not None else {},
         arguments=arguments.read(spec.engine.args),
         environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
+        image=spec.engine.image,
         gpu_bytes=given.gpu_bytes or gpu_memory(limits, pod),
         gpus=gpus,
         gpu_resource=gpu_resource,

@@ -348,6 +348,17 @@ def is_published(image: str) -> bool:
     return _publishes(_split(image)[0])
 
 
+def for_cpu(image: str, version: Version) -> bool:
+    """Whether an image's name, its tag or the version says that it is vLLM's build for CPUs.
+
+    >>> for_cpu("ghcr.io/a/vllm-openai-cpu:v0.33.0", NEWEST_KNOWN), for_cpu("vllm/vllm-openai:v0.33.0", NEWEST_KNOWN)
+    (True, False)
+    """
+    repository, tag = _split(image)
+    words = re.split(r"[-_.+]", f"{repository.rpartition('/')[2]}-{tag}".lower())
+    return "cpu" in words or "cpu" in version.local
+
+
 def _split(image: str) -> tuple[str, str]:
     """Repository and tag; the tag may be empty."""
     name = image.partition("@")[0]

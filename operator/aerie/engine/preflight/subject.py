@@ -32,6 +32,8 @@ class Subject:
     arguments: Arguments = field(default_factory=Arguments)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the engine's container, as far as it is known."""
+    image: str = field(default="", kw_only=True)
+    """The engine's image; empty where there is none."""
     gpu_bytes: int | None = None
     """Memory of one GPU, as the user named it."""
     gpus: int | None = None

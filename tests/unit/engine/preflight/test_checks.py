@@ -617,6 +617,23 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.29.0")), PASS, "eagle3, class"),
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.30.0")), REFUSE, "takes for an MTP module"),
     ("C29", {"gpus": None}, NOTE, "whether that fits could not be checked"),
+    ("C33", {}, PASS, "nothing says that the engine runs on CPU"),
+    ("C33", {"image": "vllm/vllm-openai:v0.33.0"}, PASS, "nothing says"),
+    (
+        "C33",
+        {"image": "me/vllm-openai-cpu:v0.33.0"},
+        WARN,
+        "the image is me/vllm-openai-cpu:v0.33.0, and vLLM 0.33.0 on CPU draws",
+    ),
+    ("C33", {"environment": {"VLLM_CPU_KVCACHE_SPACE": "4"}}, WARN, "VLLM_CPU_KVCACHE_SPACE is set"),
+    (
+        "C33",
+        version("0.32.0+cpu"),
+        WARN,
+        "vLLM is 0.32.0+cpu, and vLLM 0.32.0+cpu on CPU draws wrong answers at temperatures above",
+    ),
+    ("C33", version("0.31.0+cpu"), WARN, "(vLLM issue 55005) is not known. Send temperature 0 alone to this engine, run it"),
+    ("C33", both({"speculative": {}}, version("0.32.0+cpu")), SKIP, "there is no speculation"),
     ("C32", {}, PASS, "each tensor is in one file"),
     (
         "C32",
