@@ -31,7 +31,7 @@ def test_equal_distributions_give_uniform_p_values(monkeypatch: pytest.MonkeyPat
     assert 0.0 < np.mean(np.array(found) < 0.2) < 0.4
 
 
-@pytest.mark.parametrize(("shares", "copies"), [([0.3, 0.4, 0.3], 0.0), ([0.5, 0.3, 0.2], 0.4)])
+@pytest.mark.parametrize(("shares", "copies"), [([0.3, 0.4, 0.3], 0.0), ([0.5, 0.3, 0.2], 0.7)])
 def test_other_shares_and_other_neighbours_are_seen(shares: list[float], copies: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled, "PERMUTATIONS", 1010)
     generator = np.random.default_rng(2)
