@@ -35,7 +35,7 @@ from aerie.engine.samples import Counters, between
 from aerie.engine.speculation import Static
 from aerie_lab.binaries import ensure
 from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, speculation
-from aerie_lab.testing.sampled import UNMENDED, Ask, Samples, ask, p_value, sample, seed
+from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Ask, Samples, ask, p_value, sample, seed
 from eagle.evaluate.offline import Asking, Pair, evaluate, total
 from eagle.evaluate.prompts import Prompt, read_prompts
 
@@ -69,7 +69,7 @@ def measure() -> dict[str, float]:
         with engine("real", vllm, folder) as off:
             alone = sample(off, "off", few, EACH)
         with engine("real", vllm, folder, *_words("greedy"), variables=UNMENDED) as broken:
-            figures = {"distribution_p_broken": _compared(alone, broken, "broken", few)}
+            figures = {"distribution_p_broken": _compared(alone, broken, "broken", few, PLAIN)}
         runs: dict[tuple[str, str], list[Run]] = {}
         for drafts in DRAFTS:
             with engine("real", vllm, folder, *_words(drafts)) as served:
@@ -92,8 +92,14 @@ def _words(drafts: str) -> list[str]:
     return ["--speculative-config", config, "--per-request-spec-decode-metrics", "detailed"]
 
 
-def _compared(alone: Samples, running: Engine, name: str, few: Sequence[Sequence[Mapping[str, str]]]) -> float:
-    found = p_value(alone, sample(running, name, few, EACH))
+def _compared(
+    alone: Samples,
+    running: Engine,
+    name: str,
+    few: Sequence[Sequence[Mapping[str, str]]],
+    kinds: Sequence[Mapping[str, float]] = SAMPLINGS,
+) -> float:
+    found = p_value(alone, sample(running, name, few, EACH, kinds))
     _say(f"{name}: p = {found:.4f} against no drafter")
     return round(found, 4)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.testing.agreement import BUNDLE, engine, speculation
-from aerie_lab.testing.sampled import UNMENDED, Samples, agreeing, p_value, sample
+from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Samples, agreeing, p_value, sample
 from eagle.evaluate.prompts import read_prompts
 
 EACH = 240
@@ -35,7 +35,7 @@ def drawn(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
             config = speculation(BUNDLE / "eagle31", draft_sample_method="greedy" if name == "unmended" else name)
             words = () if name == "off" else ("--speculative-config", config)
             with engine("real", vllm, folder, *words, variables=UNMENDED if name == "unmended" else None) as running:
-                found[name] = sample(running, name, prompts, EACH)
+                found[name] = sample(running, name, prompts, EACH, PLAIN if name == "unmended" else SAMPLINGS)
         return found[name]
 
     return take

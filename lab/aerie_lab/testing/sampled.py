@@ -113,18 +113,20 @@ SAMPLINGS: tuple[Mapping[str, float], ...] = (
     {"temperature": 1.3, "top_p": 0.8},
 )
 """Kinds of requests, all in one batch: each setting is spread over the request's own draft tokens, and no other's."""
+PLAIN = SAMPLINGS[:2]
+"""Those that the engine survives as it was released: with top_k or top_p it may end, reading beyond the vocabulary."""
 SHORT = 6
 """Tokens of an answer: the first comes without a draft."""
 
 
-def mixed(name: str, prompts: Sequence[Sequence[Message]], each: int) -> list[Ask]:
+def mixed(name: str, prompts: Sequence[Sequence[Message]], each: int, kinds: Sequence[Mapping[str, float]]) -> list[Ask]:
     """`each` requests of every kind, with a prompt for each kind, and a greedy one of another prompt after every sixth.
 
     `name`: of the engine; two engines share no seed.
     """
     found: list[Ask] = []
     for index in range(each):
-        for kind, sampling in enumerate(SAMPLINGS):
+        for kind, sampling in enumerate(kinds):
             found.append(Ask(prompts[kind], SHORT, sampling, seed(name, kind, index)))
             if len(found) % 7 == 6:
                 prompt = prompts[len(found) // 7 % len(prompts)]
@@ -137,27 +139,33 @@ class Samples:
     """The answers of one engine to `mixed`."""
 
     kinds: tuple[NDArray[np.int64], ...]
-    """By kind, token ids [answers, SHORT]; -1 past an answer's end."""
+    """By kind, in the order of SAMPLINGS, token ids [answers, SHORT]; -1 past an answer's end."""
     greedy: tuple[tuple[int, ...], ...]
 
 
-def sample(engine: Engine, name: str, prompts: Sequence[Sequence[Message]], each: int) -> Samples:
-    """Ask `mixed`, and sort the answers."""
-    requests = mixed(name, prompts, each)
+def sample(
+    engine: Engine,
+    name: str,
+    prompts: Sequence[Sequence[Message]],
+    each: int,
+    kinds: Sequence[Mapping[str, float]] = SAMPLINGS,
+) -> Samples:
+    """Ask `mixed`, and sort the answers. `kinds`: all or the first ones."""
+    requests = mixed(name, prompts, each, kinds)
     answers = ask(engine, requests)
-    kinds = []
-    for sampling in SAMPLINGS:
+    drawn = []
+    for sampling in kinds:
         some = [answer.tokens for request, answer in zip(requests, answers, strict=True) if request.sampling == sampling]
-        kinds.append(np.array([[*tokens, *[-1] * (SHORT - len(tokens))] for tokens in some], dtype=np.int64))
+        drawn.append(np.array([[*tokens, *[-1] * (SHORT - len(tokens))] for tokens in some], dtype=np.int64))
     greedy = [a.tokens for request, a in zip(requests, answers, strict=True) if request.sampling["temperature"] == 0]
-    return Samples(tuple(kinds), tuple(greedy))
+    return Samples(tuple(drawn), tuple(greedy))
 
 
 def p_value(one: Samples, other: Samples) -> float:
-    """Probability of a difference at least as large between two engines that draw alike."""
+    """Probability of a difference at least as large between two engines that draw alike, over the kinds that both were asked."""
     generator = np.random.default_rng(seed("permutations"))
     observed, drawn = 0.0, np.zeros(PERMUTATIONS)
-    for mine, theirs in zip(one.kinds, other.kinds, strict=True):
+    for mine, theirs in zip(one.kinds, other.kinds, strict=False):
         seen, chance = chi_square(mine, theirs, generator)
         observed, drawn = observed + seen, drawn + chance
     return float((1 + np.count_nonzero(drawn >= observed * (1 - 1e-9))) / (PERMUTATIONS + 1))

@@ -40,9 +40,9 @@ def test_other_shares_and_other_neighbours_are_seen(shares: list[float], copies:
 
 def test_requests_of_a_batch_mix_all_kinds_and_share_no_seed() -> None:
     prompts = [[{"role": "user", "content": str(index)}] for index in range(5)]
-    requests = sampled.mixed("off", prompts, 30)
+    requests = sampled.mixed("off", prompts, 30, sampled.SAMPLINGS)
     assert [sum(one.sampling == kind for one in requests) for kind in sampled.SAMPLINGS] == [30] * 4
     assert sum(one.sampling["temperature"] == 0 for one in requests) == 20
     drawn = [one.seed for one in requests if one.sampling["temperature"]]
     assert len(set(drawn)) == len(drawn)
-    assert not {one.seed for one in sampled.mixed("greedy", prompts, 30)} & {one.seed for one in requests}
+    assert not {one.seed for one in sampled.mixed("greedy", prompts, 30, sampled.SAMPLINGS)} & {one.seed for one in requests}
