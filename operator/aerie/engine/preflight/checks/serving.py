@@ -255,9 +255,9 @@ _WRONG_ON_CPU = (Version.parse("0.32.0"), Version.parse("0.33.0"))
     "C33",
     "sampled requests on CPU",
     why="with a drafter vLLM's CPU backend verifies with uninitialised temperature, top_p and top_k: requests with a temperature "
-    "above 0 get answers that are not the target's",
+    "above 0 get answers that are not the target's, and one with top_k can end the engine",
     worst=Severity.WARN,
-    source="vLLM issue 55005; vllm/utils/cpu_triton_utils.py, _expand_kernel_impl, 0.32 and 0.33",
+    source="vLLM issue 55005; vllm/utils/cpu_triton_utils.py, _expand_kernel_impl, 0.32 and 0.33; run on 0.32",
 )
 def sampled_on_cpu(subject: Subject) -> Iterable[Outcome]:
     if not subject.speculative:
