@@ -279,6 +279,9 @@ def _facts(text: str | None) -> Facts | None:
         servers = arguments.read(flags).api_servers
         version = versions.resolve(spec.engine.image, spec.engine.version)
         told = {name: document["spec"].get(name) for name in ("model", "engine", "drafter")}
+        # What decides about acceptance and step times besides; where it is not written, families stay what they were.
+        added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
+        told |= {name: value for name, value in added.items() if value}
     except (ValueError, LookupError, TypeError):
         return None
     if isinstance(version, versions.NoVersion):

@@ -84,7 +84,13 @@ def read_wanted(
     try:
         config = None
         if spec.drafter is not None:
-            drafter = flags.Drafter(pod.drafter_location(resource) or "", spec.drafter.method, _commit(spec.drafter.source))
+            drafter = flags.Drafter(
+                pod.drafter_location(resource) or "",
+                spec.drafter.method,
+                _commit(spec.drafter.source),
+                spec.speculation.draft_sampling,
+                spec.speculation.engine_options or {},
+            )
             config = flags.speculative_config(setting, drafter, engine.version, arguments.read(spec.engine.args))
         return replace(wanted, template=pod.template(resource, config))
     except (arguments.ArgumentError, TemplateError) as error:

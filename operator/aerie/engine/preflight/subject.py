@@ -72,7 +72,12 @@ class Subject:
         """1 or 2, and why: which of vLLM's two model runners will run."""
         experts = self.target_model.experts
         return model_runner(
-            self.version, self.method, self.environment, experts=experts, parallel_drafting=self.parallel_drafting
+            self.version,
+            self.method,
+            self.environment,
+            experts=experts,
+            parallel_drafting=self.parallel_drafting,
+            foreign_vocabulary=self.speculative.get("use_heterogeneous_vocab") is True,
         )
 
     @cached_property
