@@ -132,8 +132,8 @@ KEYS = (
         "rejection_sample_method",
         "string",
         "0.22.0",
-        "How drafts are verified: standard, token by token, or block, several at once (0.25 or newer, on model runner V2). Both are "
-        "lossless. Default: standard.",
+        "How drafts are verified: standard, token by token, or block, several at once (0.25 or newer, on model runner V2). "
+        "Both are lossless. Default: standard.",
         words=("standard", "block"),
     ),
     Key(
@@ -167,7 +167,7 @@ KEYS = (
     Key("fly_window_size", "integer", "0.33.0", refused=_LOSSY),
     Key("synthetic_acceptance_length", "number", "0.20.0", refused=_LOSSY),
     Key("synthetic_acceptance_rates", "array", "0.20.0", refused=_LOSSY),
-    # ------------------------------------------------------------------------------------- other methods than those of spec.drafter
+    # ----------------------------------------------------------------------- other methods than those of spec.drafter
     Key("dspark_draft_topk", "integer", "0.28.0", refused="it is for DSpark drafters, which Aerie does not run: leave it out"),
     Key("index_share_for_mtp_iteration", "boolean", "0.29.0", refused="it is for MTP, which Aerie does not run: leave it out"),
     Key("prompt_lookup_max", "integer", "0.15.1", refused=_NO_MODEL),
@@ -183,7 +183,7 @@ KEYS = (
         refused="it is for whole draft models, which Aerie does not run: leave it out",
     ),
     Key("xpress_topc", "integer", "0.33.0", refused="it is for XPress drafters, which Aerie does not run: leave it out"),
-    # ------------------------------------------------------------------------------------------------------------ the engine's own
+    # ---------------------------------------------------------------------------------------------- the engine's own
     Key(
         "draft_load_config",
         "object",

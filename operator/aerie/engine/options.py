@@ -1,8 +1,8 @@
 """The speculative config's further keys against a version of vLLM: what it lacks, what it refuses, what it ignores in silence.
 
 The keys themselves are data (`aerie.api.engine_options`). Guarantees: every key of `spec.speculation.engineOptions` that is not
-the user's to set, or is not known, is refused by a sentence with field, value and way out. Not guaranteed: that a backend or a type
-that is named exists in the image; the engine says so when it starts.
+the user's to set, or is not known, is refused by a sentence with field, value and way out. Not guaranteed: that a backend or a
+type that is named exists in the image; the engine says so when it starts.
 
 Sources, 0.22 to 0.33: vllm/config/speculative.py (_verify_args, __post_init__), vllm/config/vllm.py
 (_get_v1_model_runner_unsupported_features, _get_v2_model_runner_unsupported_features),
@@ -53,8 +53,8 @@ def _misplaced(name: str, value: object) -> str:
     given, key = _text(value), BY_NAME.get(name)
     if key is None:
         return (
-            f"{_FIELD} has {name}: {given}, and Aerie knows no such key of vLLM's speculative config: correct its name, or leave it "
-            "out; docs/reference.md lists those of vLLM 0.26 to 0.33."
+            f"{_FIELD} has {name}: {given}, and Aerie knows no such key of vLLM's speculative config: correct its name, or leave "
+            "it out; docs/reference.md lists those of vLLM 0.26 to 0.33."
         )
     if key.refused:
         return f"{_FIELD} has {name}: {given}: {key.refused}."

@@ -241,6 +241,12 @@ class Feature(Enum):
     DRAFT_MOE_BACKEND = _row("a MoE backend of the drafter's own", "0.19.0", "vllm/config/speculative.py")
     DRAFT_ATTENTION_BACKEND = _row("an attention backend of the drafter's own", "0.21.0", "vllm/config/speculative.py")
     DRAFT_KV_CACHE_DTYPE = _row("a KV cache type of the drafter's own", "0.26.0", "vllm/config/speculative.py")
+    DRAFT_LOGITS_NARROW = _row(
+        "draft logits that are kept in the model's type, not in float32",
+        "0.28.0",
+        "vllm/v1/worker/gpu/spec_decode/speculator.py, draft_logits_spec",
+        limits="model runner V2",
+    )
     DRAFT_CONTEXT_RAISED = _row(
         "a drafter's shorter context raised to the target's, where its RoPE type allows",
         "0.27.0",

@@ -1,9 +1,9 @@
 """The revision: a hash of all that determines an engine's pod.
 
-Target, engine, drafter, served name, speculation setting, draft sampling and engine options are in it; replicas, rollout, metrics and pausing are not, so
-that changing those touches no pod. Nor is how a release of Aerie builds a pod of them: pods of a revision stay as they were
-built when it was first rolled out (rollout/templates.py), so that an upgrade of Aerie rolls out nothing. Who wants pods as the
-present release builds them asks for a renewal, by the annotation `RENEW`, which is a change like any other.
+Target, engine, drafter, served name, speculation setting, draft sampling and engine options are in it; replicas, rollout, metrics
+and pausing are not, so that changing those touches no pod. Nor is how a release of Aerie builds a pod of them: pods of a revision
+stay as they were built when it was first rolled out (rollout/templates.py), so that an upgrade of Aerie rolls out nothing. Who
+wants pods as the present release builds them asks for a renewal, by the annotation `RENEW`, which is a change like any other.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from aerie.engine.arguments import Arguments
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.flags import model_runner
 from aerie.engine.layer_ids import Counting, Layers, counting, read_by_vllm
-from aerie.engine.memory import Estimate, Layout, estimate
+from aerie.engine.memory import Drawn, Estimate, Layout, estimate
 from aerie.engine.models import DrafterModel, TargetModel, drafter_model, target_model
 from aerie.engine.origin import detect
 from aerie.engine.versions import Feature, Version, supports
@@ -113,6 +113,14 @@ class Subject:
     def supports(self, feature: Feature) -> bool:
         return supports(self.version, feature)
 
+    @property
+    def _drawn(self) -> Drawn | None:
+        tokens = self.speculative.get("num_speculative_tokens")
+        if self.speculative.get("draft_sample_method") != "probabilistic" or not isinstance(tokens, int):
+            return None
+        wide = self.model_runner[0] == 1 or not self.supports(Feature.DRAFT_LOGITS_NARROW)
+        return Drawn(tokens, wide, self.arguments.max_num_seqs)
+
     @cached_property
     def memory(self) -> Estimate:
         draft_tp = self.speculative.get("draft_tensor_parallel_size")
@@ -131,5 +139,6 @@ class Subject:
             dtype=arguments.dtype,
             kv_cache_dtype=arguments.kv_cache_dtype,
             draft_kv_cache_dtype=draft_kv if isinstance(draft_kv, str) else None,
+            drawn=self._drawn,
         )
         return estimate(self.target, self.drafter, layout)

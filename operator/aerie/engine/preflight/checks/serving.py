@@ -124,6 +124,7 @@ def memory(subject: Subject) -> Iterable[Outcome]:
         return
     assumed = f"assuming that {'; '.join(found.assumptions)}"
     smaller = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
+    smaller += ", lower --max-num-seqs, or draft greedily (draftSampling)" if found.draft_logits else ""
     smaller_weights = subject.arguments.offload or f"--quantization={subject.arguments.quantization}"
     if (found.kv_room <= 0 or (found.sequences or 1) < 1) and found.least_target_weights != found.target_weights:
         least = f"{weights} as they are on disk, too much for the GPU"
