@@ -192,8 +192,8 @@ def _draft_logits(drawn: Drawn, layout: Layout, dtype: str | None, vocabulary: i
     total = drawn.tokens * vocabulary * element * requests
     whose = "--max-num-seqs" if drawn.requests is not None else "vLLM's default of --max-num-seqs"
     return total, (
-        f"drafts that are drawn keep {total / GIB:.2f} GiB of logits ({drawn.tokens} tokens x {vocabulary} entries x {element} bytes "
-        f"x {requests} requests, {whose})"
+        f"drafts that are drawn keep {total / GIB:.2f} GiB of logits ({drawn.tokens} tokens x {vocabulary} entries x {element} "
+        f"bytes x {requests} requests, {whose})"
     )
 
 

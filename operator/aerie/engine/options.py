@@ -113,11 +113,10 @@ def faults(config: Mapping[str, Any], version: Version, *, tensor_parallel: int)
             "use_local_argmax_reduction is true, and adaptive verification needs the draft logits that it never makes",
             _out("use_local_argmax_reduction"),
         )
-    if config.get("draft_lm_head_quantization") is not None and method not in (None, *_HEAD_SHARED):
-        yield Fault(
-            f"{_named('draft_lm_head_quantization', config['draft_lm_head_quantization'])}, which the method {method} does not take",
-            _out("draft_lm_head_quantization"),
-        )
+    head = config.get("draft_lm_head_quantization")
+    if head is not None and method not in (None, *_HEAD_SHARED):
+        what = f"{_named('draft_lm_head_quantization', head)}, which the method {method} does not take"
+        yield Fault(what, _out("draft_lm_head_quantization"))
     if (size := config.get("draft_tensor_parallel_size")) not in (None, 1, tensor_parallel):
         yield Fault(
             f"draft_tensor_parallel_size is {size}, and vLLM takes 1 or the target's, {tensor_parallel}", "write one of them"

@@ -35,6 +35,10 @@ TAKEN = {
 OTHERS: dict[str, Any] = {"boolean": True, "integer": 3, "number": 0.5, "string": "x", "array": [1.0], "object": {}}
 
 
+def shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def manifest(**speculation: Any) -> dict[str, Any]:
     source = {"huggingFace": {"repo": "me/model", "revision": "0" * 40}}
     return {
@@ -55,8 +59,8 @@ def manifest(**speculation: Any) -> dict[str, Any]:
 def test_the_table_has_the_keys_of_every_release_and_no_others() -> None:
     assert {key.name for key in KEYS} == PUBLISHED.keys()
     assert len(BY_NAME) == len(KEYS)
-    for name, annotations in PUBLISHED.items():
-        first, since = Version.parse(next(iter(annotations))), Version.parse(BY_NAME[name].since)
+    for name, by_version in PUBLISHED.items():
+        first, since = Version.parse(next(iter(by_version))), Version.parse(BY_NAME[name].since)
         assert since == first if first > Version.parse("0.26.0") else since <= first, name
 
 
@@ -97,7 +101,7 @@ def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> Non
         assert said == ()
         assert at_apply == []
         return
-    assert said == (f"spec.speculation.engineOptions has {key.name}: {json.dumps(value).strip('"')}: {key.refused}.",)
+    assert said == (f"spec.speculation.engineOptions has {key.name}: {shown(value)}: {key.refused}.",)
     if key.kind not in ("array", "object"):
         assert at_apply == [f"spec.speculation.engineOptions.{key.name}: {key.refused}."]
 
@@ -119,7 +123,7 @@ def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> Non
 def test_what_is_unknown_or_of_another_kind_is_refused(options: dict[str, Any], why: str) -> None:
     (sentence,) = misplaced(options)
     ((name, value),) = options.items()
-    assert sentence.startswith(f"spec.speculation.engineOptions has {name}: {json.dumps(value).strip('"')}")
+    assert sentence.startswith(f"spec.speculation.engineOptions has {name}: {shown(value)}")
     assert why in sentence
     assert unsupported(Static(3), Drafter("x", options=options), Version.parse("0.33.0"), read([])) == (sentence,)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aerie.api.base import Model, Time
-from aerie.api.speculation import MOST_TOKENS
+from aerie.api.speculation import MOST_TOKENS, DraftSampling
 from aerie.api.status.words import Count, Text, Word
 
 Phase = Literal[
@@ -67,6 +67,8 @@ class Arm(Model):
     """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
     setting: Setting | None = None
     """The speculation setting."""
+    draft_sampling: DraftSampling | None = None
+    """How the drafter chooses its tokens. Absent without a drafter, and where the spec leaves it to the engine."""
     replicas: Count = 0
     """Pods that there should be."""
     ready_replicas: Count = 0
