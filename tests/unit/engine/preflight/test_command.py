@@ -111,7 +111,7 @@ def test_json_has_every_finding(small: Any, folders: Folders, file: File, capsys
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     assert report["drafter"] == f"example/drafter@{TWOS}"
-    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 34)}
+    assert {finding["id"] for finding in report["findings"]} == {f"C{number}" for number in range(1, 35)}
     assert next(finding for finding in report["findings"] if finding["id"] == "C26")["severity"] == "refuse"
 
 

@@ -1,4 +1,4 @@
-"""C33: draft sampling and further keys against version, method and model runner; and the memory of draft logits by runner."""
+"""C34: draft sampling and further keys against version, method and model runner; and the memory of draft logits by runner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAWN = {"draft_sample_method": "probabilistic"}
 def test_keys(
     small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (found,) = small.findings("C33", speculative=EAGLE | keys, version=Version.parse(version), environment=environment)
+    (found,) = small.findings("C34", speculative=EAGLE | keys, version=Version.parse(version), environment=environment)
     assert found.severity is severity
     assert evidence in found.evidence
     assert bool(found.way_out) == (severity in (Severity.REFUSE, Severity.WARN))

@@ -15,7 +15,7 @@ _OWN = frozenset({"method", "model", "revision", "num_speculative_tokens", "draf
 
 
 @check(
-    "C33",
+    "C34",
     "draft sampling and further keys",
     why="vLLM ends the start at a key that it does not have, and ignores some that its model runner does not obey",
     worst=Severity.REFUSE,
