@@ -393,7 +393,7 @@ async def worse_afterwards(case: Case) -> None:
     await measured(case, "better", canary=KEPT)
     await case.watched()
     await case.lie("worse", case.status["stable"]["revision"])
-    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Acceptance length is")
+    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Output per verification step is")
 
 
 async def falls_with_the_traffic(case: Case) -> str:

@@ -71,7 +71,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["phase"] == "Analyzing"
     assert "of the soak are left" in world.status["analysis"]["reason"]
     (length, *_) = world.status["analysis"]["comparisons"]
-    assert length["metric"] == "AcceptanceLength"
+    assert length["metric"] == "TokensPerStep"
     assert 0.15 < length["lower"] < length["estimate"] < length["upper"] < 0.25
     world.now += 2 * MINUTE
     world.step()

@@ -352,7 +352,9 @@ def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
 
 
 def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
-    """One pod in a block with this acceptance length and time for 5,000 tokens, and nothing else worth a remark."""
+    """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens, and nothing else
+    worth a remark."""
+    steps = 5000 / length if drafts else 0
     counts = Counts(
         drafts=drafts,
         accepted=drafts * (length - 1),
@@ -364,8 +366,8 @@ def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
         first_tokens=100,
         first_seconds=10,
         timed=100,
-        request_steps=2000,
-        iterations=500,
+        request_steps=steps,
+        iterations=steps / 4,
     )
     return Side(1, counts, 4.0, {"pod": counts})
 

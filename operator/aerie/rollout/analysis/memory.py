@@ -6,7 +6,7 @@
 The stable pods are followed with `blocks.observe` as a control without a canary. Scatter is above all the traffic's: how lengths
 and topics of requests differ, how long they stay alike, how they are spread over pods. So a promotion keeps what is known. What
 does not is what makes other numbers of the same traffic (`fitted`): another length of blocks, another objective of latency, and
-for the acceptance length more draft positions, because it scatters the more the longer it may get.
+for acceptance length and tokens per step more draft positions, because they scatter the more the longer they may get.
 
 Guarantees: pure; text that `pack` made comes back as it was. Not guaranteed: that pods are under like loads, as those of an
 analysis are where latencies count: what the elasticity leaves over of that is scatter here, and not there.
@@ -21,7 +21,16 @@ from dataclasses import dataclass, field, replace
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import History
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, FIRST_TIME, SLOW_OUTPUT, Criterion, Terms, criteria, remembered
+from aerie.rollout.analysis.criteria import (
+    ACCEPTANCE_LENGTH,
+    FIRST_TIME,
+    SLOW_OUTPUT,
+    TOKENS_PER_STEP,
+    Criterion,
+    Terms,
+    criteria,
+    remembered,
+)
 from aerie.rollout.analysis.elasticity import LEAST, Elasticity
 
 LEAST_SHARE = 0.5
@@ -87,6 +96,7 @@ class Memory:
             return None
         kept, known = terms.kept, self.terms.kept
         alike = {
+            TOKENS_PER_STEP: kept.positions <= known.positions,
             ACCEPTANCE_LENGTH: kept.positions <= known.positions,
             SLOW_OUTPUT: kept.output_edge == known.output_edge,
             FIRST_TIME: kept.first_edge == known.first_edge,

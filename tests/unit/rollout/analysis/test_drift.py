@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Terms
 from aerie.rollout.analysis.judgement import State
 from aerie.rollout.analysis.sequential import Pairs
 from tests.unit.rollout.world import side
@@ -20,7 +21,7 @@ def accepted(lengths: list[float], terms: Terms = TERMS) -> drift.Level | None:
     pairs = Pairs()
     for length in lengths:
         pairs = pairs.add(length, 2.0)
-    return drift.level_of(State(0.0, {ACCEPTANCE_LENGTH: pairs}), terms)
+    return drift.level_of(State(0.0, {TOKENS_PER_STEP: pairs}), terms)
 
 
 def watched(lengths: list[float], level: drift.Level) -> State:
@@ -42,6 +43,22 @@ def test_the_level_is_the_mean_of_the_analysis_as_sure_as_its_blocks() -> None:
 def test_there_is_none_where_it_was_not_compared_or_hardly() -> None:
     assert accepted([2.5] * 4) is None
     assert accepted([2.5] * 40, Terms(incomparable="the canary serves without a drafter.")) is None
+
+
+def test_the_length_of_the_acceptance_is_that_of_the_counters() -> None:
+    """The status' figure is held against it, which is of the counters too."""
+    pairs = {name: Pairs() for name in (TOKENS_PER_STEP, ACCEPTANCE_LENGTH)}
+    for _ in range(6):
+        pairs = {name: known.add(value, 2.0) for (name, known), value in zip(pairs.items(), (2.4, 2.5), strict=True)}
+    state, level = State(0.0, pairs), drift.level_of(State(0.0, pairs), TERMS)
+    assert level is not None
+    assert (level.mean, drift.accepted_length(state, TERMS)) == (pytest.approx(2.4), pytest.approx(2.5))
+    unequal = replace(TERMS, unequal=True)
+    level = drift.level_of(state, unequal)
+    assert level is not None
+    assert level.mean == pytest.approx(2.5)
+    assert drift.accepted_length(state, replace(TERMS, incomparable="the canary serves another target.")) is None
+    assert drift.accepted_length(State(0.0, {ACCEPTANCE_LENGTH: Pairs().add(2.5, 2.0)}), TERMS) is None
 
 
 def test_blocks_without_a_whole_pod_or_drafts_say_nothing() -> None:
@@ -82,5 +99,5 @@ def test_the_sentence_names_both_lengths() -> None:
     assert level is not None
     told = drift.fallen(watched([1.9, 2.0, 2.1, 2.0, 2.0], level), level, TERMS, 4)
     assert told.startswith(
-        "Acceptance length is 2.00 since the promotion, 20 % below the 2.50 of the acceptance and certainly at most 2."
+        "Output per verification step is 2.00 since the promotion, 20 % below the 2.50 of the acceptance and certainly at most 2."
     )
