@@ -9,9 +9,9 @@ the same here; that vLLM's acceptance length flatters the better arm is left out
 * Flagger 1.36.1 (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable. Failed checks add
   up and are never taken off; so many as `threshold` roll back. A passed check moves the weight on by `stepWeight`, so
   maxWeight / stepWeight passed checks promote. No value is a failed check.
-* Argo Rollouts 1.10.1 (analysis/analysis.go, assessMetricStatus): the same check. More failed measurements than `failureLimit` abort;
-  the metric is successful when `count` measurements are made, of whatever outcome: `result.Count >= effectiveCount`, where Count goes
-  up for Successful, Failed and Inconclusive alike. No value compares false and is a failed measurement.
+* Argo Rollouts 1.10.1 (analysis/analysis.go, assessMetricStatus): the same check. More failed measurements than `failureLimit`
+  abort; the metric is successful when `count` measurements are made, of whatever outcome: `result.Count >= effectiveCount`, where
+  Count goes up for Successful, Failed and Inconclusive alike. No value compares false and is a failed measurement.
 * How many checks there are is the user's choice, so each has two rows: ten checks, and an example of its own documentation (the
   numbers of checks and failures that it shows; the threshold and the minute stay).
 * Kayenta (NetflixACAJudge, MannWhitneyClassifier): after 60, 120 and 180 minutes of points, one a minute, the Mann-Whitney
@@ -171,8 +171,8 @@ def argo(canary: Floats, control: Floats) -> Decisions:
 
 
 def argo_example(canary: Floats, control: Floats) -> Decisions:
-    """docs/features/analysis.md: the example of several measurements (interval 60s, count 5) with the failureLimit 3 of that page's
-    template; without one it would be 0."""
+    """docs/features/analysis.md: the example of several measurements (interval 60s, count 5) with the failureLimit 3 of that
+    page's template; without one it would be 0."""
     return by_argo(canary, control, count=5, failure_limit=3)
 
 

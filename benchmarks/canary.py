@@ -177,24 +177,28 @@ how many would if the canary's pods had 40 % more requests than the control's: t
 said in them is forgotten then. Where a balancer sends by fewest requests, arms that are alike in flight are alike.
 
 No answer is cut at its end here, so tokens per step, by which Aerie judges, and acceptance length, for which the others' queries
-ask, are the same. In vLLM's counters acceptance length [flatters the better arm](rollouts.md#tokens-per-step-and-acceptance-length).
+ask, are the same. In vLLM's counters acceptance length flatters the better arm
+([why](rollouts.md#tokens-per-step-and-acceptance-length)).
 
 Of the others, their rules are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of Flagger
-1.36.1 and Argo Rollouts 1.10.1. They compare against numbers; that the number is the ratio of two arms, over minutes that nothing
-disturbs, is taken in their favour. How often an equal drafter is rolled back goes with how many checks a user asks for, and so does
-how often a worse one passes; so each has two rows, with a check a minute and the threshold canary >= 0.98 * stable in both:
+1.36.1 and Argo Rollouts 1.10.1. They compare against numbers; that the number is the ratio of two arms, over minutes that
+nothing disturbs, is taken in their favour. How often an equal drafter is rolled back goes with how many checks a user asks for,
+and so does how often a worse one passes. So each has two rows, with a check a minute and the threshold canary >= 0.98 * stable in
+both; the second is of its own docs, with Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's
+`docs/features/analysis.md` (the example with `count`, and the `failureLimit` of that page's template).
 
-| row | settings | from |
-|---|---|---|
-| Flagger, ten checks | `stepWeight: 5`, `maxWeight: 50`, `threshold: 5`: ten passed checks promote, the fifth failed one rolls back | chosen here |
-| Flagger, its tutorial's five | `stepWeight: 10`, `maxWeight: 50`, `threshold: 5`: five passed checks | Flagger's docs, tutorials/gatewayapi-progressive-delivery.md |
-| Argo Rollouts, ten checks | `count: 10`, `failureLimit: 3`: ten measurements of whatever outcome, the fourth failed one aborts | chosen here |
-| Argo Rollouts, its docs' five | `count: 5`, `failureLimit: 3` | Argo's docs/features/analysis.md: the example with `count`, and its template's `failureLimit` |
+| row | settings | promoted | rolled back |
+|---|---|---|---|
+| Flagger, ten checks | `stepWeight: 5`, `maxWeight: 50`, `threshold: 5` | at the tenth passed check | at the fifth failed one |
+| Flagger, its tutorial's five | `stepWeight: 10`, `maxWeight: 50`, `threshold: 5` | at the fifth passed check | likewise |
+| Argo Rollouts, ten checks | `count: 10`, `failureLimit: 3` | after ten checks of any outcome | at the fourth failed one |
+| Argo Rollouts, its docs' five | `count: 5`, `failureLimit: 3` | after five | likewise |
 
 ### What the peers' own programs did
 
-Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit a00cabd:
-simulated engines, four times as fast as time, checks each 15 s, ten checks and the failures as above. That is too few runs for rates:
+Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit
+a00cabd: simulated engines, four times as fast as time, a check each 15 s, with the settings for ten checks. These are too few runs
+for rates:
 
 | | Argo Rollouts | Flagger |
 |---|---|---|
@@ -204,8 +208,8 @@ simulated engines, four times as fast as time, checks each 15 s, ten checks and 
 | 9 % better | 2 of 2 promoted | 1 of 1 promoted |
 | no request at all | rolled back after 85 s: NaN is a failed measurement | rolled back after 95 s: no values |
 
-Aerie there, with one control pod and no history, had decided nothing about three equal drafters after 30, 30 and 50 blocks, with bounds
-of some -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
+Aerie there, with one control pod and no history, had decided nothing about three equal drafters after 30, 30 and 50 blocks, with
+bounds of some -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
 
 ## By simulation
 
