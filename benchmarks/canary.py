@@ -197,7 +197,7 @@ both; the second is of its own docs, with Flagger's `tutorials/gatewayapi-progre
 ### What the peers' own programs did
 
 Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit
-a00cabd: simulated engines, four times as fast as time, a check each 15 s, with the settings for ten checks. These are too few runs
+a00cabd: simulated engines, four times as fast as time, a check each 15 s, the settings for ten checks. These are too few runs
 for rates:
 
 | | Argo Rollouts | Flagger |

@@ -232,7 +232,7 @@ def test_a_fall_of_the_promoted_pods_alone_takes_them_back() -> None:
         if world.status["phase"] != "Rechecking":
             break
     assert world.status["stable"]["revision"] == old
-    assert last(world)["reason"].startswith("Taken back after its promotion. Acceptance length is ")
+    assert last(world)["reason"].startswith("Taken back after its promotion. Output per verification step is ")
     assert "certainly at most" in last(world)["reason"]
     assert last(world)["comparisons"][0]["upper"] < 0
     on_the_way_back(world, "RolledBack")
