@@ -41,6 +41,54 @@ def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "on"),
+    [
+        ("--disable-prefix-caching", False),
+        ("--no-enable-prefix-caching", False),
+        ("--disable-prefix-caching --enable-prefix-caching", True),
+        ("--watchdog-config {} --reasoning-effort-map {} --sleep-mode-backend cumem --monokernel", True),
+        ("--enable-custom-all-reduce --disable-log-requests --no-disable-cascade-attn", True),
+        ("--kv-cache-dtype whatever", True),
+    ],
+)
+def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["m", *words.split()], "0.33.0").enable_prefix_caching is on
+    if words.startswith("--no-"):  # the way to say so that both have
+        assert parse(["m", *words.split()], "0.32.0").enable_prefix_caching is on
+        return
+    with pytest.raises(SystemExit, match="2"):
+        parse(["m", *words.split()], "0.32.0")
+    assert words.split()[0] in capsys.readouterr().err
+
+
+def test_what_0_33_no_longer_takes() -> None:
+    words = ["m", "--spec-method", "medusa"]
+    parse(words, "0.32.1")
+    for newer in ("0.33.0", "0.34.0", "0.33.0rc1"):
+        with pytest.raises(SystemExit, match="2"):
+            parse(words, newer)
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("v0.32.0", "0.32.0"),
+        ("0.32.1", "0.32.1"),
+        ("v0.32.0-cu129", "0.32.0"),
+        ("v0.33.0rc1", "0.33.0rc1"),
+        ("v0.10.1.1", "0.10.1.1"),
+        ("latest", "0.33.0"),
+        ("25.10-py3", "0.33.0"),
+        ("1", "0.33.0"),
+        ("", "0.33.0"),
+    ],
+)
+def test_the_images_tag_names_the_version(tag: str, version: str) -> None:
+    assert from_environment({"AERIE_SIMULATOR_TAG": tag}).version == version
+    assert from_environment({"AERIE_SIMULATOR_TAG": tag, "AERIE_SIMULATOR": '{"version": "0.30.0"}'}).version == "0.30.0"
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["m", "--no-such-flag", "3", "--other"], "vllm: error: unrecognized arguments: --no-such-flag 3 --other"),
