@@ -634,6 +634,34 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ),
     ("C33", version("0.31.0+cpu"), WARN, "(vLLM issue 55005) is not known. Send temperature 0 alone to this engine, run it"),
     ("C33", both({"speculative": {}}, version("0.32.0+cpu")), SKIP, "there is no speculation"),
+    ("C35", {}, PASS, "sleep mode is off"),
+    ("C35", both({"drafter": None}, args(sleep_mode=True)), SKIP, "there is no drafter"),
+    (
+        "C35",
+        args(sleep_mode=True),
+        WARN,
+        "does not load the drafter's weights again after a sleep of level 2. Set --sleep-preserve-parameter-names=draft.*",
+    ),
+    ("C35", both(args(sleep_mode=True), version("0.31.0")), WARN, "Use level 1, or start pods again after level 2."),
+    ("C35", args(sleep_mode=True, sleep_preserves=("lm_head.*",)), WARN, "does not load the drafter's weights again"),
+    ("C35", args(sleep_mode=True, sleep_preserves=("lm_head.*", "draft.*")), PASS, "keeps the drafter's weights"),
+    ("C36", {}, PASS, "VLLM_USE_RUST_FRONTEND is not set"),
+    ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "0"}}, PASS, "is not set"),
+    ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "1"}}, NOTE, "figures of single requests cannot be had"),
+    ("C37", {}, PASS, "--kv-cache-dtype is auto"),
+    ("C37", args(kv_cache_dtype="fp8"), PASS, "--kv-cache-dtype is fp8"),
+    ("C37", both(args(kv_cache_dtype="float16", dtype="bfloat16"), version("0.32.0")), PASS, "--kv-cache-dtype is float16"),
+    ("C37", args(kv_cache_dtype="float16", dtype="half"), PASS, "the model and its KV cache are float16"),
+    (
+        "C37",
+        args(kv_cache_dtype="float16", dtype="bfloat16"),
+        REFUSE,
+        "the model runs in bfloat16, which vLLM 0.33.0 refuses. Leave --kv-cache-dtype out, or set it to bfloat16.",
+    ),
+    ("C37", args(kv_cache_dtype="bfloat16", dtype="float"), REFUSE, "runs in float32, which vLLM 0.33.0 refuses. Leave"),
+    ("C37", both(target(dtype="bfloat16"), args(kv_cache_dtype="float16")), REFUSE, "the model runs in bfloat16"),
+    ("C37", both(target(dtype="bfloat16"), args(kv_cache_dtype="bfloat16")), PASS, "the model and its KV cache are bfloat16"),
+    ("C37", both(target(dtype="float16"), args(kv_cache_dtype="bfloat16")), WARN, "set --dtype=bfloat16 too"),
     ("C32", {}, PASS, "each tensor is in one file"),
     (
         "C32",
@@ -686,7 +714,7 @@ def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
         assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 35)]
+    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 38)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -709,7 +737,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 6 notes, 27 passed"
+    assert report.summary == "preflight passed: 6 notes, 30 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:
