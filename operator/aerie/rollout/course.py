@@ -256,9 +256,13 @@ def _as_it_is(observed: Observed, status: Status, replicas: int) -> dict[str, An
     if stable is None or canary is None:
         return {"arms": Arms(replicas) if canary is None else Arms(0, canary.replicas)}
     arms: dict[str, tuple[Arm, bool]] = {"stable": (stable, False), "canary": (canary, False)}
+    control = canary.control.replicas if canary.control else 0
     if canary.control is not None:
         arms["control"] = (canary.control, True)
-    control = canary.control.replicas if canary.control else 0
+    elif observed.rests and (left := observed.deployment(stable.revision, control=True)) is not None:
+        # It was to go, and no arm loses pods now: its pods can stand in for stable ones.
+        arms["control"] = (stable.model_copy(update={"weight": 0}), True)
+        control = left["spec"]["replicas"]
     return {"arms": Arms(stable.replicas, canary.replicas, control), "weights": _weights(observed, **arms)}
 
 

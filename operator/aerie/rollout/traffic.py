@@ -76,12 +76,13 @@ def standing_in(replicas: int, arms: Arms, stable: Pods, canary: Pods, control: 
 
 def to_serving(weights: Mapping[str, int], serving: Mapping[str, int]) -> dict[str, int]:
     """Weights that were given before, for the arms that serve now: an arm without a serving pod loses its own, and where that
-    leaves none, the first arm that serves has all. Where no arm serves, or all that have a weight do, they stay as they are."""
+    leaves none, an arm that serves has all, the canary last. Where no arm serves, or all that have a weight do, they stay as they
+    are."""
     if not any(serving.values()) or all(serving[arm] for arm, weight in weights.items() if weight):
         return dict(weights)
     able = {arm: weight if serving[arm] else 0 for arm, weight in weights.items()}
     if not any(able.values()):
-        able[next(arm for arm in weights if serving[arm])] = ALL
+        able[min((arm for arm in weights if serving[arm]), key=lambda arm: arm == "canary")] = ALL
     return able
 
 

@@ -337,3 +337,22 @@ def test_a_rejected_canary_that_alone_serves_gets_the_requests_when_no_stable_po
     cluster.go_on(MINUTE)
     assert cluster.serving(new) == 1
     assert weights(cluster)["chat-canary"] == 100_000
+
+
+def test_while_a_kind_cannot_be_listed_a_control_that_was_to_go_gets_the_requests_of_stable_pods_that_are_lost() -> None:
+    """The status names no control any more, and its pods are still there because no arm loses any."""
+    cluster = come_to("Analyzing")
+    old = cluster.status["stable"]["revision"]
+    traffic = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
+    cluster.edit(rollout={**cluster.document["spec"]["rollout"], "traffic": traffic})
+    cluster.go_on(MINUTE)
+    cluster.unlisted["PodDisruptionBudget"] = cluster.now + timedelta(hours=1)
+    cluster.document["status"]["canary"] |= {"phase": "RollingBack", "weight": 0}
+    cluster.document["status"]["stable"]["weight"] = 100
+    del cluster.document["status"]["canary"]["control"]
+    for pod in cluster.fleet:
+        if pod.revision == old and not pod.of.endswith("control"):
+            pod.become("Imageless", cluster.now)
+    cluster.go_on(MINUTE)
+    assert cluster.serving() == 2, "canary and control"
+    assert weights(cluster)["chat-control"] == 100_000

@@ -27,6 +27,7 @@ SEEDS = (
     1100502,
     1104364,
     1104800,
+    1301378,
 )
 """The larger ones have shown faults that are mended: requests for a canary without a pod while a kind cannot be listed, a pod
 that alone serves and was deleted, looks each second (twice), the control of a canary that a lost status does not name, and a
