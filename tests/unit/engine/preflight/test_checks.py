@@ -634,6 +634,9 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ),
     ("C33", version("0.31.0+cpu"), WARN, "(vLLM issue 55005) is not known. Send temperature 0 alone to this engine, run it"),
     ("C33", both({"speculative": {}}, version("0.32.0+cpu")), SKIP, "there is no speculation"),
+    ("C34", {}, SKIP, "no further keys"),
+    ("C34", spec(draft_sample_method="probabilistic"), PASS, "vLLM 0.33.0 knows draft_sample_method"),
+    ("C34", both(spec(draft_sample_method="probabilistic"), version("0.20.2")), REFUSE, "a key that vLLM 0.20.2"),
     ("C35", {}, PASS, "sleep mode is off"),
     ("C35", both({"drafter": None}, args(sleep_mode=True)), SKIP, "there is no drafter"),
     (
