@@ -26,8 +26,8 @@ from aerie_lab.binaries.commands import Say
 from aerie_lab.binaries.families import Addon, Environment
 from aerie_lab.errors import BuildError
 
-_PATIENCE = 300.0
-"""Seconds for the programs' first answer: vLLM reads a gigabyte for it."""
+_PATIENCE = 900.0
+"""Seconds for the programs' first answer: vLLM reads a gigabyte for it, half a minute's work that busy cores make many."""
 
 
 def key(environment: Environment) -> str:

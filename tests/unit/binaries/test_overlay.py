@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,7 @@ def over(base: Environment, wheels: Wheels, version: str) -> Environment:
 
 
 def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: Environment, above: Environment) -> None:
+    assert store.lack(above) == "engine, which it stands on, cannot be used (it has not been built)"
     said: list[str] = []
     home = store.ensure(above, said.append)
     assert [line.split(":")[0] for line in said if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
@@ -96,10 +98,6 @@ def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: Environm
     assert left == {"__init__.py", "table.json", "k.so"}
     assert (package / "k.so").resolve() == (store.folder(base) / base.site_packages / "engine" / "k.so").resolve()
 
-
-def test_without_its_base_it_cannot_be_used(base: Environment, above: Environment) -> None:
-    assert store.lack(above) == "engine, which it stands on, cannot be used (it has not been built)"
-    store.ensure(above, print)
     assert store.lack(above) is None
     (store.folder(base) / base.site_packages / "engine" / "k.so").write_text("another")
     assert store.lack(above) == f"{above.site_packages}/engine/k.so has 7 bytes instead of 10"
@@ -119,15 +117,18 @@ def test_a_base_of_another_key_is_another_environment(base: Environment, above: 
         ({"compiled": ("fast.so",)}, r"/engine lacks fast\.so and also has k\.so:"),
     ],
 )
-def test_a_base_that_does_not_fit_is_refused_before_anything_is_downloaded(
-    above: Environment, wheels: Wheels, change: dict[str, object], reason: str
+def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
+    above: Environment, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
     assert above.over is not None
-    store.ensure(above.over.base, print)
-    wheels.remove("engine", "2.0.0")
+    package = tmp_path / "base" / above.site_packages / "engine"
+    package.mkdir(parents=True)
+    (package / "k.so").write_text("cpu kernel")
+    other = dataclasses.replace(above, over=dataclasses.replace(above.over, **change))
     with pytest.raises(BuildError, match=f"^engine-2 2.0.0 .*{reason}") as caught:
-        store.ensure(dataclasses.replace(above, over=dataclasses.replace(above.over, **change)), print)  # type: ignore[arg-type]
+        environment.build(other, tmp_path, tmp_path / "home", tmp_path / "log", print, base=tmp_path / "base")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: Environment, wheels: Wheels) -> None:
@@ -139,12 +140,17 @@ def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: Environm
     assert store.lack(other) == "it has not been built"
 
 
-def test_what_another_process_builds_above_it_stays(base: Environment, cache: Path) -> None:
+def test_what_another_process_builds_above_it_stays(base: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of engine-2 have a lock of their own: a build of engine must not take theirs for what a killed one has left."""
     under_way = cache / "bin" / "engine-2-0123456789abcdef"
-    under_way.mkdir(parents=True)
-    store.ensure(base, print)
+    left = cache / "bin" / "engine-0123456789abcdef"
+    for folder in (under_way, left):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(environment, "build", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(pytest.fail.Exception):
+        store.ensure(base, print)
     assert under_way.is_dir()
+    assert not left.exists()
 
 
 # -- vLLM 0.33 --------------------------------------------------------------------------------------------------------
