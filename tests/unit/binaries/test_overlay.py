@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from aerie.engine.versions import NEWEST_KNOWN, Version
 from aerie_lab import binaries
-from aerie_lab.binaries import environment, lookup, store
+from aerie_lab.binaries import environment, lookup, pip, store
 from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, Environment, Over
 from aerie_lab.engine.arguments import NEWEST
 from aerie_lab.errors import BuildError
@@ -28,7 +29,7 @@ def main():
     told = "import engine, pathlib; print(engine.RELEASE, (pathlib.Path(engine.__file__).parent / 'k.so').read_text())"
     print("version", importlib.metadata.version("engine"))
     if sys.argv[1:] != ["--version"]:
-        # A child with an environment of its own, as vLLM starts them.
+        # A child without variables: nothing hangs on PYTHONPATH.
         print(subprocess.run([sys.executable, "-c", told], env={}, capture_output=True, text=True, check=True).stdout)
 """
 ADDON = """
@@ -38,6 +39,24 @@ def register():
     if engine.RELEASE not in ("1.0.0", "2.0.0"):
         raise ValueError(f"release {engine.RELEASE} is not known")
 """
+
+
+@pytest.fixture(autouse=True)
+def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what takes seconds: pip in each environment. Wheels are unpacked instead; test_environment.py has pip itself."""
+
+    def make(_: Environment, home: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+
+    def install(python: Path, lock: Path, *_: object, **__: object) -> None:
+        home = python.parent.parent
+        for name, version in re.findall(r"^(\S+)==(\S+)", lock.read_text(), re.MULTILINE):
+            wheels.unpack(name, version, next(home.glob("lib/python*/site-packages")))
+        (home / "bin" / "engine").write_text(f"#!{python}\nimport tool\ntool.main()\n")
+        (home / "bin" / "engine").chmod(0o755)
+
+    monkeypatch.setattr(environment, "_make", make)
+    monkeypatch.setattr(pip, "install", install)
 
 
 @pytest.fixture

@@ -36,8 +36,10 @@ class Wheels:
         digest = hashlib.sha256(self._path(name, version).read_bytes()).hexdigest()
         return f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
 
-    def remove(self, name: str, version: str) -> None:
-        self._path(name, version).unlink()
+    def unpack(self, name: str, version: str, folder: Path) -> None:
+        """Put the package's files into a folder of packages, as pip does, without its programs."""
+        with zipfile.ZipFile(self._path(name, version)) as wheel:
+            wheel.extractall(folder)
 
     def lock(self, name: str, pins: str) -> Path:
         """A lock file beside the folder."""
