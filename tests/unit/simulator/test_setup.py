@@ -49,6 +49,7 @@ def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
         ("--watchdog-config {} --reasoning-effort-map {} --sleep-mode-backend cumem --monokernel", True),
         ("--enable-custom-all-reduce --disable-log-requests --no-disable-cascade-attn", True),
         ("--kv-cache-dtype whatever", True),
+        ("--tool-strict-level None --spec-method None", True),
     ],
 )
 def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
