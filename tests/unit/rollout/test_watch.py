@@ -187,7 +187,8 @@ def test_no_accepted_token_takes_it_back_by_itself() -> None:
     world, old = watching()
     world.measure_alone(2, 1.0, scatter=0.0)
     assert world.status["stable"]["revision"] == old
-    assert "Not one drafted token" in last(world)["reason"]
+    assert "has fallen to 1.00" in last(world)["reason"]
+    assert "sleep of level 2" in last(world)["reason"]
 
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
@@ -267,5 +268,12 @@ def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
     look(2.4)
     assert world.condition("Degraded") == ("True", "DriftSuspected")
     assert "2.40, 20 % below the 3." in world.message("Degraded")
+    look(2.9)
+    assert world.condition("Degraded")[0] == "False"
+    look(1.02)
+    assert world.condition("Degraded") == ("True", "DriftSuspected")
+    look(1.0)
+    assert world.condition("Degraded") == ("True", "DraftsRejected"), "lost weights are no drift, however little is left to fall"
+    assert "its weights are lost: after a sleep of level 2" in world.message("Degraded")
     look(2.9)
     assert world.condition("Degraded")[0] == "False"
