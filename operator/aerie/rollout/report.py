@@ -207,7 +207,8 @@ def _drift(stable: Arm | None) -> Finding | None:
     """That the stable pods' acceptance length is 1.00, or far below that with which they were accepted; None while neither is."""
     if stable is None or stable.acceptance_length is None:
         return None
-    if stable.acceptance_length <= SILENT and (stable.accepted_length or 0.0) != SILENT:
+    trimmed = stable.setting is not None and stable.setting.mode == "Adaptive"  # drafts that the engine trims count as rejected
+    if stable.acceptance_length <= SILENT and stable.accepted_length != SILENT and not trimmed:
         return Finding(DEGRADED, "True", "DraftsRejected", _silent(stable))
     fall = 1 - stable.acceptance_length / stable.accepted_length if stable.accepted_length else 0.0
     if fall <= DRIFT:

@@ -257,7 +257,7 @@ def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_on
     world.edit(engine=engine)
     world.settle_until("Starting")
     world.annotate(promote=world.wanted)
-    for _ in range(6):
+    for _ in range(20):
         world.schedule()
         world.ready()
         world.now += timedelta(minutes=10)

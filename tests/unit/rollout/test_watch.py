@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from aerie.api.status import Arm
 from aerie.resources import names
+from aerie.rollout import report
 from aerie.rollout.decide import decide
 from aerie.rollout.figures import Figures
 from aerie.rollout.traffic import ALL
@@ -247,6 +249,25 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
         world.document["status"] = before  # the write was lost, and so the look is repeated
         world.step()
     assert world.status["phase"] == "Rechecking"
+
+
+@pytest.mark.parametrize(
+    ("arm", "reason"),
+    [
+        ({"acceptanceLength": 1.0}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "acceptedLength": 2.5}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "acceptedLength": 1.0}, None),
+        ({"acceptanceLength": 1.01}, None),
+        ({"acceptanceLength": 1.0, "setting": {"mode": "Adaptive", "tokens": 5}}, None),
+        ({}, None),
+    ],
+)
+def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
+    arm: dict[str, Any], reason: str | None
+) -> None:
+    found = report._drift(Arm.model_validate({"revision": "r1", **arm}))
+    assert (found and found.reason) == reason
+    assert found is None or "after a sleep of level 2" in found.message
 
 
 def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:

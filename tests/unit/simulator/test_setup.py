@@ -185,7 +185,7 @@ def test_a_drafter_with_fewer_positions_cuts_the_context_from_0_33_on(
     rope: dict[str, Any] | None, version: str, taken: int, drafters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(drafters["eagle3"], tmp_path / "short")
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096, "rope_scaling": rope}
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096, "rope_parameters": rope}
     (folder / "config.json").write_text(json.dumps(config))
     words = speculation(method="eagle3", model=str(folder), num_speculative_tokens=3)
     assert prepared(*words, options=Options(version=version)).settings.max_model_len == taken
