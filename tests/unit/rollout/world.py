@@ -23,6 +23,7 @@ from aerie.rollout.analysis.lossless import Answers, Prompt
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
+from aerie.rollout.context import ContextLengths
 from aerie.rollout.decide import decide
 from aerie.rollout.handover import ENDPOINTS
 from aerie.rollout.last_spec import read_resource
@@ -70,6 +71,7 @@ class World:
         self.source_trouble: str | None = ""
         self.memory: Memory | None = None
         self.answers: Answers | None = None
+        self.contexts: ContextLengths | None = None
         self.advice: Advice | None = None
         self.turn = Turn()
         self.nodes: dict[str, dict[str, str]] = {}
@@ -109,6 +111,7 @@ class World:
             source_trouble=self.source_trouble,
             memory=self.memory,
             answers=self.answers,
+            contexts=self.contexts,
             advice=self.advice,
             turn=self.turn,
             nodes=self.nodes,

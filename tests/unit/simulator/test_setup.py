@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,26 @@ def test_each_drafter_behaves_as_its_files_say(drafters: dict[str, Path]) -> Non
     assert length(served("rated")) == pytest.approx(1.8, rel=0.05)
     with pytest.raises(EngineError, match="There is no module or parameter named 'fc_norm'"):
         served("no flags")
+
+
+@pytest.mark.parametrize(
+    ("rope", "version", "taken"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, "0.33.0", 4096),
+        ({"rope_type": "yarn", "factor": 4.0}, "0.32.0", 32768),
+        ({"type": "longrope"}, "0.34.0", 4096),
+        ({"rope_type": "llama3"}, "0.33.0", 32768),
+        (None, "0.33.0", 32768),
+    ],
+)
+def test_a_drafter_with_fewer_positions_cuts_the_context_from_0_33_on(
+    rope: dict[str, Any] | None, version: str, taken: int, drafters: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(drafters["eagle3"], tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096, "rope_parameters": rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = speculation(method="eagle3", model=str(folder), num_speculative_tokens=3)
+    assert prepared(*words, options=Options(version=version)).settings.max_model_len == taken
 
 
 def test_measured_acceptance_is_left_alone(drafters: dict[str, Path]) -> None:

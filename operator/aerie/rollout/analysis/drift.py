@@ -8,6 +8,9 @@ taken off by pairs then, and no count of blocks averages it out, because it may 
 is none, and a certain one is a suspicion and no verdict: it says that old pods should get requests, and be compared with in pairs
 as ever (`judgement.watch`).
 
+A fall to an acceptance length of 1.00 is no drift and needs no statistics: the drafter proposes noise, as it does once its
+weights are lost, and after `SILENT` such blocks in a row that is said (`silent`).
+
 How blocks scatter is known from those of the analysis: their variance is a prior for the few blocks of a watch, and how uncertain
 the level itself is joins as a lasting difference. Not guaranteed: any rate of wrong suspicions where the traffic changes; one
 costs no more than that old pods get requests for a while.
@@ -20,12 +23,19 @@ from dataclasses import dataclass, replace
 
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion, Terms, criteria
-from aerie.rollout.analysis.judgement import SILENT, State
+from aerie.rollout.analysis.judgement import SILENT, SPOKEN, State
 from aerie.rollout.analysis.sequential import Pairs, Prior, Tuning, half_width, upper
 
 ALPHA = 0.05
 TIGHTEST = 5.0
 """Effective blocks at which the bound is tightest: a watch has few."""
+NOISE = 0.005
+"""Accepted tokens per draft up to which an acceptance length reads 1.00: a drafter that proposes noise is right now and then."""
+LOST = (
+    "Its drafter proposes noise. So it does when its weights are lost: after a sleep of level 2, vLLM's reload_weights loads the "
+    "target's weights alone (vLLM issue 52479). Answers stay right and come slower; restart the pods, which loads both."
+)
+"""What an acceptance length of 1.00 means where it was higher before."""
 LEAST = 3
 """Blocks before which nothing is said."""
 
@@ -74,15 +84,16 @@ def count(state: State, block: Block, level: Level, terms: Terms) -> State:
     if whole <= 0:
         return state
     pairs = {criterion.name: state.pairs.get(criterion.name, Pairs()).add(part / whole, level.mean)}
-    silent = state.silent + 1 if side.counts.accepted == 0 and level.mean > 1 else 0
-    return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=silent)
+    most = min(NOISE, (level.mean - 1) / 10) * side.counts.drafts
+    silent = side.counts.drafts >= SPOKEN and level.mean > 1 and side.counts.accepted <= most
+    return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=state.silent + 1 if silent else 0)
 
 
 def silent(state: State) -> str:
-    """That none of their drafted tokens is accepted any more; empty where some are."""
+    """That next to none of their drafted tokens is accepted any more, and what that means; empty where some are."""
     if state.silent < SILENT:
         return ""
-    return f"Not one drafted token of the promoted pods was accepted in {state.silent} blocks in a row."
+    return f"Acceptance length of the promoted pods has fallen to 1.00, in {state.silent} blocks in a row. {LOST}"
 
 
 def fallen(state: State, level: Level, terms: Terms, pods: int) -> str:

@@ -75,8 +75,26 @@ def test_no_accepted_token_is_told_at_once() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
     assert drift.silent(watched([1.0], level)) == ""
-    assert "in 2 blocks in a row" in drift.silent(watched([2.5, 1.0, 1.0], level))
+    told = drift.silent(watched([2.5, 1.0, 1.0], level))
+    assert told.startswith("Acceptance length of the promoted pods has fallen to 1.00, in 2 blocks in a row.")
+    assert "its weights are lost: after a sleep of level 2" in told
+    assert "restart the pods" in told
     assert drift.silent(watched([1.0, 1.0, 2.5], level)) == ""
+
+
+def test_noise_that_is_right_now_and_then_is_noise_and_a_few_drafts_are_none() -> None:
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    assert drift.silent(watched([1.004, 1.001], level)), "it reads 1.00"
+    assert drift.silent(watched([1.006, 1.006], level)) == ""
+    few = State(0.0)
+    for n in range(3):
+        few = drift.count(few, Block(120.0 * n, 120.0 * (n + 1), side(1.0, drafts=20), None), level, TERMS)
+    assert drift.silent(few) == ""
+    poor = accepted([1.02, 1.03, 1.04] * 10)
+    assert poor is not None
+    assert drift.silent(watched([1.004, 1.004], poor)) == "", "hardly less than it was accepted with"
+    assert drift.silent(watched([1.0, 1.0], poor))
 
 
 def seen(fall: float, blocks: int, runs: int = 200) -> float:
