@@ -106,14 +106,20 @@ def mapping_faults(config: DrafterConfig, d2t: Tensor, t2d: Tensor | None) -> li
         at = int(outside[0])
         sends = f"d2t sends draft id {at} to token {int(tokens[at])}, and the target's vocabulary is 0 to {size - 1}."
         return [f"{sends} d2t is an offset: token of the target = draft id + d2t[draft id]."]
-    uses = torch.bincount(tokens, minlength=size)
+    reached, uses = torch.unique(tokens, return_counts=True)  # as many as the file has, whatever size the configuration says
     if (uses > 1).any():
-        token = int(torch.nonzero(uses > 1)[0])
+        token = int(reached[uses > 1][0])
         first, second = torch.nonzero(tokens == token).flatten()[:2].tolist()
         return [f"d2t sends draft ids {first} and {second} both to token {token}, and vLLM keeps the logit of one."]
-    if t2d is not None and len(wrong := torch.nonzero((uses > 0) != t2d.bool()).flatten()):
+    if t2d is None:
+        return []
+    if len(t2d) != size:
+        return [f"t2d has {len(t2d)} entries, and vocab_size is {size}."]
+    expected = torch.zeros(len(t2d), dtype=torch.bool)
+    expected[reached] = True
+    if len(wrong := torch.nonzero(expected != t2d.bool()).flatten()):
         at = int(wrong[0])
-        return [f"t2d says {bool(t2d[at])} for token {at}, and by d2t it is {bool(uses[at])}."]
+        return [f"t2d says {bool(t2d[at])} for token {at}, and by d2t it is {bool(expected[at])}."]
     return []
 
 

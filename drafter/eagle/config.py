@@ -43,6 +43,9 @@ ALIASES = {
 }
 """The names that are read."""
 
+LARGEST_VOCABULARY = 2**24
+"""Tokens; the largest published vocabularies have some 262,000. Masks of this size are made, so a file may not choose any."""
+
 
 @dataclass(frozen=True)
 class MlaDims:
@@ -101,6 +104,8 @@ class DrafterConfig:
                 f"eagle_aux_hidden_state_layer_ids is {list(ids)}: it has to name at least one layer, ascending, each once "
                 "(vLLM sorts them, so another order would exchange the parts of fc)."
             )
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise ConfigError(f"vocab_size is {self.vocab_size}: it has to be at most {LARGEST_VOCABULARY}.")
         if self.draft_vocab_size > self.vocab_size:
             raise ConfigError(f"draft_vocab_size {self.draft_vocab_size} is larger than vocab_size {self.vocab_size}.")
         if self.num_attention_heads % self.num_key_value_heads:

@@ -117,3 +117,15 @@ def test_any_value_in_the_configuration(saved: Saved, tmp_path: Path, data: st.D
 @given(content=st.binary(max_size=64))
 def test_any_bytes_for_the_configuration(saved: Saved, tmp_path: Path, content: bytes) -> None:
     try_all(tmp_path / "d", {**saved["vllm"], "config.json": content})
+
+
+@pytest.mark.parametrize("form", ["vllm", "speculators"])
+def test_a_vocabulary_of_any_size_takes_no_memory(saved: Saved, tmp_path: Path, form: str) -> None:
+    """20 GiB were taken to check a mapping of six tokens, and the machine ended the process."""
+    files = dict(saved[form])
+    config = json.loads(files["config.json"])
+    place = config if "vocab_size" in config else config["transformer_layer_config"]
+    place["vocab_size"] = 2**40
+    try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
+    with pytest.raises(EagleError, match=r"vocab_size is 1099511627776: it has to be at most 16777216\."):
+        convert(tmp_path / "d", Wishes(target_layers=8))
