@@ -105,7 +105,10 @@ class DrafterConfig:
                 "(vLLM sorts them, so another order would exchange the parts of fc)."
             )
         if self.vocab_size > LARGEST_VOCABULARY:
-            raise ConfigError(f"vocab_size is {self.vocab_size}: it has to be at most {LARGEST_VOCABULARY}.")
+            raise ConfigError(
+                f"vocab_size is {self.vocab_size}: it has to be at most {LARGEST_VOCABULARY}. Write that of "
+                "the target's config.json."
+            )
         if self.draft_vocab_size > self.vocab_size:
             raise ConfigError(f"draft_vocab_size {self.draft_vocab_size} is larger than vocab_size {self.vocab_size}.")
         if self.num_attention_heads % self.num_key_value_heads:

@@ -142,7 +142,7 @@ def worst(group: Sequence[Object], last_lines: Mapping[str, str], refusal: Refus
     gravest, room = graver(*troubles), graver(*(trouble for trouble in troubles if trouble.for_room))
     if gravest is None or room is None or gravest.for_room:
         return gravest
-    return replace(gravest, message=f"{gravest.message}; and {room.message}")
+    return replace(gravest, message=f"{gravest.message.rstrip('.')}; and {room.message}")
 
 
 def graver(*troubles: Trouble) -> Trouble | None:

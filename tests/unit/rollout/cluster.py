@@ -486,7 +486,7 @@ class Cluster(World):
         new = (status.get("canary") or status["stable"])["revision"] == revision
         effect = EFFECTS.get(self.drafters.get(revision, ""), 0.2) if new else 0.0
         noise = (1 + self.chance.gauss(0, 0.01)) * self.drift
-        seconds = sum(SECONDS[pod.product] for pod in serving) / len(serving)
+        seconds = max(SECONDS[pod.product] for pod in serving)
         return side(2.5 * (1 + effect) * noise, seconds=seconds)
 
     # ---------------------------------------------------------------------------------------------------------------------- time
