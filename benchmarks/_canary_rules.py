@@ -1,18 +1,26 @@
 """The rules that are compared: ours on arrays, and what Flagger, Argo Rollouts, Kayenta's judge and a paired z-test would do.
 
-Each rule gets both arms' acceptance lengths and says per run: rolled back, promoted or neither, and after how many minutes.
+Each rule gets what a step gave in both arms and says per run: rolled back, promoted or neither, and after how many minutes. The
+model cuts no answer at its end, so tokens per step, by which Aerie judges, and acceptance length, which the others ask for, are
+the same here; that vLLM's acceptance length flatters the better arm is left out, in the others' favour.
 
-* ours: the acceptance-length criterion of `aerie.rollout.analysis` with its alphas, bounds and minimum of blocks, without the
+* ours: the criterion of tokens per step of `aerie.rollout.analysis` with its alphas, bounds and minimum of blocks, without the
   soak and with all other criteria taken to hold. The test compares it with the operator's own functions, run by run.
-* Flagger (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable; failed checks add up and
-  never leave, the fifth rolls back; the tenth passed check promotes.
-* Argo Rollouts (analysis/analysis.go): the same check; more than failureLimit = 3 failures abort; ten successes promote.
+* Flagger 1.36.1 (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable. Failed checks add
+  up and are never taken off; so many as `threshold` roll back. A passed check moves the weight on by `stepWeight`, so
+  maxWeight / stepWeight passed checks promote. No value is a failed check.
+* Argo Rollouts 1.10.1 (analysis/analysis.go, assessMetricStatus): the same check. More failed measurements than `failureLimit`
+  abort; the metric is successful when `count` measurements are made, of whatever outcome: `result.Count >= effectiveCount`, where
+  Count goes up for Successful, Failed and Inconclusive alike. No value compares false and is a failed measurement.
+* How many checks there are is the user's choice, so each has two rows: ten checks, and an example of its own documentation (the
+  numbers of checks and failures that it shows; the threshold and the minute stay).
 * Kayenta (NetflixACAJudge, MannWhitneyClassifier): after 60, 120 and 180 minutes of points, one a minute, the Mann-Whitney
   confidence interval (98 %) of the difference in location: Low, when its upper end is below -0.25 * |Hodges-Lehmann estimate|
   and the mean ratio is at most 1. Low rolls back, three passes promote.
 * paired z: a one-sided 5 % z-test each minute from the tenth on, of canary - stable and of canary - 0.98 * stable.
 
-Flagger and Argo compare a number with a number: that the number is a ratio of two arms takes a query of one's own.
+Flagger and Argo compare a number with a number: that the number is a ratio of two arms takes a query of one's own. Simulated are
+these rules, not the programs.
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ import numpy.typing as npt
 
 from aerie.rollout.analysis.blocks import Side
 from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms, Test, criteria
+from aerie.rollout.analysis.criteria import TOKENS_PER_STEP, Terms, Test, criteria
 from aerie.rollout.analysis.demand import Demand
 from aerie.rollout.analysis.judgement import MOST_DROPPED
 from aerie.rollout.analysis.readings import Counts
@@ -70,8 +78,8 @@ def first(reasons: Bools, minutes: Floats) -> Floats:
 
 # --------------------------------------------------------------------------------------------------------------------- ours
 def ours(blocks: Blocks, better: float, scatters: list[Scatter], terms: Terms) -> Decisions:
-    """`better`: the canary's acceptance lengths are multiplied by 1 + better. One scatter for each run."""
-    criterion = next(one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH)
+    """`better`: the canary's tokens per step are multiplied by 1 + better. One scatter for each run."""
+    criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
     assert criterion.accept is not None
     canary = blocks.canary * (1 + better)
     counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= terms.min_blocks - 1)
@@ -131,22 +139,45 @@ def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter]
 
 
 # -------------------------------------------------------------------------------------------------------------------- peers
-def threshold(canary: Floats, control: Floats, failures: int, passes: int) -> Decisions:
-    """A check a minute. No value counts as failed, as it does with Flagger."""
+def by_flagger(canary: Floats, control: Floats, threshold: int, step_weight: int, max_weight: int) -> Decisions:
+    """A check a minute. No value is a failed check: NaN compares false."""
     passed = canary >= THRESHOLD * control
-    minutes = np.broadcast_to(np.arange(1.0, passed.shape[1] + 1), passed.shape)
+    minutes = _minutes(passed)
     return Decisions(
-        first(np.cumsum(~passed, axis=1) >= failures, minutes),
-        first(np.cumsum(passed, axis=1) >= passes, minutes),
+        first(np.cumsum(~passed, axis=1) >= threshold, minutes),
+        first(step_weight * np.cumsum(passed, axis=1) >= max_weight, minutes),
     )
 
 
+def by_argo(canary: Floats, control: Floats, count: int, failure_limit: int) -> Decisions:
+    """A measurement a minute, `count` of them. No value is a failed one: NaN compares false."""
+    passed = canary >= THRESHOLD * control
+    minutes = _minutes(passed)
+    failed = first(np.cumsum(~passed, axis=1) > failure_limit, minutes)
+    return Decisions(np.where(failed <= count, failed, NEVER), np.where(failed <= count, NEVER, float(count)))
+
+
 def flagger(canary: Floats, control: Floats) -> Decisions:
-    return threshold(canary, control, failures=5, passes=10)
+    return by_flagger(canary, control, threshold=5, step_weight=5, max_weight=50)
+
+
+def flagger_example(canary: Floats, control: Floats) -> Decisions:
+    """docs/gitbook/tutorials/gatewayapi-progressive-delivery.md: threshold 5, maxWeight 50, stepWeight 10."""
+    return by_flagger(canary, control, threshold=5, step_weight=10, max_weight=50)
 
 
 def argo(canary: Floats, control: Floats) -> Decisions:
-    return threshold(canary, control, failures=4, passes=10)
+    return by_argo(canary, control, count=10, failure_limit=3)
+
+
+def argo_example(canary: Floats, control: Floats) -> Decisions:
+    """docs/features/analysis.md: the example of several measurements (interval 60s, count 5) with the failureLimit 3 of that
+    page's template; without one it would be 0."""
+    return by_argo(canary, control, count=5, failure_limit=3)
+
+
+def _minutes(checks: Bools) -> Floats:
+    return np.broadcast_to(np.arange(1.0, checks.shape[1] + 1), checks.shape)
 
 
 def paired_z(canary: Floats, control: Floats) -> Decisions:

@@ -18,10 +18,11 @@ from aerie.rollout.analysis.calibration import UNCALIBRATED, History, Scatter
 from aerie.rollout.analysis.criteria import Terms
 from benchmarks._canary_blocks import close, per_scrapes, pods_per_block
 from benchmarks._canary_model import SCRAPE, Floats, Traffic, simulate
-from benchmarks._canary_rules import Decisions, alike, argo, flagger, kayenta, ours, paired_z
+from benchmarks._canary_rules import Decisions, alike, argo, argo_example, flagger, flagger_example, kayenta, ours, paired_z
 
 EFFECTS = (-0.03, -0.02, 0.0, 0.03, 0.20)
-RULES = ("ours", "flagger", "argo", "kayenta", "paired_z")
+PEERS = (flagger, flagger_example, argo, argo_example, kayenta, paired_z)
+RULES = ("ours", *(rule.__name__ for rule in PEERS))
 HORIZON = 4 * 3600.0
 HISTORY = 24 * 3600.0
 HISTORIES = 200  # shared by the runs of a scenario, in turn
@@ -93,7 +94,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
         for effect in EFFECTS:
             better = canary * (1 + effect)
             decisions["ours", effect].append(ours(blocks, effect, mine, terms))
-            for rule in (flagger, argo, kayenta, paired_z):
+            for rule in PEERS:
                 decisions[rule.__name__, effect].append(rule(better, control))
     cells = {
         cell: Decisions(*(np.concatenate(parts) for parts in zip(*found, strict=True))).figures()

@@ -12,7 +12,7 @@
 | latency_blocks_pct         | blocks whose arms met a like load, so latencies are compared; in the scenario with the fewest     |
 | unequal_latency_blocks_pct | the same, had the canary's pods 40 % more requests; in the scenario with the most                 |
 | block_cost_ms              | a closed block, all criteria counted and judged with the reason; median, one core                 |
-| flagger_, argo_, kayenta_  | the first eight for their rules                                                                   |
+| flagger_, argo_, kayenta_  | the first eight for their rules; flagger_example_, argo_example_: with an example of their docs   |
 
 The model is in _canary_model.py, the scenarios in _canary_scenarios.py, the rules in _canary_rules.py. Seeds are fixed, so the
 same version of numpy gives the same figures. The page docs/canary-decisions.md is written by a run with SAVE=1.
@@ -59,8 +59,11 @@ def measure(runs: int = RUNS) -> dict[str, float]:
     ours["latency_blocks_pct"] = min(cell["latency_blocks_pct"] for cell in likes)
     ours["unequal_latency_blocks_pct"] = max(cell["unequal_latency_blocks_pct"] for cell in likes)
     ours["block_cost_ms"] = block_cost()
-    peers = {f"{rule}_{key}": value for rule in ("flagger", "argo", "kayenta") for key, value in _summary(rule).items()}
+    peers = {f"{rule}_{key}": value for rule in PEERS for key, value in _summary(rule).items()}
     return {key: round(value, 2) for key, value in {**ours, **peers}.items()}
+
+
+PEERS = ("flagger", "flagger_example", "argo", "argo_example", "kayenta")
 
 
 def _summary(rule: str) -> dict[str, float]:
@@ -99,6 +102,7 @@ def _side(accepted: float, output: float, first: float) -> Side:
         drafts=40_000.0,
         accepted=58_000.0 * accepted,
         decode_tokens=98_000.0,
+        request_steps=40_000.0 / accepted,
         decode_seconds=800.0 * output,
         output_tokens=98_000.0,
         finished=120.0,
@@ -110,7 +114,15 @@ def _side(accepted: float, output: float, first: float) -> Side:
 
 
 # --------------------------------------------------------------------------------------------------------------------- page
-_NAMES = {"ours": "**Aerie**", "flagger": "Flagger", "argo": "Argo Rollouts", "kayenta": "Kayenta", "paired_z": "paired z"}
+_NAMES = {
+    "ours": "**Aerie**",
+    "flagger": "Flagger, ten checks",
+    "flagger_example": "Flagger, its tutorial's five",
+    "argo": "Argo Rollouts, ten checks",
+    "argo_example": "Argo Rollouts, its docs' five",
+    "kayenta": "Kayenta",
+    "paired_z": "paired z",
+}
 
 
 def table(name: str) -> str:
@@ -152,7 +164,7 @@ hours. The minutes are the median of what is right: of rolling back at -3 %, of 
 the error that the level of 5 % is about; at "equal", a rollback.
 
 What is simulated, and assumed: requests of two classes with lengths and acceptance of their own, a mix that drifts on all pods
-and on each, 15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). Latency is not: every guard but acceptance length is taken to
+and on each, 15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). Latency is not: every guard but tokens per step is taken to
 hold, and the soak to be over, so in practice a promotion takes 30 minutes or more. A [day of stable
 pods](rollouts.md#the-history-of-stable-pods) comes before each rollout, from the same kind of traffic ({histories} such days are
 shared by the rollouts of a scenario). The constants are assumptions, and a fleet with another memory has other figures.
@@ -164,8 +176,42 @@ neither chance drops blocks nor few requests hide a difference that lasts. The l
 how many would if the canary's pods had 40 % more requests than the control's: the first minutes, until it shows, and what was
 said in them is forgotten then. Where a balancer sends by fewest requests, arms that are alike in flight are alike.
 
-What the others do is in `benchmarks/_canary_rules.py`. They compare against numbers; that the number is the ratio of two arms,
-over minutes that nothing disturbs, is taken in their favour.
+No answer is cut at its end here, so tokens per step, by which Aerie judges, and acceptance length, for which the others' queries
+ask, are the same. In vLLM's counters acceptance length flatters the better arm
+([why](rollouts.md#tokens-per-step-and-acceptance-length)).
+
+Of the others, their rules are simulated (`benchmarks/_canary_rules.py`), not their programs, as read in the sources of Flagger
+1.36.1 and Argo Rollouts 1.10.1. They compare against numbers; that the number is the ratio of two arms, over minutes that
+nothing disturbs, is taken in their favour. How often an equal drafter is rolled back goes with how many checks a user asks for,
+and so does how often a worse one passes. So each has two rows, with a check a minute and the threshold canary >= 0.98 * stable in
+both; the second is of its own docs, with Flagger's `tutorials/gatewayapi-progressive-delivery.md` and Argo's
+`docs/features/analysis.md` (the example with `count`, and the `failureLimit` of that page's template).
+
+| row | settings | promoted | rolled back |
+|---|---|---|---|
+| Flagger, ten checks | `stepWeight: 5`, `maxWeight: 50`, `threshold: 5` | at the tenth passed check | at the fifth failed one |
+| Flagger, its tutorial's five | `stepWeight: 10`, `maxWeight: 50`, `threshold: 5` | at the fifth passed check | likewise |
+| Argo Rollouts, ten checks | `count: 10`, `failureLimit: 3` | after ten checks of any outcome | at the fourth failed one |
+| Argo Rollouts, its docs' five | `count: 5`, `failureLimit: 3` | after five | likewise |
+
+### What the peers' own programs did
+
+Once, in November 2026, Argo Rollouts 1.10.1 and Flagger 1.36.1 ran by their own binaries in the lab, beside Aerie at commit
+a00cabd: simulated engines, four times as fast as time, a check each 15 s, the settings for ten checks. These are too few runs
+for rates:
+
+| | Argo Rollouts | Flagger |
+|---|---|---|
+| equal drafter, traffic as here | 4 of 4 rolled back | not run |
+| equal drafter, HTTP through a gateway | 1 of 1 rolled back | 1 of 1 promoted, with 4 of 5 failures |
+| 5 % worse, traffic as here | 1 of 1 rolled back | not run |
+| 9 % better | 2 of 2 promoted | 1 of 1 promoted |
+| no request at all | rolled back after 85 s: NaN is a failed measurement | rolled back after 95 s: no values |
+
+Aerie there, with one control pod and no history, had decided nothing about three equal drafters after 30, 30 and 50 blocks, with
+bounds of some -10 to +13 % and, after 50, -6 to +4 %. Kayenta was not run.
+
+## By simulation
 
 {tables}
 In "{aged}" the arms differ by age, and no rule can tell that from the drafter: acceptance that falls with a pod's age makes every

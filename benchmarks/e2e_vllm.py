@@ -179,7 +179,7 @@ class Life:
 
 
 def comparison(of: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(one for one in of["comparisons"] if one["metric"] == "AcceptanceLength")
+    found: dict[str, Any] = next(one for one in of["comparisons"] if one["metric"] == "TokensPerStep")
     return found
 
 

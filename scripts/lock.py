@@ -30,6 +30,10 @@ VLLM_OVERRIDES = [
     *(f"{name}; python_version < '0'" for name in ("torchaudio", "torchcodec", "torchvision", "triton")),
 ]
 VLLM_LOCK = "lab/aerie_lab/binaries/vllm.txt"
+# The next release's Python over that environment: the package, and what it needs that is not there. Without dependencies,
+# because torch and all else are the environment's.
+VLLM_NEXT = "vllm==0.33.0\norjson"
+VLLM_NEXT_LOCK = "lab/aerie_lab/binaries/vllm-0.33.txt"
 
 
 def compile_lock(uv: str, arguments: list[str], requirements: str | None = None) -> None:
@@ -58,6 +62,7 @@ def main() -> int:
         overrides.write("\n".join(VLLM_OVERRIDES))
         overrides.flush()
         compile_lock(uv, ["-", f"--output-file={VLLM_LOCK}", "--no-annotate", f"--override={overrides.name}"], VLLM)
+    compile_lock(uv, ["-", f"--output-file={VLLM_NEXT_LOCK}", "--no-annotate", "--no-deps"], VLLM_NEXT)
     return 0
 
 

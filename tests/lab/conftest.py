@@ -20,7 +20,8 @@ TARGET = Shape(layers=4)
 def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """models.example/{target,eagle3,eagle31,torn}: a tiny target, drafters for it, and one whose weights are cut off.
 
-    better, worse: drafters by which the simulated engine accepts clearly more, or less; lossy: one that changes answers.
+    better, worse: drafters by which the simulated engine accepts clearly more, or less; lossy: one that changes answers; short:
+    one with YaRN and fewer positions than the target, by which the engine's context is cut.
 
     aerie.dev/test/passes: ends well, whatever it is asked; for preflights in tests of something else.
     aerie.dev/test/mute: the simulated engine without its metrics.
@@ -38,7 +39,12 @@ def lab_images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         shutil.copytree(folder / "eagle31", folder / name)
         config = json.loads((folder / name / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**config, "simulator": simulated}))
-    names = ("target", "eagle3", "eagle31", "torn", "better", "worse", "lossy")
+    shutil.copytree(folder / "eagle31", folder / "short")
+    config = json.loads((folder / "short" / "config.json").read_text())
+    positions = json.loads((folder / "target" / "config.json").read_text())["max_position_embeddings"] // 2
+    yarn = {"max_position_embeddings": positions, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    (folder / "short" / "config.json").write_text(json.dumps(config | yarn))
+    names = ("target", "eagle3", "eagle31", "torn", "better", "worse", "lossy", "short")
     rows = {"aerie.dev/test/model": "model"} | {f"models.example/{name}": name for name in names}
     table = folder / "images.toml"
     images = '[[image]]\nrepository = "aerie.dev/test/passes"\nentrypoint = ["/bin/true"]\n'

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from aerie.engine.arguments import Arguments, read
+from aerie_lab.binaries.families import ENVIRONMENTS
+from tests.vllm.parser import MAKE, flags_of_the_simulator, flags_of_vllm
 
 pytestmark = pytest.mark.timeout(2400)  # most of it is for installing vLLM
 
@@ -42,16 +44,11 @@ LINES = (
     "--enable-auto-tool-choice --tool-call-parser hermes",
 )
 
-ORACLE = """
-import importlib, json, shlex, sys
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-for place in ("common", "launchers", "openai"):  # it has moved from release to release
-    try:
-        make = importlib.import_module(f"vllm.entrypoints.{place}.cli_args").make_arg_parser
-        break
-    except ImportError:
-        continue
-parser = make(FlexibleArgumentParser())
+ORACLE = f"""
+import json, shlex, sys
+{MAKE}
+"""
+ORACLE += """
 def of(config, name):
     return config.get(name) if isinstance(config, dict) else getattr(config, name)
 def seen(line):
@@ -88,6 +85,13 @@ def test_every_line_means_the_same_to_vllm(vllm: Path) -> None:
     printed = next(line for line in answer.stdout.splitlines() if line.startswith("seen"))
     for line, theirs in zip(LINES, json.loads(printed.removeprefix("seen")), strict=True):
         assert _shown(read(shlex.split(line)), theirs) == theirs, line
+
+
+def test_the_simulators_flags_are_those_of_vllms_parser(vllm: Path) -> None:
+    """Those of 0.33, where it is installed: test_vllm_0_33.py."""
+    if not (vllm / "python").exists():
+        pytest.skip(f"{vllm} has a vllm of the user's own without its Python beside it")
+    assert flags_of_the_simulator(ENVIRONMENTS["vllm"].version) == flags_of_vllm(vllm)
 
 
 def _shown(ours: Arguments, theirs: Mapping[str, Any]) -> dict[str, Any]:

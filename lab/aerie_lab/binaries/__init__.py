@@ -5,6 +5,7 @@ store        where builds lie; one build at a time, complete or not there
 build        go build, and what went wrong with it
 toolchain    a Go that is new enough
 environment  a virtual environment of pinned Python packages
+overlay      one release's Python over another environment's compiled files
 pip          one pip install of pinned packages, and what went wrong with it
 commands     one long command: watched, and stopped with its children
 proof        which version a binary tells

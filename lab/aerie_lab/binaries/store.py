@@ -40,6 +40,8 @@ def folder(family: Recipe) -> Path:
 
 def lack(family: Recipe) -> str | None:
     """Why the build cannot be used; None when it can. Looks at sizes only: a few milliseconds."""
+    if (base := _base(family)) and (reason := lack(base)):
+        return f"{base.name}, which it stands on, cannot be used ({reason})"
     home = folder(family)
     if not home.exists():
         return "it has not been built"
@@ -60,6 +62,8 @@ def ensure(family: Recipe, say: Say) -> Path:
     """The folder with the complete build; builds it first when there is none."""
     if lack(family) is None:
         return folder(family)
+    if base := _base(family):
+        ensure(base, say)
     home = folder(family)
     try:
         with locked(home.parent / f".{family.name}.lock", lambda: say(f"{family.name}: another process is building it")):
@@ -76,6 +80,10 @@ def ensure(family: Recipe, say: Say) -> Path:
     return home
 
 
+def _base(family: Recipe) -> Environment | None:
+    return family.over.base if isinstance(family, Environment) and family.over else None
+
+
 def _build(family: Recipe, home: Path, say: Say) -> None:
     begin = time.monotonic()
     work = home.parent / f".{family.name}.building"
@@ -84,7 +92,9 @@ def _build(family: Recipe, home: Path, say: Say) -> None:
     work.mkdir()
     try:
         if isinstance(family, Environment):
-            _write_record(family, home, environment.build(family, work, home, log, say))
+            base = _base(family)
+            made_with = environment.build(family, work, home, log, say, base=folder(base) if base else None)
+            _write_record(family, home, made_with)
         else:
             out = work / "out"
             _write_record(family, out, build.build(family, work, out, log, say))
@@ -108,7 +118,8 @@ def _clear(family: Recipe, home: Path, work: Path) -> None:
     """Remove what lies where the build will be, and what killed builds have left."""
     _remove(work)
     _remove(home)
-    for other in home.parent.glob(f"{family.name}-*"):
+    # The key's own form: "vllm-*" is also what another process has half built of vllm-0.33.
+    for other in home.parent.glob(f"{family.name}-{'[0-9a-f]' * 16}"):
         if other.is_dir() and not (other / RECORD).exists():
             _remove(other)
 

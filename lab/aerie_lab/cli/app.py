@@ -208,10 +208,12 @@ def shell(
 def build(
     families: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Of {', '.join(NAMES)}. When none is named: all but vllm, which takes 5.5 GiB of disk."),
+        typer.Argument(
+            help=f"Of {', '.join(NAMES)}. When none is named: all but vllm, which takes 5.5 GiB of disk, and vllm-0.33."
+        ),
     ] = None,
 ) -> None:
-    """Build binaries ahead of time. A lab builds what it needs by itself, except vllm."""
+    """Build binaries ahead of time. A lab builds what it needs by itself, except vllm and vllm-0.33."""
     for family in families or USUAL:
         if family not in NAMES:
             raise StateError(f"'{family}' is no family of binaries: one of {', '.join(NAMES)}.")

@@ -39,7 +39,7 @@ CHART = ROOT / "charts" / "aerie"
 
 _MEANING = """\
 A change of the drafter was a canary each time: one pod with the new drafter and one fresh pod with the old one got the same share
-of the traffic, and their acceptance lengths were compared block by block, with bounds that may be looked at after every block.
+of the traffic, and the tokens that requests got in a step were compared block by block, with bounds that hold at every look.
 The better drafter's pods were kept when it was promoted: the pod that was judged is one of those that serve now.
 Cluster, gateway and operator are real. {engines};
 blocks, warm-up and soak are short, for you to watch ({manifest} says what they are otherwise).

@@ -58,9 +58,10 @@ def _length(name: str) -> Callable[[Json], str]:
 
 
 def _compared(status: Json) -> Json:
-    """The comparison of acceptance lengths, while there is a canary that is compared."""
+    """The comparison of what drafts give, while there is a canary that is compared."""
     running = status.get("analysis") or {} if (status.get("canary") or {}).get("readyAt") else {}
-    return next((one for one in running.get("comparisons") or [] if one["metric"] == "AcceptanceLength"), {})
+    judged = ("TokensPerStep", "AcceptanceLength")  # the latter stands first only where it decides
+    return next((one for one in running.get("comparisons") or [] if one["metric"] in judged), {})
 
 
 def _bounds(status: Json) -> str:

@@ -1,7 +1,7 @@
-"""vLLM's command line: every flag of vLLM 0.32.0 is accepted, any other refused with vLLM's message and exit status.
+"""vLLM's command line: every flag of vLLM 0.32 or 0.33 is accepted, any other refused with vLLM's message and exit status.
 
-The flags are data (vllm_flags.json, from vLLM's own help). The simulator obeys those in Arguments; the others are read and
-checked, and change nothing.
+The flags are data (vllm_flags.json, from vLLM's own parsers; tests/vllm compares them). The simulator obeys those in Arguments;
+the others are read and checked, and change nothing. Not guaranteed: the flags of releases before 0.32, which get those of 0.32.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _PROGRAM_USAGE = """usage: vllm [-h] [-v]
             {chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}
             ...
 """
+NEWEST = "0.33.0"
+"""The newest release whose flags are known."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -52,10 +54,39 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parse(words: Sequence[str]) -> Arguments:
-    """The arguments after `vllm serve` (or with `serve` first). Exits with 2 as vLLM does when they are wrong."""
+class _SwitchWithInverse(argparse.BooleanOptionalAction):
+    """A switch of 0.33: `--enable-x` is also turned off by `--disable-x`, and the reverse, beside the `--no-` of each.
+
+    vllm/utils/argparse_utils.py, EnableDisableAction.
+    """
+
+    _INVERSES = (("--enable-", "--disable-"), ("--disable-", "--enable-"))
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, **more)
+        own = set(option_strings)
+        inverses = [
+            inverse + name.removeprefix(prefix)
+            for name in option_strings
+            for prefix, inverse in self._INVERSES
+            if name.startswith(prefix)
+        ]
+        self._off = {name for name in self.option_strings if name not in own} | set(inverses)
+        self.option_strings = [*self.option_strings, *inverses]
+
+    def __call__(
+        self, _: argparse.ArgumentParser, namespace: argparse.Namespace, __: Any, option_string: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, option_string not in self._off)
+
+
+def parse(words: Sequence[str], version: str = NEWEST) -> Arguments:
+    """The arguments after `vllm serve` (or with `serve` first), as vLLM `version` reads them.
+
+    Exits with 2 as vLLM does when they are wrong.
+    """
     words = [*words[1:]] if words[:1] == ["serve"] else list(words)
-    parser = _parser()
+    parser = _parser(version)
     found, unknown = parser.parse_known_args(_nested(_dashes(words)))
     if unknown:
         sys.stderr.write(f"{_PROGRAM_USAGE}vllm: error: unrecognized arguments: {' '.join(unknown)}\n")
@@ -87,13 +118,31 @@ def parse(words: Sequence[str]) -> Arguments:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def known(version: str) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of the flags that vLLM `version` has, and whether its switches have inverses."""
+    document = json.loads(resources.files("aerie_lab.engine").joinpath("vllm_flags.json").read_text())
+    asked = _release(version)
+    rows = [
+        row
+        for row in document["flags"]
+        if _release(row.get("since", "0")) <= asked and ("until" not in row or asked < _release(row["until"]))
+    ]
+    return rows, _release(document["inverses_since"]) <= asked
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor, by which flags come and go: a pre-release is taken for its release."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _parser(version: str) -> argparse.ArgumentParser:
     parser = _Parser(prog="vllm serve", allow_abbrev=True)
     parser.add_argument("model_tag", nargs="?")
-    text = resources.files("aerie_lab.engine").joinpath("vllm_flags.json").read_text()
     converters: dict[str, Any] = {"int": int, "float": float, "human_int": _human_int, "json": json.loads}
-    actions = {"switch": argparse.BooleanOptionalAction, "true": "store_true", "append": "append", "value": "store"}
-    for row in json.loads(text)["flags"]:
+    rows, inverses = known(version)
+    switch = _SwitchWithInverse if inverses else argparse.BooleanOptionalAction
+    actions = {"switch": switch, "true": "store_true", "append": "append", "value": "store"}
+    for row in rows:
         options: dict[str, Any] = {"action": actions[row.get("kind", "value")]}
         if "type" in row:
             options["type"] = converters[row["type"]]

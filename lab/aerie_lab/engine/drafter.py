@@ -9,12 +9,17 @@ EAGLE 3 and EAGLE 3.1 heads of a small target (docs/simulator.md):
 | fc_norm.* weights, `fc_norm` not true in the config | exit 1: no module or parameter named 'fc_norm' |
 | `fc_norm` true, `norm_output` not | loads; later positions are lost: .683 .487 .341 falls to .669 .314 .097 |
 | plain EAGLE 3 weights, `fc_norm` true | loads; acceptance length 2.45 falls to 1.58 |
+
+Not measured, but read in vLLM 0.33.0 (`_limit_max_model_len_to_draft`): a drafter with a RoPE of another kind than those of
+`_EXTENDED` bounds the context of the engine by its own positions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aerie_lab.engine.files import EngineError, of_drafter, of_hub
 
@@ -34,6 +39,8 @@ class Drafter:
     """Per-position acceptance that the config names for the simulator, instead of the traffic classes'."""
     lossy: float = 0.0
     """Share of the tokens that it changes, as the config says: the fault that no drafter may have."""
+    positions: int | None = None
+    """Beyond which it cannot draft, because vLLM does not extend the table of its RoPE; None for no bound."""
 
     @property
     def drops_last_block(self) -> bool:
@@ -47,6 +54,8 @@ class Drafter:
 _NO_NORM_OUTPUT = (-0.064, -1.034, -1.652)
 _PLAIN_AS_31 = (-1.26,)
 _EAGLE_31 = (0.14,)
+_EXTENDED = frozenset(("default", "linear", "llama3", "ntk", "proportional"))
+"""Kinds of RoPE whose table vLLM makes as long as the target's context."""
 
 
 def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
@@ -65,7 +74,7 @@ def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
     rates = tuple(simulated["rates"]) if "rates" in simulated else None
     extra, lossy = float(simulated.get("shift", 0.0)), float(simulated.get("lossy", 0.0))
     if method != "eagle3":
-        return Drafter(method, method, (extra,), rates, lossy)
+        return Drafter(method, method, (extra,), rates, lossy, _positions(config))
     fc_norm, norm_output = config.get("fc_norm") is True, config.get("norm_output") is True
     has_norms = fc_norm
     if files.tensors is not None:
@@ -85,4 +94,11 @@ def inspect(method: str, model: str, revision: str | None = None) -> Drafter:
         form, shifts = "eagle3.1", _EAGLE_31
     else:
         form, shifts = "eagle3", (0.0,)
-    return Drafter(method, form, tuple(shift + extra for shift in shifts), rates, lossy)
+    return Drafter(method, form, tuple(shift + extra for shift in shifts), rates, lossy, _positions(config))
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """See `Drafter.positions`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind, found = rope.get("rope_type") or rope.get("type") or "default", config.get("max_position_embeddings")
+    return int(found) if found and kind not in _EXTENDED else None

@@ -5,7 +5,9 @@
     nan        the counters are no numbers
     negative   the counters are below zero, and fall
     renamed    the families have other names
-    worse      of drafted tokens, half as many are accepted from then on
+    worse      of drafted tokens, half as many are accepted from then on, so that answers take more steps: as with a worse
+               drafter, drafts and steps of requests grow 1.4 times as fast, accepted tokens 0.7 times. Where 1.5 tokens were
+               accepted of a draft, that makes as many tokens in all as there are
 
 The engine itself works on as before. Told by the option `lie` from the start, or at any time by POST /simulator/lie (`server`).
 """
@@ -18,7 +20,11 @@ from typing import Literal, get_args
 from aerie_lab.errors import StateError
 
 Lie = Literal["gone", "frozen", "nan", "negative", "renamed", "worse"]
-_ACCEPTED = re.compile(r"^(vllm:spec_decode_num_accepted_tokens\w*_total(?:\{.*\})?) (\S+)$", re.MULTILINE)
+_WORSE = re.compile(
+    r"^(vllm:(?:spec_decode_num_(?:accepted_tokens\w*|drafts|draft_tokens)_total|inter_token_latency_seconds_(?:count|bucket))"
+    r"(?:\{.*\})?) (\S+)$",
+    re.MULTILINE,
+)
 _COUNTER = re.compile(r"^(vllm:\w+_(?:total|count|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -60,11 +66,11 @@ class Teller:
                 return true.replace("vllm:", "engine:")
             case "worse":
                 self._kept = self._kept or true
-                before = {found[1]: float(found[2]) for found in _ACCEPTED.finditer(self._kept)}
-                return _ACCEPTED.sub(lambda found: f"{found[1]} {_halved(before, found)}", true)
+                before = {found[1]: float(found[2]) for found in _WORSE.finditer(self._kept)}
+                return _WORSE.sub(lambda found: f"{found[1]} {_worse(before, found)}", true)
 
 
-def _halved(before: dict[str, float], now: re.Match[str]) -> float:
-    """A counter's value, had it grown half as fast since."""
+def _worse(before: dict[str, float], now: re.Match[str]) -> float:
+    """A counter's value, had it grown since as with a worse drafter."""
     first = before.get(now[1], 0.0)
-    return first + (float(now[2]) - first) // 2
+    return first + (7 if "accepted" in now[1] else 14) * (float(now[2]) - first) // 10

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,10 +19,14 @@ from typing import Any
 
 from aerie_lab.engine import lies
 from aerie_lab.engine.acceptance import CLASSES, NO_DRIFT, Acceptance, Drift, from_rates
+from aerie_lab.engine.arguments import NEWEST
 from aerie_lab.engine.step import FORMULAS, Formula, Scaled, StepTime, grid
 from aerie_lab.errors import StateError
 
 VARIABLE = "AERIE_SIMULATOR"
+TAG = "AERIE_SIMULATOR_TAG"
+"""The variable in which the lab gives the tag of the container's image; a tag that is no version of vLLM says nothing."""
+_TAG = re.compile(r"v?(\d+\.\d+\.\d+(?:\.\d+)?(?:rc\d+)?)(?:[-+._].*)?")
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """The variable of vLLM's own that the simulator heeds too."""
 
@@ -46,8 +51,8 @@ class Options:
     answer_tokens: float | None = None
     """Mean number of tokens after which the model ends an answer by itself (geometric); None: it never does."""
     seed: int = 0
-    version: str = "0.32.0"
-    """What /version says."""
+    version: str = NEWEST
+    """What /version says, and whose flags the command line takes. Where it is not given the image's tag names it (`TAG`)."""
     asks: float = 0.0
     """Requests a second, in the mean, that the engine gets without a client: figures for a fleet that nobody sends traffic to."""
     lie: lies.Lie | None = None
@@ -57,7 +62,7 @@ class Options:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
-    """The options that the two variables give. Raises StateError with what is wrong in them."""
+    """The options that the three variables give. Raises StateError with what is wrong in them."""
     text = environment.get(VARIABLE, "").strip()
     if text and not text.startswith("{"):
         try:
@@ -69,6 +74,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
     except ValueError as error:
         raise StateError(f"{VARIABLE} is not JSON: {error}.") from error
     options = from_document(document)
+    if "version" not in document and (tag := _TAG.fullmatch(environment.get(TAG, ""))):
+        options = replace(options, version=tag[1])
     if seconds := environment.get(KEEP_ALIVE):
         try:
             return replace(options, keep_alive=float(int(seconds)))

@@ -311,12 +311,12 @@ async def _drain(server: Server, timeout: int) -> None:
 def main(words: Sequence[str]) -> int:
     """The process: parses, prepares, serves. The exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(asctime)s %(message)s")
-    arguments = parse(words)
     try:
         options = from_environment()
     except StateError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    arguments = parse(words, options.version)
     setup: Setup | EngineError
     try:
         setup = prepare(arguments, options)

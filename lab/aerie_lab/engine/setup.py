@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.versions import Version
 from aerie_lab.engine.acceptance import Acceptance, from_rates
 from aerie_lab.engine.arguments import Arguments
 from aerie_lab.engine.drafter import Drafter, inspect
 from aerie_lab.engine.files import EngineError, of_hub, of_model
 from aerie_lab.engine.options import Options
 from aerie_lab.engine.request import EngineSettings
+
+log = logging.getLogger("aerie_lab.engine")
+_CUTS = Version.parse("0.33.0")
 
 # The fields of vllm/config/speculative.py, SpeculativeConfig (0.32.0), that a user may give.
 _SPECULATION_FIELDS = """
@@ -57,7 +62,7 @@ def prepare(arguments: Arguments, options: Options) -> Setup:
         settings = EngineSettings(
             max_num_seqs=arguments.max_num_seqs or 256,
             max_num_batched_tokens=arguments.max_num_batched_tokens or 8192,
-            max_model_len=asked or longest or 32768,
+            max_model_len=_context(asked or longest or 32768, drafter, options.version),
             block_size=block,
             num_blocks=arguments.num_gpu_blocks_override or max(options.kv_tokens // block, 2),
             num_speculative_tokens=int(speculation["num_speculative_tokens"]) if speculation is not None else None,
@@ -71,6 +76,19 @@ def prepare(arguments: Arguments, options: Options) -> Setup:
     if options.drafter_effect:
         acceptance = {name: _with(drafter, each) for name, each in acceptance.items()}
     return Setup(settings, acceptance, drafter, _cache_config(settings))
+
+
+def _context(tokens: int, drafter: Drafter | None, version: str) -> int:
+    """The longest request that is taken, where the model takes so many tokens: from 0.33 on no longer than the drafter's
+    positions, which vLLM says by a warning alone (`_limit_max_model_len_to_draft`)."""
+    if drafter is None or drafter.positions is None or Version.parse(version) < _CUTS or drafter.positions >= tokens:
+        return tokens
+    log.warning(
+        "The draft model's max_model_len (%d) is smaller than the target model's (%d) and the V2 model runner can't skip "
+        "speculation for longer sequences; reducing max_model_len to %d.",
+        *(drafter.positions, tokens, drafter.positions),
+    )
+    return drafter.positions
 
 
 def _positions(model: str, revision: str | None) -> int | None:

@@ -1,7 +1,8 @@
 """Turns an image reference into the command on this machine that stands for it. The rows are data: images.toml.
 
 Guarantees: an unknown reference is an ImageError that names it and says how to add a row; nothing is ever downloaded.
-Not guaranteed: that tag or digest mean anything. The lab has one version of each program.
+Not guaranteed: that tag or digest mean anything. The lab has one version of each program; a row that asks for the tag ({tag}), as
+the simulator's do, decides itself what it means.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ def repository(reference: str) -> str:
     >>> repository("busybox:1.36"), repository("ghcr.io/a/b@sha256:00"), repository("vllm/vllm-openai:v0.33.0")
     ('docker.io/library/busybox', 'ghcr.io/a/b', 'docker.io/vllm/vllm-openai')
     """
-    name = reference.split("@", 1)[0]
-    head, _, last = name.rpartition("/")
+    head, _, last = reference.split("@", 1)[0].rpartition("/")
     name = f"{head}/{last.split(':', 1)[0]}" if head else last.split(":", 1)[0]
     first = name.split("/", 1)[0]
     if "/" not in name:
@@ -54,6 +54,15 @@ def repository(reference: str) -> str:
     if first == "docker.io" and name.count("/") == 1:
         return f"docker.io/library/{name.removeprefix('docker.io/')}"
     return name
+
+
+def tag(reference: str) -> str:
+    """The reference's tag; empty where it has none.
+
+    >>> tag("localhost:5000/vllm-openai:v0.33.0@sha256:00"), tag("localhost:5000/vllm-openai")
+    ('v0.33.0', '')
+    """
+    return reference.split("@", 1)[0].rpartition("/")[2].partition(":")[2]
 
 
 class ImageTable:
@@ -94,10 +103,10 @@ class ImageTable:
             )
         try:
             return Image(
-                entrypoint=[self._fill(part) for part in row["entrypoint"]],
-                arguments=[self._fill(part) for part in row.get("arguments", [])],
-                path=[self._fill(part) for part in row.get("path", [])],
-                environment={k: self._fill(v) for k, v in row.get("environment", {}).items()},
+                entrypoint=[self._fill(part, reference) for part in row["entrypoint"]],
+                arguments=[self._fill(part, reference) for part in row.get("arguments", [])],
+                path=[self._fill(part, reference) for part in row.get("path", [])],
+                environment={k: self._fill(v, reference) for k, v in row.get("environment", {}).items()},
             )
         except BuildError as error:
             raise ImageError(f"image '{reference}': {error}") from error
@@ -120,13 +129,15 @@ class ImageTable:
         name = repository(reference)
         return next((row for row in rows if fnmatch.fnmatchcase(name, _pattern(row["repository"]))), None)
 
-    def _fill(self, text: str) -> str:
+    def _fill(self, text: str, reference: str) -> str:
         def value(match: re.Match[str]) -> str:
             word = match[1]
             if word == "python":
                 return sys.executable
             if word == "python-folder":
                 return str(Path(sys.executable).parent)
+            if word == "tag":
+                return tag(reference)
             if word.startswith("binaries:"):
                 return str(self._folder_of(word.removeprefix("binaries:")))
             raise AssertionError(f"{match[0]} was let through by _check_placeholders")
@@ -134,6 +145,7 @@ class ImageTable:
         return _PLACEHOLDER.sub(value, text)
 
 
+_PLACEHOLDERS = "{python}, {python-folder}, {tag}, {binaries:FAMILY}"
 _PLACEHOLDER = re.compile(r"\{([a-z:-]+)\}")
 _IMAGE_FIELDS: dict[str, type] = {"repository": str, "entrypoint": list, "arguments": list, "path": list, "environment": dict}
 _VOLUME_FIELDS: dict[str, type] = {"repository": str, "folder": str}
@@ -175,5 +187,5 @@ def _check_value(where: str, value: Any, kind: type) -> None:
         raise StateError(f"{where} is {value!r}: it must be {shape}.")
     for part in parts:
         for word in _PLACEHOLDER.findall(part):
-            if word not in ("python", "python-folder") and not word.startswith("binaries:"):
-                raise StateError(f"{where}: unknown placeholder {{{word}}}: {{python}}, {{python-folder}}, {{binaries:FAMILY}}.")
+            if word not in ("python", "python-folder", "tag") and not word.startswith("binaries:"):
+                raise StateError(f"{where}: unknown placeholder {{{word}}}: {_PLACEHOLDERS}.")

@@ -97,9 +97,9 @@ def command(kind: Kind, vllm: Path, port: int, *words: str, model: Path | None =
     return [*program, str(model or BUNDLE / "target"), *place, *limits, *words]
 
 
-def speculation(drafter: Path) -> str:
-    """A static K."""
-    return json.dumps({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": K})
+def speculation(drafter: Path, **more: str) -> str:
+    """A static K; `more` keys as vLLM has them."""
+    return json.dumps({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": K, **more})
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
@@ -117,8 +117,15 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def engine(kind: Kind, vllm: Path, folder: Path, *words: str, options: Mapping[str, Any] | None = None) -> Iterator[Engine]:
-    """An engine that answers /health; killed with all its processes at the end."""
+def engine(
+    kind: Kind,
+    vllm: Path,
+    folder: Path,
+    *words: str,
+    options: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Engine]:
+    """An engine that answers /health; killed with all its processes at the end. `variables`: more of its environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -126,7 +133,7 @@ def engine(kind: Kind, vllm: Path, folder: Path, *words: str, options: Mapping[s
     with log.open("w") as output:
         process = subprocess.Popen(
             command(kind, vllm, port, *words),
-            env=environment(options or {}),
+            env=environment(options or {}) | dict(variables or {}),
             stdout=output,
             stderr=output,
             text=True,

@@ -39,6 +39,7 @@ from aerie.tuning.numeric import quantiles
 from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import Reading, Scale, Telemetry
 from aerie_lab.testing.agreement import BUNDLE, START, Engine, engine
+from aerie_lab.testing.sampled import seed
 
 VERSION = Version.parse("0.32.0")
 CURRENT = Static(3)
@@ -156,7 +157,8 @@ async def _one_set(client: httpx.AsyncClient, batch: int, count: int) -> list[Wi
 def _question(index: int) -> dict[str, object]:
     """Sampled, because greedy answers of this length end in loops, of which any drafter guesses the rest."""
     prompt = f"{index}. The module is"
-    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER, "temperature": 0.8, "ignore_eos": True}
+    drawn = {"temperature": 0.8, "seed": seed("steady", index)}
+    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True, **drawn}
 
 
 async def _scrape(client: httpx.AsyncClient) -> Sample:

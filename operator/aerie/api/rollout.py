@@ -51,7 +51,7 @@ class Canary(Model):
     """How long each step of the ramp lasts, and in any case until its pods serve, with only the tests armed that roll back."""
     scale_down_delay: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=10)
     """How long after a promotion pods of the previous revision stay, so that the way back needs no model to be loaded first: as
-    many as canary and control were. They get no requests unless the acceptance length falls; then they are what it is compared
+    many as canary and control were. They get no requests unless the tokens per step fall; then they are what it is compared
     with. 0s: they go at once. With capacity Reuse there is no place for them, and they go at once too."""
     approval: Literal["Automatic", "Manual"] = "Automatic"
     """Whether an accepted canary is promoted by itself, or waits for a person's annotation aerie.dev/promote or
@@ -59,7 +59,7 @@ class Canary(Model):
 
 
 class Analysis(Model):
-    """How a canary is judged. After warmup, time is cut into blocks; over each, acceptance length, latency and failures of the
+    """How a canary is judged. After warmup, time is cut into blocks; over each, tokens per step, latency and failures of the
     canary are compared with the control's, by tests whose error rates hold although they are looked at after every block. A
     canary is accepted when minBlocks and soak are over at the earliest, rejected as soon as the figures say so, and undecided at
     deadline. The parameters are frozen when an analysis begins: changing them takes effect with the next one."""
@@ -103,8 +103,9 @@ class Analysis(Model):
     """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive. A trial
     of another speculation setting, which is judged by time, has twice as long."""
     goal: Literal["NonInferior", "Superior"] = "NonInferior"
-    """What the canary has to show. NonInferior: an acceptance length not below the control's by more than the margin.
-    Superior: one above the control's."""
+    """What the canary has to show. NonInferior: tokens that requests get per verification step not below the control's by more
+    than the margin. Superior: more than the control's. Where arms draft unlike numbers of tokens, acceptance length is compared
+    instead; where neither tells, time per output token."""
     margin: Annotated[
         float,
         Field(
@@ -118,7 +119,7 @@ class Analysis(Model):
             )
         ),
     ] = 0.02
-    """Loss of acceptance length that goal NonInferior tolerates, as a fraction of the control's: 0.02 is 2 %. The smaller, the
+    """Loss of tokens per step that goal NonInferior tolerates, as a fraction of the control's: 0.02 is 2 %. The smaller, the
     longer a decision takes. Goal Superior tolerates none."""
     greedy_answers: Literal["Compare", "Skip"] = "Compare"
     """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each

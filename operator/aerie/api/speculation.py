@@ -8,9 +8,13 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from aerie.api.base import Between, Model, Rule, rules, unless_malformed
+from aerie.api.engine_options import EngineOptions
 
 MOST_TOKENS = 15
 """Most tokens that may be proposed per step."""
+
+DraftSampling = Literal["Greedy", "Probabilistic"]
+"""How the drafter chooses its tokens."""
 
 
 class LatencyObjective(Model):
@@ -73,6 +77,10 @@ class Tuning(Model):
     when_zero: Literal["Keep", "Try"] = "Keep"
     """What happens where spec.speculation.tokens is 0. Keep: no canary drafts, and nothing is recommended. Try: tuning may try
     drafts, beginning with no speculation; spec.drafter has to be named for that."""
+    traffic: Literal["Greedy", "Sampled"] | None = None
+    """What most requests are: Greedy, with temperature 0, or Sampled, with one above. vLLM has no metric that says it. Where it
+    is Sampled and draftSampling is not written, the status recommends Probabilistic; nothing tries it by itself. Default: not
+    known, and nothing is recommended."""
     slo: LatencyObjective | None = None
     """Latencies that a chosen setting must keep; a stricter one voids at once what was proven under another. Default: none, the
     throughput decides. A canary is compared with its control by the share of requests beyond these times, and by the mean where
@@ -104,4 +112,12 @@ class Speculation(Model):
     tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 3
     """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter, and
     tuning tries none unless tuning.whenZero is Try."""
+    draft_sampling: DraftSampling | None = None
+    """How the drafter chooses its tokens (draft_sample_method). Greedy: the likeliest one. Probabilistic: by its probabilities,
+    at the temperature of the request, which are then held against the target's: more may be accepted at temperatures above 0,
+    nothing changes at 0, and the draft logits take memory for each request; vLLM 0.22.0 or newer. Both are lossless. Default:
+    as the engine does, which is Greedy up to vLLM 0.33.0. A change is rolled out like another drafter."""
+    engine_options: EngineOptions | None = None
+    """Further keys of the speculative config, as vLLM calls them. Refused are those that another field says, that change what
+    the model answers, and those that Aerie does not know (it knows those of vLLM 0.26.0 to 0.33.0). A change is rolled out."""
     tuning: Tuning = Tuning()

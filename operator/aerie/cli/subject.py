@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource, Source
@@ -12,6 +13,8 @@ from aerie.cli.place import FromHub, Place, Repository, read_place
 from aerie.engine import arguments, flags, versions
 from aerie.engine.catalog import Catalog
 from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.options import SAMPLING
+from aerie.engine.options import misplaced as misplaced_options
 from aerie.engine.preflight import Subject
 from aerie.rollout.choice import choose
 
@@ -71,7 +74,14 @@ def of_deployment(
             remarks.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
     else:
         raise CommandError(choice.problem)
-    method = spec.drafter.method if spec.drafter is not None else "eagle3"
+    speculation = spec.speculation
+    options = speculation.engine_options or {}
+    if drafter is not None and (misplaced := misplaced_options(options)):
+        raise CommandError(" ".join(misplaced))
+    speculative: dict[str, Any] = {"method": spec.drafter.method if spec.drafter is not None else "eagle3"}
+    speculative["num_speculative_tokens"] = speculation.tokens
+    if speculation.draft_sampling is not None:
+        speculative["draft_sample_method"] = SAMPLING[speculation.draft_sampling]
     limits = (spec.engine.resources and spec.engine.resources.limits) or {}
     pod = spec.engine.pod_template.spec if spec.engine.pod_template else {}
     gpus, gpu_resource = count_gpus(limits, pod)
@@ -80,9 +90,10 @@ def of_deployment(
         drafter=drafter,
         version=engine.version,
         version_from_tag=not (given.version or spec.engine.version),
-        speculative={"method": method, "num_speculative_tokens": spec.speculation.tokens} if drafter is not None else {},
+        speculative=speculative | options if drafter is not None else {},
         arguments=arguments.read(spec.engine.args),
         environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
+        image=spec.engine.image,
         gpu_bytes=given.gpu_bytes or gpu_memory(limits, pod),
         gpus=gpus,
         gpu_resource=gpu_resource,

@@ -86,6 +86,8 @@ def account(resource: SpeculativeDeployment, kept: Kept | None, now: datetime) -
         yield f"  in force     {named(told.current)}" + _of_spec(told.chosen is not None, spec.tokens)
         if told.recommended is not None:
             yield f"  recommended  {named(told.recommended)}{_gain(told.predicted)}"
+        if told.recommended_draft_sampling is not None:
+            yield f"  recommended  draftSampling {told.recommended_draft_sampling}, for sampled traffic"
         if told.trial is not None:
             trial = told.trial
             since = f"{_ago(trial.started_at, now)} ({trial.purpose})"

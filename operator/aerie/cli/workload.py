@@ -203,6 +203,7 @@ def of_workload(workload: Workload, given: Given, from_hub: FromHub) -> tuple[Su
         speculative=speculative,
         arguments=line.arguments,
         environment={name: value for name, value in workload.environment.items() if is_known(value)},
+        image=workload.image,
         gpu_bytes=given.gpu_bytes or gpu_memory(workload.limits, workload.pod),
         gpus=None if line.spread else gpus,
         gpu_resource=f"{how} of several pods" if line.spread and how else how,

@@ -4,7 +4,8 @@
     a canary  ─► nothing more is counted, and the memory waits for its analysis
 
 Guarantees: a resource has a memory once two of its pods were counted in one block, and not before; what an earlier operator has
-written is what it goes on from. Not guaranteed: the blocks that came since that was written, see aerie.rollout.history.
+written of the same engine is what it goes on from, and with another engine (image or version) nothing is kept. Not guaranteed:
+the blocks that came since that was written, see aerie.rollout.history.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ class Histories:
         resource, stable = observed.resource, status.stable
         if stable is None or status.canary is not None or resource.spec.replicas < 2:
             return None
-        terms = history.terms(resource, stable)
+        terms, engine = history.terms(resource, stable), history.engine(observed, stable.revision)
+        if not engine:
+            return None  # its Deployment is about to be made again, and until then there is nobody to count
         uid, known = self._held.get(key, (None, None))
         if known is None or uid != resource.metadata.uid:
-            known = history.recalled(observed) or Memory(terms)
-        self._held[key] = (resource.metadata.uid, known.fitted(terms))
+            known = history.recalled(observed, stable) or Memory(terms, engine=engine)
+        self._held[key] = (resource.metadata.uid, known.fitted(terms, engine))
         self._written[key] = history.written(observed)
         rule = replace(rule_of(terms, interval), per=terms.pods[0])
         arms: dict[str, Arm] = {names.deployment(key.name, stable.revision, control=False): "control"}

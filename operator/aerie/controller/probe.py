@@ -127,8 +127,8 @@ def answered(status: Status) -> bool:
     return evidence is None or evidence.state.answers is not None or bool(evidence.terms.unasked)
 
 
-def whom(observed: Observed, status: Status) -> Pods | None:
-    """The first serving pod of each arm, by name; None while an arm has none."""
+def whom(observed: Observed, status: Status, path: str = engines.PATH) -> Pods | None:
+    """The first serving pod of each arm, by name, as addresses with this path; None while an arm has none."""
     if status.canary is None or status.stable is None:
         return None
     name = observed.resource.metadata.name
@@ -136,7 +136,7 @@ def whom(observed: Observed, status: Status) -> Pods | None:
     urls: dict[str, list[str]] = {}
     for pod, target in sorted(targets(observed)):
         if pod in serving:
-            urls.setdefault(target.group, []).append(target.url.removesuffix("/metrics") + engines.PATH)
+            urls.setdefault(target.group, []).append(target.url.removesuffix("/metrics") + path)
     mine = urls.get(names.deployment(name, status.canary.revision, control=False))
     others = [
         url for control in (True, False) for url in urls.get(names.deployment(name, status.stable.revision, control=control), [])

@@ -26,6 +26,7 @@ from aerie.controller.act import act, status_of, to_do
 from aerie.controller.allotment import Allotter
 from aerie.controller.client import RESOURCES, ApiError, Cluster, Object
 from aerie.controller.clock import Clock
+from aerie.controller.contexts import Contexts
 from aerie.controller.listing import NO_GAPS, Gaps, Lister
 from aerie.controller.mirror import Mirror
 from aerie.controller.nodes import NodeLabels
@@ -70,6 +71,7 @@ class Reconciler:
     clock: Clock = field(default_factory=Clock)
     notifier: Notifier = field(default_factory=Notifier)
     tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
+    contexts: Contexts = field(default_factory=lambda: Contexts(lambda _: None))
     lists: Lister | None = None
     """What knows of kinds that cannot be listed; None: all can."""
     limits: Limits = field(default_factory=Limits)
@@ -118,6 +120,7 @@ class Reconciler:
             self.scraper.forget(key)
             self.notifier.forget(key)
             self.prober.forget(key)
+            self.contexts.forget(key)
             self.tuner.forget(key)
             self.telemetry.held(str(key), "")
             self.versions.forget(key)
@@ -208,6 +211,7 @@ class Reconciler:
     def _follow(self, key: Key, observed: Observed, plan: Plan) -> None:
         self.scraper.follow(key, observed, plan.status)
         self.prober.follow(key, observed, plan.status)
+        self.contexts.follow(key, observed, plan.status)
         self.tuner.follow(key, observed, plan.status)
 
     def _with_readings(self, key: Key, observed: Observed, gaps: Gaps) -> Observed:
@@ -217,6 +221,7 @@ class Reconciler:
             figures=scraper.figures(key),
             blocks=scraper.blocks(key),
             answers=self.prober.answers(key),
+            contexts=self.contexts.lengths(key),
             unreadable=scraper.unreadable(key),
             source_trouble=scraper.trouble(key),
             memory=scraper.memory(key, uid),

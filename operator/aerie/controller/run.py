@@ -19,6 +19,7 @@ from pathlib import Path
 from aerie.controller import edge
 from aerie.controller.client import Cluster
 from aerie.controller.clock import Clock
+from aerie.controller.contexts import Contexts
 from aerie.controller.lease import Elector
 from aerie.controller.listing import Lister
 from aerie.controller.mirror import Mirror
@@ -132,7 +133,7 @@ async def _lead(
         clock.agree(*date)
     tuner = Tuner(queue.add, telemetry.decided, lambda key: scraper.silence(key), clock)
     scraper = Scraper(queue.add, telemetry.scraped, clock=clock, access=options.access, listener=tuner)
-    prober = Prober(queue.add)
+    prober, contexts = Prober(queue.add), Contexts(queue.add)
     notifier = Notifier(options.hook, telemetry.noticed)
     mirror = Mirror(queue.add)
     reconciler = Reconciler(
@@ -150,7 +151,7 @@ async def _lead(
         limits=Limits() if options.dry_run else options.limits,
     )
     lists = Lister(cluster, mirror, queue, options.namespaces, telemetry)
-    reconciler.notifier, reconciler.tuner, reconciler.lists = notifier, tuner, lists
+    reconciler.notifier, reconciler.tuner, reconciler.contexts, reconciler.lists = notifier, tuner, contexts, lists
     telemetry.leading(True)
     telemetry.lists = lists
     watch_stop, watching = asyncio.Event(), asyncio.Event()
@@ -174,14 +175,15 @@ async def _lead(
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     asker = asyncio.create_task(prober.run(), name="prober")
+    measurer = asyncio.create_task(contexts.run(), name="contexts")
     decider = asyncio.create_task(tuner.run(), name="tuner")
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
         await asyncio.wait(
-            {watcher, lister, definition, reader, asker, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED
+            {watcher, lister, definition, reader, asker, measurer, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED
         )
-        for task in (watcher, lister, definition, reader, asker, decider, *workers):
+        for task in (watcher, lister, definition, reader, asker, measurer, decider, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -196,6 +198,7 @@ async def _lead(
         definition.cancel()
         reader.cancel()
         asker.cancel()
+        measurer.cancel()
         decider.cancel()
         if lost.is_set():  # not one call more
             for worker in workers:
@@ -206,7 +209,9 @@ async def _lead(
             end.cancel()
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
-        await asyncio.gather(watcher, lister, definition, reader, asker, decider, *workers, *ends, return_exceptions=True)
+        await asyncio.gather(
+            watcher, lister, definition, reader, asker, measurer, decider, *workers, *ends, return_exceptions=True
+        )
 
 
 async def _finish(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:

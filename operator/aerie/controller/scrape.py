@@ -25,7 +25,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import httpx
@@ -288,6 +288,8 @@ class Scraper:
         except PageError as error:
             pod.unbelievable, pod.why = pod.unbelievable + 1, str(error)
             return "unreadable", str(error)
+        if sample.started is None:  # several API servers, or the front end in Rust: the container's own start stands for it
+            sample = replace(sample, started=target.started)
         pod.readings.add(target.run, sample, asyncio.get_running_loop().time(), pod.stale_after)
         pod.latest, pod.read_at = sample, self._clock.now().timestamp()
         pod.unbelievable = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from aerie.resources import names
 from aerie.rollout.observed import Object, Observed, labels, owned
@@ -22,6 +23,8 @@ class Target:
     """Name of its Deployment."""
     run: str
     """Tells one run of its engine from the next."""
+    started: float | None = None
+    """When the engine's container began, in seconds of Unix time, as the kubelet has it."""
 
 
 def targets(observed: Observed) -> Iterator[tuple[str, Target]]:
@@ -39,7 +42,7 @@ def targets(observed: Observed) -> Iterator[tuple[str, Target]]:
         status = _engine((pod.get("status") or {}).get("containerStatuses"))
         if address and port and (status.get("started") or status.get("ready")):
             run = f"{status.get('containerID')} {status.get('restartCount')}"
-            yield pod["metadata"]["name"], Target(f"http://{address}:{port}/metrics", group, run)
+            yield pod["metadata"]["name"], Target(f"http://{address}:{port}/metrics", group, run, _began(status))
 
 
 def _owner(pod: Object) -> str:
@@ -54,6 +57,11 @@ def _owner(pod: Object) -> str:
 
 def _engine(containers: list[Object] | None) -> Object:
     return next((one for one in containers or [] if one["name"] == names.ENGINE), {})
+
+
+def _began(status: Object) -> float | None:
+    moment = ((status.get("state") or {}).get("running") or {}).get("startedAt")
+    return datetime.fromisoformat(moment).timestamp() if moment else None
 
 
 def _port(pod: Object) -> int | None:

@@ -7,6 +7,10 @@ Guarantees: a window is of one run of one pod of an arm that differs from the st
 be compared on unlike hardware; one over a gap or a restart is left out and counted. A pod costs one scrape, which the reader of
 figures holds anyway; a resource without requests costs no telemetry at all, and what is said of it here. Not guaranteed: that a
 Deployment's pods run the setting that the status says; the windows themselves tell (`telemetry.wrong_setting`).
+
+Windows of engines of unlike image, version, arguments, variables, target or drafter (`Facts.family`) are never added up: vLLM
+0.33 skips drafts that nobody can use (v1/core/sched/scheduler.py, `_drafts_unused`), so that a step of 0.32 tells nothing of a
+step of 0.33. Not guaranteed: that a tag stays with one release where no version is written.
 """
 
 from __future__ import annotations
@@ -243,6 +247,7 @@ class Facts:
     """Of a revision, from its record."""
 
     family: str
+    """A hash of spec.engine (image and version in it), target, drafter, draft sampling and engine options."""
     engine: EngineFacts
     api_servers: int
 
@@ -279,6 +284,9 @@ def _facts(text: str | None) -> Facts | None:
         servers = arguments.read(flags).api_servers
         version = versions.resolve(spec.engine.image, spec.engine.version)
         told = {name: document["spec"].get(name) for name in ("model", "engine", "drafter")}
+        # What decides about acceptance and step times besides; where it is not written, families stay what they were.
+        added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
+        told |= {name: value for name, value in added.items() if value}
     except (ValueError, LookupError, TypeError):
         return None
     if isinstance(version, versions.NoVersion):

@@ -6,7 +6,9 @@
 Guarantees: nothing is decided without windows of requests since the last time, and then the advice says why: no page could be
 read, there were no requests, or all windows were left out. A resource without requests costs no process. One decision at a time;
 one that fails is counted, logged, and tried again later and later, and what was counted is kept for it. What an earlier operator
-has written is what it goes on from. Not guaranteed: the windows of the interval in which an operator dies.
+has written is what it goes on from. What is known is of one family of engines (`tuned.Facts`): with another image, version or
+argument it begins anew, and what is written of another family is dropped on reading. Not guaranteed: the windows of the interval
+in which an operator dies.
 """
 
 from __future__ import annotations

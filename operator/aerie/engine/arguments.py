@@ -95,6 +95,9 @@ class Arguments:
     scheduler_cls: str | None = None
     prefix_caching: bool | None = None
     trust_remote_code: bool = False
+    sleep_mode: bool = False
+    sleep_preserves: tuple[str, ...] = ()
+    """Patterns of the parameters that a sleep of level 2 keeps; those of the drafter are called draft.NAME."""
     kv_transfer: bool = False
     """Whether there is a KV transfer config."""
     logits_processors: bool = False
@@ -261,6 +264,8 @@ class _Reader:
             scheduler_cls=self.word("--scheduler-cls"),
             prefix_caching=self.switch("--enable-prefix-caching"),
             trust_remote_code=self.switch("--trust-remote-code") or False,
+            sleep_mode=self.switch("--enable-sleep-mode") or False,
+            sleep_preserves=self.last[_PRESERVED].values if _PRESERVED in self.last else (),
             kv_transfer="--kv-transfer-config" in self.last,
             logits_processors="--logits-processors" in self.last,
             structured_backend=_word(structured.get("backend")),
@@ -342,12 +347,15 @@ _SWITCHES = (
     "--enable-expert-parallel",
     "--enable-lora",
     "--enable-prefix-caching",
+    "--enable-sleep-mode",
     "--enforce-eager",
     "--trust-remote-code",
 )
 _OFFLOAD = ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params")
+_PRESERVED = "--sleep-preserve-parameter-names"
 _VALUED = (
     *_OFFLOAD,
+    _PRESERVED,
     "--api-server-count",
     "--compilation-config",
     "--cudagraph-capture-sizes",

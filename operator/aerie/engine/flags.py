@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from aerie.engine import options as keys
 from aerie.engine.arguments import ArgumentError, Arguments, options
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, max_tokens
 from aerie.engine.versions import Feature, Version, missing, supports
@@ -146,8 +147,10 @@ class Drafter:
     """vLLM's method; `eagle3` for EAGLE 3.1 too."""
     revision: str | None = None
     """Of the repository."""
-    tensor_parallel: int | None = None
-    """1 or the target's; None: the target's."""
+    sampling: str | None = None
+    """spec.speculation.draftSampling: Greedy or Probabilistic; None: as the engine does."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """spec.speculation.engineOptions: further keys of the speculative config."""
 
 
 METHODS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark", "draft_model", "medusa", "mlp_speculator"})
@@ -177,9 +180,10 @@ def _reasons(setting: Setting, drafter: Drafter, version: Version, arguments: Ar
     feature = _METHOD_FEATURES.get(method)
     if feature is not None and not supports(version, feature):
         yield missing(version, feature)
-    parallel = arguments.tensor_parallel
-    if drafter.tensor_parallel not in (None, 1, parallel):
-        yield f"the drafter's tensor parallel size is {drafter.tensor_parallel}: vLLM takes 1 or the target's, {parallel}."
+    yield from (misplaced := keys.misplaced(drafter.options))
+    if not misplaced:
+        config = _config(setting, drafter)
+        yield from map(keys.sentence, keys.faults(config, version, tensor_parallel=arguments.tensor_parallel))
     if arguments.pipeline_parallel > 1 and method == "eagle3" and not supports(version, Feature.PIPELINE_PARALLEL):
         yield missing(version, Feature.PIPELINE_PARALLEL)
     if isinstance(setting, Schedule):
@@ -215,7 +219,13 @@ def _adaptive_reasons(method: str, version: Version, arguments: Arguments) -> It
 
 
 def model_runner(
-    version: Version, method: str | None, environment: Mapping[str, str], *, experts: bool | None, parallel_drafting: bool = False
+    version: Version,
+    method: str | None,
+    environment: Mapping[str, str],
+    *,
+    experts: bool | None,
+    parallel_drafting: bool = False,
+    foreign_vocabulary: bool = False,
 ) -> tuple[int, str]:
     """1 or 2, and why: which of vLLM's two model runners will run (vllm/config/vllm.py, use_v2_model_runner).
 
@@ -226,6 +236,8 @@ def model_runner(
         return (1 if setting.strip().lower() in ("0", "false") else 2), f"VLLM_USE_V2_MODEL_RUNNER={setting}"
     if parallel_drafting or method in ("suffix", "custom_class", "medusa", "mlp_speculator"):
         return 1, f"{'parallel drafting' if parallel_drafting else method} needs it"
+    if foreign_vocabulary:
+        return 1, "use_heterogeneous_vocab needs it"
     if supports(version, Feature.V2_RUNNER_ALL):
         return 2, f"the default of vLLM {version}"
     if supports(version, Feature.V2_RUNNER_DENSE) and experts is False:
@@ -244,8 +256,10 @@ def speculative_config(setting: Setting, drafter: Drafter, version: Version, arg
     """
     if reasons := unsupported(setting, drafter, version, arguments):
         raise ArgumentError(" ".join(reasons))
-    if isinstance(setting, Off):
-        return None
+    return None if isinstance(setting, Off) else _config(setting, drafter)
+
+
+def _config(setting: Setting, drafter: Drafter) -> dict[str, Any]:
     config: dict[str, Any] = {"method": drafter.method, "model": drafter.model}
     if drafter.revision is not None:
         config["revision"] = drafter.revision
@@ -254,9 +268,9 @@ def speculative_config(setting: Setting, drafter: Drafter, version: Version, arg
         config["num_speculative_tokens_per_batch_size"] = [[tier.first, tier.last, tier.tokens] for tier in setting.tiers]
     if isinstance(setting, Adaptive):
         config["enable_adaptive_verification"] = True
-    if drafter.tensor_parallel is not None:
-        config["draft_tensor_parallel_size"] = drafter.tensor_parallel
-    return config
+    if drafter.sampling is not None:
+        config["draft_sample_method"] = keys.SAMPLING[drafter.sampling]
+    return config | {name: drafter.options[name] for name in sorted(drafter.options)}
 
 
 @dataclass(frozen=True, slots=True)

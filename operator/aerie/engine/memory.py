@@ -10,8 +10,8 @@ Not modelled: hybrid models' fixed states, multimodal encoders' activations, cop
 
 Per GPU of one pipeline stage, in bytes:
 
-    |<------------------------ gpu * utilization ------------------------->|
-    | target / (TP * PP) | drafter | reserve | KV cache of target + drafter |
+    |<------------------------------- gpu * utilization --------------------------------->|
+    | target / (TP * PP) | drafter | draft logits | reserve | KV cache of target + drafter |
 
 Sources: KV layouts vllm/v1/kv_cache_interface.py (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec); the drafter's `fc`
 and norms are replicated over tensor ranks, the rest is split (vllm/model_executor/models/llama_eagle3.py).
@@ -36,6 +36,28 @@ _REPLICATED = ("fc.", "fc_norm", "norm.", "layernorm", "hidden_norm", "d2t", "t2
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What the engine keeps of the drafter's distribution while a draft is verified: numbers of tokens x vocabulary x requests.
+
+    Model runner V2 keeps the logits of all places, on every GPU whole: float32 up to vLLM 0.27, the model's type from 0.28 on
+    (vllm/v1/worker/gpu/spec_decode/speculator.py, draft_logits). V1 keeps float32 probabilities of the requests that run
+    (vllm/v1/spec_decode/llm_base_proposer.py, _last_draft_probs).
+    """
+
+    tokens: int
+    wide: bool
+    """Whether a number takes four bytes whatever the model's type."""
+    requests: int | None = None
+    """--max-num-seqs; None: vLLM's default."""
+
+    def of_requests(self, gpu_bytes: int | None) -> int:
+        """Requests; vLLM's default follows the GPU's memory (vllm/engine/arg_utils.py; A100 and GB10 have the smaller one)."""
+        if self.requests is not None:
+            return self.requests
+        return 1024 if gpu_bytes is not None and gpu_bytes >= 70 * GIB else 256
+
+
+@dataclass(frozen=True)
 class Layout:
     """How the engine spreads the models and what it keeps: the arguments that decide about memory."""
 
@@ -57,6 +79,8 @@ class Layout:
     """--dtype, where it is not auto."""
     kv_cache_dtype: str | None = None
     draft_kv_cache_dtype: str | None = None
+    drawn: Drawn | None = None
+    """Where drafts are drawn by the drafter's probabilities."""
     reserve: int = RESERVE
 
 
@@ -76,6 +100,8 @@ class Estimate:
     kv_room: float | None
     """Bytes left for the KV cache; negative where the weights alone do not fit. None without a GPU's size or weights."""
     assumptions: tuple[str, ...]
+    draft_logits: int = 0
+    """Bytes that drawn drafts keep."""
     least_target_weights: int | None = None
     """A lower bound of `target_weights`, where arguments make them smaller than on disk; else equal to it."""
 
@@ -119,6 +145,7 @@ def estimate(target: Checkpoint, drafter: Checkpoint | None, layout: Layout) -> 
     drafter_weights: int | None = 0
     draft_kv: float | None = 0.0
     draft_attention = None
+    logits = 0
     if drafter is not None:
         draft_model = drafter_model(drafter.config)
         draft_ranks = layout.draft_tensor_parallel or layout.tensor_parallel
@@ -128,6 +155,9 @@ def estimate(target: Checkpoint, drafter: Checkpoint | None, layout: Layout) -> 
         kind = layout.draft_kv_cache_dtype or layout.kv_cache_dtype
         draft_width = _element_bytes(kind, layout.dtype or model.dtype)
         draft_kv = _kv_per_token(draft_attention, draft_ranks, 1, draft_width)
+        if layout.drawn is not None:
+            logits, told = _draft_logits(layout.drawn, layout, model.dtype, draft_model.vocab_size or model.vocab_size or 0)
+            assumptions.append(told)
     else:
         draft_width = 0.0
     width = _element_bytes(layout.kv_cache_dtype, layout.dtype or model.dtype)
@@ -145,13 +175,26 @@ def estimate(target: Checkpoint, drafter: Checkpoint | None, layout: Layout) -> 
         sequence += _sequence(draft_attention, draft_kv, longest) if draft_attention else 0.0
     room = None
     if layout.gpu_bytes is not None and target_weights is not None and drafter_weights is not None:
-        room = layout.gpu_bytes * layout.utilization - target_weights - drafter_weights - layout.reserve
+        room = layout.gpu_bytes * layout.utilization - target_weights - drafter_weights - logits - layout.reserve
         assumptions.append(
             f"the engine may use {layout.utilization:.0%} of {layout.gpu_bytes / GIB:.1f} GiB, of which "
             f"{layout.reserve / GIB:g} GiB "
             "go to activations, CUDA graphs and the runtime"
         )
-    return Estimate(target_weights, drafter_weights, target_kv, draft_kv, longest, sequence, room, tuple(assumptions), least)
+    said = tuple(assumptions)
+    return Estimate(target_weights, drafter_weights, target_kv, draft_kv, longest, sequence, room, said, logits, least)
+
+
+def _draft_logits(drawn: Drawn, layout: Layout, dtype: str | None, vocabulary: int) -> tuple[int, str]:
+    """Bytes, and how they were reckoned."""
+    requests = drawn.of_requests(layout.gpu_bytes)
+    element = 4 if drawn.wide else ACTIVATION_BYTES.get(layout.dtype or dtype or "", 2)
+    total = drawn.tokens * vocabulary * element * requests
+    whose = "--max-num-seqs" if drawn.requests is not None else "vLLM's default of --max-num-seqs"
+    return total, (
+        f"drafts that are drawn keep {total / GIB:.2f} GiB of logits ({drawn.tokens} tokens x {vocabulary} entries x {element} "
+        f"bytes x {requests} requests, {whose})"
+    )
 
 
 def _experts(target: Checkpoint) -> int:

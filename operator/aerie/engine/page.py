@@ -9,7 +9,8 @@ every number is finite, not negative and not above `HIGHEST`, sums over ranks in
 names are summed; label values are unescaped as the format says; a page that is cut short, over a limit, malformed where it is
 read, or not vLLM's is a `PageError`, never a number. A PageError says what is wrong in words of Aerie's own, the same for each
 page that has the fault: nothing that stands on the page is in it. Not guaranteed: that lines which are not read are well-formed.
-OpenMetrics pages are not understood: ask for text/plain.
+Of OpenMetrics nothing is read that Prometheus's text format does not have; the page of vLLM's front end in Rust, which is always
+`application/openmetrics-text`, is read whole.
 """
 
 from __future__ import annotations
@@ -292,7 +293,8 @@ class _Found:
     def speculation(self) -> Speculation | None:
         if Metric.DRAFTS.row.name.encode() not in self.plain:
             return None
-        accepted = self.by_label(Metric.ACCEPTED_PER_POSITION)
+        # Until something was accepted the front end in Rust does not name the positions.
+        accepted = self.labelled.get(Metric.ACCEPTED_PER_POSITION.row.name.encode(), {})
         positions = [str(position).encode() for position in range(len(accepted))]
         if accepted.keys() != set(positions):
             raise PageError(f"the metrics page's {Metric.ACCEPTED_PER_POSITION} does not have the positions 0, 1, 2 and so on.")
@@ -341,7 +343,10 @@ def _missing(name: str) -> PageError:
 
 
 def _sample(found: _Found, capacity: float | None, started: float | None) -> Sample:
-    finished = {_text(reason, Metric.FINISHED): count for reason, count in found.by_label(Metric.FINISHED).items()}
+    ended = found.labelled.get(
+        Metric.FINISHED.row.name.encode(), {}
+    )  # the front end in Rust names a reason with its first request
+    finished = {_text(reason, Metric.FINISHED): count for reason, count in ended.items()}
     generated = found.by_label(Metric.GENERATION_TOKENS)
     usage = found.labelled.get(Metric.KV_CACHE_USAGE.row.name.encode(), {})
     counters = Counters(

@@ -99,7 +99,8 @@ class Sample:
     engines: frozenset[str]
     """The `engine` labels: one per data-parallel rank behind this page."""
     started: float | None = None
-    """When the process began, in seconds of Unix time; None with several API-server processes, whose page does not say."""
+    """When the process began, in seconds of Unix time. None where the page does not say: with several API-server processes, and
+    with vLLM's front end in Rust."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,12 @@ class Feature(Enum):
     DRAFT_MOE_BACKEND = _row("a MoE backend of the drafter's own", "0.19.0", "vllm/config/speculative.py")
     DRAFT_ATTENTION_BACKEND = _row("an attention backend of the drafter's own", "0.21.0", "vllm/config/speculative.py")
     DRAFT_KV_CACHE_DTYPE = _row("a KV cache type of the drafter's own", "0.26.0", "vllm/config/speculative.py")
+    DRAFT_LOGITS_NARROW = _row(
+        "draft logits that are kept in the model's type, not in float32",
+        "0.28.0",
+        "vllm/v1/worker/gpu/spec_decode/speculator.py, draft_logits_spec",
+        limits="model runner V2",
+    )
     DRAFT_CONTEXT_RAISED = _row(
         "a drafter's shorter context raised to the target's, where its RoPE type allows",
         "0.27.0",
@@ -346,6 +352,17 @@ def from_image(image: str) -> Version | NoVersion:
 def is_published(image: str) -> bool:
     """Whether the image is of a repository that vLLM publishes, or of a mirror of one, whatever its tag."""
     return _publishes(_split(image)[0])
+
+
+def for_cpu(image: str, version: Version) -> bool:
+    """Whether an image's name, its tag or the version says that it is vLLM's build for CPUs.
+
+    >>> for_cpu("ghcr.io/a/vllm-openai-cpu:v0.33.0", NEWEST_KNOWN), for_cpu("vllm/vllm-openai:v0.33.0", NEWEST_KNOWN)
+    (True, False)
+    """
+    repository, tag = _split(image)
+    words = re.split(r"[-_.+]", f"{repository.rpartition('/')[2]}-{tag}".lower())
+    return "cpu" in words or "cpu" in version.local
 
 
 def _split(image: str) -> tuple[str, str]:

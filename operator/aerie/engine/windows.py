@@ -209,7 +209,11 @@ def step_interval(window: Counters) -> float | Unknown:
 
 
 def tokens_per_step(window: Counters) -> float | Unknown:
-    """Mean tokens that a request gets per step after its first token: what speculation gives users, stops included."""
+    """Mean tokens that a request gets per step after its first token: what speculation gives users, by which canaries are judged.
+
+    Steps are outputs after a request's first (observations of inter_token_latency): chunks of a prompt and dummy drafts are in
+    none, and what the engine cuts off at an answer's end is in no token. Text behind a stop string is: the front end cuts that.
+    """
     return _ratio(window.generation_tokens - window.first_tokens, window.request_steps, NO_STEPS)
 
 

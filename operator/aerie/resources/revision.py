@@ -1,9 +1,9 @@
 """The revision: a hash of all that determines an engine's pod.
 
-Target, engine, drafter, served name and speculation setting are in it; replicas, rollout, metrics and pausing are not, so
-that changing those touches no pod. Nor is how a release of Aerie builds a pod of them: pods of a revision stay as they were
-built when it was first rolled out (rollout/templates.py), so that an upgrade of Aerie rolls out nothing. Who wants pods as the
-present release builds them asks for a renewal, by the annotation `RENEW`, which is a change like any other.
+Target, engine, drafter, served name, speculation setting, draft sampling and engine options are in it; replicas, rollout, metrics
+and pausing are not, so that changing those touches no pod. Nor is how a release of Aerie builds a pod of them: pods of a revision
+stay as they were built when it was first rolled out (rollout/templates.py), so that an upgrade of Aerie rolls out nothing. Who
+wants pods as the present release builds them asks for a renewal, by the annotation `RENEW`, which is a change like any other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict
 
 from aerie.api import SpeculativeDeployment
-from aerie.engine.speculation import Setting
+from aerie.engine.speculation import Off, Setting
 
 RENEW = "aerie.dev/renew"
 """Annotation of the resource: each new value makes a new revision of the same spec."""
@@ -31,6 +31,9 @@ def revision(resource: SpeculativeDeployment, setting: Setting) -> str:
         "drafter": spec.drafter.to_dict() if spec.drafter else None,
         "setting": [type(setting).__name__, asdict(setting)],
     }
+    if not isinstance(setting, Off):  # what is not written is not hashed: fields that came later leave revisions as they were
+        added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
+        content |= {name: value for name, value in added.items() if value}
     if renewed := resource.metadata.annotations.get(RENEW):
         content["renewed"] = renewed
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -26,6 +26,7 @@ from aerie.rollout import capacity, hardware, history, pods, traffic
 from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding, shortened
+from aerie.rollout.context import shorter
 from aerie.rollout.evidence import Evidence, begun, edges_of
 from aerie.rollout.faults import stops
 from aerie.rollout.fleet import Fleet
@@ -325,14 +326,16 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
     why_not, goal = unasked(observed, stable, wanted.arm), wanted.goal
     asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, edges_of(spec.speculation.tuning.slo), attempt)
-    return begun(*asked, history.recalled(observed), now, why_not, goal).placed(hardware.difference(observed), now)
+    return begun(*asked, history.recalled(observed, stable), now, why_not, goal).placed(hardware.difference(observed), now)
 
 
 def _stops(observed: Observed, phase: Phase, fleet: Fleet, now: datetime) -> list[str]:
     others = fleet.control if fleet.control.objects else fleet.stable
     # Elsewhere the machine's own limit holds.
     patience = observed.resource.spec.rollout.progress_deadline if phase in _JUDGED else None
-    return list(stops(fleet.canary, others, observed.unreadable, patience, observed.last_lines, now))
+    found = list(stops(fleet.canary, others, observed.unreadable, patience, observed.last_lines, now))
+    refused = shorter(observed.contexts, observed.resource.spec.engine.args)
+    return [*found, refused] if refused else found
 
 
 def word(resource: SpeculativeDeployment, revision: str) -> Literal["promote", "rollback"] | None:

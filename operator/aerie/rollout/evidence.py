@@ -172,6 +172,7 @@ def terms_of(
     """
     canary, control = arms
     tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
+    modes = {arm.setting.mode if arm.setting else "Off" for arm in arms}
     deadline = analysis.deadline if goal is None else TRIALS_LAST * analysis.deadline
     return Terms(
         goal=goal or analysis.goal,
@@ -183,6 +184,8 @@ def terms_of(
         pods=pods,
         kept=Kept(max(1, min(tokens)), *edges),
         incomparable=_TRIAL if goal else incomparable(canary, control),
+        unequal=tokens[0] != tokens[1],
+        adaptive=goal is None and canary.target == control.target and modes == {"Adaptive"} and tokens[0] == tokens[1],
         attempt=attempt,
     )
 
@@ -200,10 +203,18 @@ def edges_of(objective: LatencyObjective | None) -> tuple[float | None, float | 
 _TRIAL = "it is a trial of another setting, and what counts is time."
 
 
+_TRIMMED = (
+    "both arms verify adaptively, and drafts that the engine trims under load count as rejected. Time per output token decides"
+)
+_IN_FLIGHT = "; output per verification step is compared only while as many requests are in flight on both."
+
+
 def incomparable(canary: Arm, control: Arm) -> str:
-    """Why the acceptance lengths of the arms may not be compared, as a sentence; empty where they may."""
+    """Why what requests get of drafts does not decide between the arms, as a sentence; empty where it does."""
     if canary.target != control.target:
         return f"the canary serves another target ({canary.target} instead of {control.target})."
+    if canary.setting and control.setting and canary.setting.mode == control.setting.mode == "Adaptive":
+        return _TRIMMED + (_IN_FLIGHT if canary.setting.tokens == control.setting.tokens else ".")
     for arm, named in ((canary, "the canary"), (control, "the stable revision")):
         if arm.setting is None or arm.setting.mode == "Off":
             return f"{named} serves without a drafter."

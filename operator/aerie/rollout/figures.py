@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeVar
 
 from aerie.api.status import Arm
 from aerie.engine.samples import Counters
+from aerie.rollout.analysis.drift import NOISE
+from aerie.rollout.analysis.judgement import SPOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Figures:
     """Each None where the counters do not tell it. Rounded to what a person reads."""
 
     acceptance_length: float | None = None
-    """vLLM's own: 1 + accepted / drafts. None without a drafter."""
+    """vLLM's own: 1 + accepted / drafts. None without a drafter, and where too few drafts to tell were all rejected."""
     time_per_output_token: float | None = None
     """Seconds, averaged over tokens."""
     time_to_first_token: float | None = None
@@ -34,6 +36,9 @@ class Figures:
 _TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
 """By figure, the share by which it may move without a write. Over the 500 requests that a window holds once it has the traffic,
 these are four standard errors or more, where requests differ in acceptance by 15 % of it and in latency by 50 to 100 %."""
+
+SILENT = 1.0
+"""The acceptance length, as it is shown, of a drafter of which next to nothing is accepted."""
 
 _A = TypeVar("_A", bound=Arm)
 
@@ -74,7 +79,7 @@ class Sums(NamedTuple):
     def figures(self) -> Figures:
         """Where nothing was counted, the figure is not known."""
         length = None
-        if self.positions is not None and self.drafts > 0:
+        if self.positions is not None and self.drafts > 0 and (self.drafts >= SPOKEN or self.accepted > NOISE * self.drafts):
             length = round(min(1.0 + max(1, self.positions), 1 + self.accepted / self.drafts), 2)
         return Figures(length, _seconds(self.step_seconds, self.later_tokens), _seconds(self.first_seconds, self.first_tokens))
 
@@ -85,9 +90,12 @@ def figures_of(window: Counters) -> Figures:
 
 
 def settled(shown: Figures, found: Figures) -> Figures:
-    """What to show after `shown` when `found` is measured: `shown` itself until one figure has moved beyond its tolerance."""
+    """What to show after `shown` when `found` is measured: `shown` itself until one figure has moved beyond its tolerance, or the
+    acceptance length has come down to 1.00, which is a fault however near it was before."""
     pairs = [(field.name, getattr(shown, field.name), getattr(found, field.name)) for field in fields(Figures)]
-    return latest(shown, found) if any(_moved(before, after, _TOLERANCES[name]) for name, before, after in pairs) else shown
+    silent = found.acceptance_length == SILENT != shown.acceptance_length
+    moved = silent or any(_moved(before, after, _TOLERANCES[name]) for name, before, after in pairs)
+    return latest(shown, found) if moved else shown
 
 
 def latest(shown: Figures, found: Figures) -> Figures:

@@ -6,18 +6,24 @@
 Steady state is to write nothing, and a history grows all the time. So it is written when it has doubled, later once an hour, and
 when a canary begins. A crash costs what came since: half of a history that is young, an hour of one that is old.
 
-Guarantee: pure. The ConfigMap belongs to the resource and is not part of it: writing it changes neither spec nor status.
+A history is of one engine: the image of the stable revision's Deployment, and spec.engine.version where its record has that.
+With another one it begins anew, and what is written of another one, or does not say of which, is dropped on reading.
+
+Guarantees: pure; an analysis is informed by blocks of the engine alone that its control runs. The ConfigMap belongs to the
+resource and is not part of it: writing it changes neither spec nor status. Not guaranteed: that an image stays what it was where
+its tag is moved to another release and no version is written; a digest, or spec.engine.version, tells.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm
-from aerie.resources import history
+from aerie.resources import history, names, preflight
 from aerie.rollout.analysis.criteria import Terms
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.evidence import edges_of, terms_of
@@ -43,6 +49,22 @@ def terms(resource: SpeculativeDeployment, stable: Arm) -> Terms:
     )
 
 
+def engine(observed: Observed, revision: str) -> str:
+    """Which engine a revision's pods run: image and version; empty where its Deployment is not there, and it has no pods."""
+    deployment = observed.deployment(revision)
+    if deployment is None:
+        return ""
+    containers = deployment["spec"]["template"]["spec"].get("containers") or []
+    image = next((one.get("image") for one in containers if one.get("name") == names.ENGINE), None) or ""
+    record = observed.child("ConfigMap", preflight.name(observed.resource.metadata.name, revision))
+    try:
+        document = json.loads(((record or {}).get("data") or {}).get(preflight.RESOURCE) or "{}")
+        version = document["spec"]["engine"].get("version") or ""
+    except (ValueError, LookupError, TypeError, AttributeError):
+        version = ""
+    return f"{image} {version}".strip()
+
+
 def due(memory: Memory, written: Written, *, rolling: bool) -> bool:
     """Whether the memory is to be written over what is written. `rolling`: a canary is under way, and will need it."""
     if memory.blocks == written.blocks:
@@ -60,9 +82,14 @@ def written(observed: Observed) -> Written:
         return Written()
 
 
-def recalled(observed: Observed) -> Memory | None:
-    """What is known of the resource's stable pods: what the operator holds, or what an earlier one has written."""
-    return observed.memory or Memory.unpack(_data(observed).get(history.MEMORY) or "")
+def recalled(observed: Observed, stable: Arm) -> Memory | None:
+    """What is known of the stable pods, as far as it is of the engine that they run: what the operator holds, or what an earlier
+    one has written."""
+    of = engine(observed, stable.revision)
+    known = observed.memory
+    if known is None or known.engine != of:
+        known = Memory.unpack(_data(observed).get(history.MEMORY) or "")
+    return known if of and known is not None and known.engine == of else None
 
 
 def record(resource: SpeculativeDeployment, memory: Memory) -> dict[str, Any]:

@@ -13,7 +13,7 @@ One look gives at most one input: the first, in order of urgency, of those that 
 the figures say, and what speaks against the canary before what speaks for it.
 
 A promoted canary is stable; that old pods are kept, so that it can be taken back at once, is a second course of the same table.
-There a fall of its acceptance length against that of its acceptance may be one of the traffic: it leads no further than to
+There a fall of its tokens per step against those of its acceptance may be one of the traffic: it leads no further than to
 Rechecking, where the old pods get requests again, and only what is worse than they are at the same time is taken back.
 
 Guarantees: a pure function; no promotion without the verdict Promote or a person's word; an ended canary stays ended; each phase
@@ -44,7 +44,7 @@ Input = Literal[
     "rejected",  # a person says: roll back
     "stopped",  # a fault that needs no statistics: a crash loop, no accepted token, figures that are no numbers
     "worse",  # the verdict is Rollback
-    "fallen",  # the acceptance length is certainly below that of the acceptance
+    "fallen",  # tokens per step are certainly below those of the acceptance
     "late",  # the pods of this phase do not serve, and its time is over
     "approved",  # a person says: promote
     "better",  # the verdict is Promote, and no person is asked
@@ -140,7 +140,7 @@ class Looks:
     reason: str = ""
     """Why the verdict is what it is, as a sentence."""
     fallen: str = ""
-    """That the acceptance length is certainly below that of the acceptance, as a sentence."""
+    """That tokens per step are certainly below those of the acceptance, as a sentence."""
     word: Literal["promote", "rollback"] | None = None
     """What a person has said about this very canary."""
 

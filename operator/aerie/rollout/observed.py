@@ -19,6 +19,7 @@ from aerie.rollout import pods
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
+from aerie.rollout.context import ContextLengths
 from aerie.rollout.figures import Figures
 from aerie.rollout.last_spec import Substitute
 from aerie.rollout.pods import Trouble
@@ -72,6 +73,8 @@ class Observed:
     """Closed blocks of the analysis under way; some may have been seen before."""
     answers: Answers | None = None
     """What the engines' greedy answers show, once all have been asked for; it may have been seen before."""
+    contexts: ContextLengths | None = None
+    """How long a request the engines of each arm take; None where that is not known."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why the metrics page of a pod could not be believed the last few times, by name of the pod."""
     source_trouble: str | None = ""

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
 from aerie.resources import names
+from aerie.rollout.analysis import drift
 from aerie.rollout.conditions import DEGRADED, READY, Finding, conditions
 from aerie.rollout.course import Course, retry_word
-from aerie.rollout.figures import with_figures
+from aerie.rollout.figures import SILENT, with_figures
 from aerie.rollout.hold import VERSION_SKEW, resting
 from aerie.rollout.observed import Observed
 from aerie.rollout.recovery import arm_of
@@ -183,8 +184,8 @@ def _degraded(observed: Observed, course: Course, taken: list[Any], stable: Arm 
         return Finding(DEGRADED, "True", UNAVAILABLE, source)
     if observed.outdated:
         return Finding(DEGRADED, "True", VERSION_SKEW, observed.outdated)
-    if drifted := _drift(stable):
-        return Finding(DEGRADED, "True", "DriftSuspected", drifted)
+    if (drifted := _drift(stable)) is not None:
+        return drifted
     return Finding(DEGRADED, "False", "AsExpected", "nothing is amiss")
 
 
@@ -202,15 +203,31 @@ def _source_trouble(observed: Observed) -> str:
     return next((one.message for one in known), "")
 
 
-def _drift(stable: Arm | None) -> str:
-    """That the stable pods' acceptance length lies far below that with which they were accepted; empty while it does not."""
-    if stable is None or not stable.accepted_length or stable.acceptance_length is None:
-        return ""
-    fall = 1 - stable.acceptance_length / stable.accepted_length
+def _drift(stable: Arm | None) -> Finding | None:
+    """That the stable pods' acceptance length is 1.00, or far below that with which they were accepted; None while neither is."""
+    if stable is None or stable.acceptance_length is None:
+        return None
+    trimmed = stable.setting is not None and stable.setting.mode == "Adaptive"  # drafts that the engine trims count as rejected
+    if stable.acceptance_length <= SILENT and stable.accepted_length != SILENT and not trimmed:
+        return Finding(DEGRADED, "True", "DraftsRejected", _silent(stable))
+    fall = 1 - stable.acceptance_length / stable.accepted_length if stable.accepted_length else 0.0
     if fall <= DRIFT:
-        return ""
-    return (
+        return None
+    message = (
         f"acceptance length is {stable.acceptance_length:.2f}, {100 * fall:.0f} % below the {stable.accepted_length:.2f} with "
         f"which revision {stable.revision} was accepted: requests have changed, or its drafter fits them less than it did. "
         "Nothing is done about it by itself; a drafter trained on today's requests may be worth a canary"
+    )
+    return Finding(DEGRADED, "True", "DriftSuspected", message)
+
+
+def _silent(stable: Arm) -> str:
+    """What an acceptance length of 1.00 means."""
+    if stable.accepted_length:
+        was = f"acceptance length is 1.00, and was {stable.accepted_length:.2f} when revision {stable.revision} was accepted"
+        return f"{was}. {drift.LOST}"
+    return (
+        f"acceptance length is 1.00: next to none of the tokens that the drafter of revision {stable.revision} proposes is "
+        "accepted. If that was so from the start, it does not fit the target, or does not load as it should. If not: "
+        f"{drift.LOST}"
     )

@@ -36,7 +36,7 @@ from aerie.rollout.course import Course, retry_word
 from aerie.rollout.kept import without_drafts
 from aerie.rollout.observed import Observed
 from aerie.rollout.tuned import Asked, Intent, current_advice, gain_of
-from aerie.rollout.wanted import read_shown, shown
+from aerie.rollout.wanted import read_shown, recommended_sampling, shown
 from aerie.tuning.advice import Advice
 
 MOVED = 0.01
@@ -76,6 +76,9 @@ def told(observed: Observed, asked: Asked, intent: Intent, way: Course, stable: 
     said = _at_rate(said, observed, asked, stable, now)
     if intent.trial is not None:
         said = said.model_copy(update={"trial": intent.trial})
+    sampling = recommended_sampling(observed.resource, read_shown(stable.setting))
+    if sampling != said.recommended_draft_sampling:
+        said = said.model_copy(update={"recommended_draft_sampling": sampling})
     advice = current_advice(observed, way)
     said = _advised(said, before, stable, advice)
     return Said(said, _finding(observed, asked, intent, way, said, before, stable, advice))

@@ -10,6 +10,7 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource, Source, VolumeClaimSource
+from aerie.api.speculation import DraftSampling
 from aerie.api.status import Arm, Status, Trial
 from aerie.api.status import Setting as StatusSetting
 from aerie.api.status import Tier as StatusTier
@@ -51,6 +52,7 @@ class Wanted:
             target=_in_short(spec.model.source),
             drafter=_in_short(spec.drafter.source) if spec.drafter and tokens else None,
             setting=shown(self.setting),
+            draft_sampling=spec.speculation.draft_sampling if tokens else None,
         )
 
     def change(self, before: Status) -> str:
@@ -63,6 +65,9 @@ class Wanted:
             return f"drafter {self.arm.drafter}" if self.arm.drafter else "no drafter"
         if self.arm.setting != before.stable.setting:
             return named(self.setting)
+        if self.arm.draft_sampling != before.stable.draft_sampling:
+            sampling = self.arm.draft_sampling
+            return f"{sampling.lower()} drafts" if sampling else "drafts as the engine samples them"
         if self.arm.target != before.stable.target:
             return f"target {self.arm.target}"
         return "engine"
@@ -84,11 +89,33 @@ def read_wanted(
     try:
         config = None
         if spec.drafter is not None:
-            drafter = flags.Drafter(pod.drafter_location(resource) or "", spec.drafter.method, _commit(spec.drafter.source))
+            drafter = flags.Drafter(
+                pod.drafter_location(resource) or "",
+                spec.drafter.method,
+                _commit(spec.drafter.source),
+                spec.speculation.draft_sampling,
+                spec.speculation.engine_options or {},
+            )
             config = flags.speculative_config(setting, drafter, engine.version, arguments.read(spec.engine.args))
         return replace(wanted, template=pod.template(resource, config))
     except (arguments.ArgumentError, TemplateError) as error:
         return replace(wanted, problem=str(error))
+
+
+def recommended_sampling(resource: SpeculativeDeployment, setting: Setting) -> DraftSampling | None:
+    """What to write in spec.speculation.draftSampling for the traffic that the spec says there is; None where nothing is.
+
+    Greedy requests accept what they did before, whatever the drafts are drawn by, so that it is for Sampled alone; and of what
+    somebody has written there, nobody is told.
+    """
+    spec = resource.spec.speculation
+    if spec.tuning.mode == "Off" or spec.tuning.traffic != "Sampled" or spec.draft_sampling is not None:
+        return None
+    if isinstance(setting, Off):
+        return None
+    drawn = spec.model_copy(update={"draft_sampling": "Probabilistic"})
+    other = resource.model_copy(update={"spec": resource.spec.model_copy(update={"speculation": drawn})})
+    return None if read_wanted(other, setting=setting).problem else "Probabilistic"
 
 
 def of_spec(resource: SpeculativeDeployment) -> Setting:

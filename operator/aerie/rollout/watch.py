@@ -72,8 +72,8 @@ def begin(observed: Observed, old: Arm, promoted: CanaryArm, analysis: AnalysisS
 def accepted_length(analysis: AnalysisStatus | None) -> float | None:
     """The acceptance length with which a canary was accepted, as the status shows it."""
     evidence = _evidence(analysis)
-    level = drift.level_of(evidence.state, evidence.terms) if evidence is not None else None
-    return None if level is None else round(level.mean, 2)
+    length = drift.accepted_length(evidence.state, evidence.terms) if evidence is not None else None
+    return None if length is None else round(length, 2)
 
 
 def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime) -> Watch:

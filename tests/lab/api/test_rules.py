@@ -458,6 +458,47 @@ CASES += [
 ]
 
 
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "it lets the drafter change what the model answers: leave it out": {
+        "fly_entropy_threshold": 0.5,
+        "fly_entropy_top_k": 4,
+        "fly_window_size": 4,
+        "synthetic_acceptance_length": 2.5,
+    },
+    "it is for drafts without a drafter, which Aerie does not run: leave it out": {
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+        "suffix_decoding_max_cached_requests": 100,
+        "suffix_decoding_max_spec_factor": 1.5,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_min_token_prob": 0.1,
+    },
+    "it belongs in spec.speculation.draftSampling": {"draft_sample_method": "probabilistic"},
+    "it belongs in spec.speculation.tokens": {"num_speculative_tokens": 3},
+    "it belongs in spec.drafter.method": {"method": "eagle3"},
+    "it belongs in spec.drafter.source": {"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"},
+    "it belongs in spec.drafter.source.huggingFace.revision": {"revision": COMMIT},
+    "tuning decides on it: leave it out, and see spec.speculation.tuning": {"enable_adaptive_verification": True},
+    "vLLM refuses it: call it draft_tensor_parallel_size": {"tensor_parallel_size": 1},
+    "it is for DSpark drafters, which Aerie does not run: leave it out": {"dspark_draft_topk": 4},
+    "it is for MTP, which Aerie does not run: leave it out": {"index_share_for_mtp_iteration": True},
+    "it is for whole draft models, which Aerie does not run: leave it out": {"use_heterogeneous_vocab": True},
+    "it is for XPress drafters, which Aerie does not run: leave it out": {"xpress_topc": 8},
+}
+"""Why a key of the speculative config is not an engine option, and the keys of which that is said."""
+CASES += [
+    Case(
+        f"engine option {key}",
+        {"speculation.engineOptions": {"enforce_eager": True, key: value}},
+        f"spec.speculation.engineOptions.{key}",
+        says,
+        {"speculation.engineOptions": {"enforce_eager": True, "draft_tensor_parallel_size": 1}},
+    )
+    for says, keys in LEFT_OUT.items()
+    for key, value in keys.items()
+]
+
+
 def refusal(offer: Offer, changes: Changes) -> str:
     with pytest.raises(KubeError) as caught:
         offer(changes)

@@ -308,6 +308,12 @@ async def accepted_and_then_worse(case: Case) -> None:
 
 
 @scenario
+async def canary_takes_shorter_requests(case: Case) -> None:
+    await measured(case, "short", first=IDLE, simulator=IDLE)
+    await case.ended("RolledBack", drafter="eagle3", words="are refused by the canary alone, with status 400")
+
+
+@scenario
 async def metrics_are_gone(case: Case) -> None:
     await measured(case, "better", first=IDLE, simulator=GONE, analysis=SHORT | {"onInconclusive": "Rollback"})
     await case.ended("RolledBack", drafter="eagle3", words="No decision within")
@@ -393,7 +399,7 @@ async def worse_afterwards(case: Case) -> None:
     await measured(case, "better", canary=KEPT)
     await case.watched()
     await case.lie("worse", case.status["stable"]["revision"])
-    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Acceptance length is")
+    await case.ended("RolledBack", drafter="eagle3", words="Taken back after its promotion. Output per verification step is")
 
 
 async def falls_with_the_traffic(case: Case) -> str:

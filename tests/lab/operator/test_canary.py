@@ -58,9 +58,9 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
 
 
 def lengths(status: dict[str, Any]) -> dict[str, Any]:
-    """What is known of the acceptance lengths."""
+    """What is known of the tokens per step."""
     known = (status.get("analysis") or {}).get("comparisons") or []
-    return next((one for one in known if one["metric"] == "AcceptanceLength"), {"blocks": 0})
+    return next((one for one in known if one["metric"] == "TokensPerStep"), {"blocks": 0})
 
 
 def engines(namespace: Namespace, revision: str) -> dict[str, list[int]]:

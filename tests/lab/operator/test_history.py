@@ -44,6 +44,8 @@ def a_day_later(memory: Memory) -> Memory:
                 first_tokens=100,
                 first_seconds=10 * seconds,
                 timed=100,
+                request_steps=4000 / chance.gauss(2.5, 0.1),
+                iterations=500,
             )
         block = Block(memory.until, memory.until + memory.terms.block, None, Side(len(pods), Counts(), None, pods))
         memory = memory.counted(block, Rule(per=1))

@@ -281,7 +281,7 @@ class Replay:
         word = (one.item["metadata"].get("annotations") or {}).get(PROMOTE) == made
         known = {each["metric"]: each for each in last.get("comparisons") or []}
         margin = one.item["spec"]["rollout"]["analysis"]["margin"]
-        lower = known.get("AcceptanceLength", {}).get("lower")
+        lower = known.get("TokensPerStep", known.get("AcceptanceLength", {})).get("lower")
         shown = (new.get("analysis") or {}).get("verdict") == "Promote" and lower is not None and lower >= -margin
         if not word and not shown:
             self._offend(one, f"{made} is promoted without a word and without evidence: {known}")

@@ -12,6 +12,7 @@ import pytest
 from aerie_lab.binaries import toolchain
 from aerie_lab.binaries.families import Binary, Family
 from aerie_lab.binaries.toolchain import Go
+from tests.unit.binaries.wheels import Wheels
 
 MAIN = """//go:build lab
 
@@ -45,6 +46,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AERIE_LAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("AERIE_LAB_BINARIES", raising=False)
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
+    """The only wheels that pip finds in this test."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    return Wheels(tmp_path / "wheels")
 
 
 @pytest.fixture

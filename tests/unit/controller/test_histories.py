@@ -42,7 +42,9 @@ def resource(revision: str = "r1", uid: str = "uid-chat", *, rolling: bool = Fal
 
 
 def followed(histories: Histories, of: SpeculativeDeployment, *children: dict[str, Any]) -> Subject | None:
-    return histories.follow(CHAT, Observed(of, children), of.status or Status(), 60.0)
+    revision = of.status.stable.revision if of.status is not None and of.status.stable is not None else ""
+    made = deployment(revision=revision, image=of.spec.engine.image)
+    return histories.follow(CHAT, Observed(of, (made, *children)), of.status or Status(), 60.0)
 
 
 def grown(histories: Histories, of: SpeculativeDeployment, blocks: int, begin: float = 0.0) -> bool:
@@ -130,9 +132,23 @@ def test_another_operator_goes_on_from_what_is_written() -> None:
     promoted = Histories()
     followed(promoted, resource("r2"), written)
     assert promoted.memory(CHAT, "uid-chat") == known
+    newer = Histories()
+    followed(newer, resource("r2", engine={"image": "vllm/vllm-openai:v0.34.0"}), written)
+    assert newer.memory(CHAT, "uid-chat") is None, "it is of another engine"
     shorter = Histories()
     followed(shorter, resource(rollout={"analysis": {"block": "60s"}}), written)
     assert shorter.memory(CHAT, "uid-chat") is None
+
+
+def test_another_engine_ends_what_is_known_and_one_that_is_away_for_a_moment_does_not() -> None:
+    histories, mine = Histories(), resource()
+    grown(histories, mine, 5)
+    known = histories.memory(CHAT, "uid-chat")
+    assert histories.follow(CHAT, Observed(mine), mine.status or Status(), 60.0) is None
+    assert histories.memory(CHAT, "uid-chat") == known
+    newer = resource("r2", engine={"image": "vllm/vllm-openai:v0.34.0"})
+    assert followed(histories, newer) is not None
+    assert histories.memory(CHAT, "uid-chat") is None
 
 
 def test_stable_pods_are_read_twice_in_a_block_of_an_analysis(run: Run) -> None:

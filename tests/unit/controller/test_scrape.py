@@ -182,6 +182,31 @@ def test_an_engine_that_began_anew_starts_over(run: Run) -> None:
     run(story())
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_where_the_page_does_not_say_when_it_began_the_container_does(run: Run, says: bool) -> None:
+    """vLLM's front end in Rust, and several API servers."""
+    page = BEFORE if says else re.sub(rb"(?m)^process_start_time_seconds .*\n", b"", BEFORE)
+
+    class Listener:
+        def __init__(self) -> None:
+            self.heard: list[float | None] = []
+
+        def hear(self, _: Key, __: str, ___: Target, ____: float, sample: Sample, _____: float) -> None:
+            self.heard.append(sample.started)
+
+    async def story() -> None:
+        transport, listener = httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(page))), Listener()
+        reader = Reader(transport)
+        reader.scraper = Scraper(reader._tell, reader._count, transport, listener=listener)
+        engine = {"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}
+        statuses = [engine | {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}}]
+        reader.observe(Observed(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
+        await reader.for_(100)
+        assert set(listener.heard) == {1795265017.02 if says else 1793491200.0}
+
+    run(story())
+
+
 def test_a_pod_that_no_longer_answers_counts_for_nothing_and_comes_back(run: Run) -> None:
     async def story() -> None:
         engines = Engines(turns=100)

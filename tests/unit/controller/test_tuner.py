@@ -73,7 +73,13 @@ class Fake(Decider):
 
 
 def resource(
-    mode: str = "Auto", *, image: str = "vllm/vllm-openai:v0.33.0", args: tuple[str, ...] = (), more: Any = None, **status: Any
+    mode: str = "Auto",
+    *,
+    image: str = "vllm/vllm-openai:v0.33.0",
+    version: str | None = None,
+    args: tuple[str, ...] = (),
+    more: Any = None,
+    **status: Any,
 ) -> SpeculativeDeployment:
     arm = {"revision": "r1", "setting": {"mode": "Static", "tokens": 3}}
     return SpeculativeDeployment.from_dict(
@@ -83,7 +89,7 @@ def resource(
                 "replicas": 2,
                 "model": {"source": {"volumeClaim": {"claimName": "models"}}},
                 "drafter": {"source": {"volumeClaim": {"claimName": "drafters"}}},
-                "engine": {"image": image, "args": list(args)},
+                "engine": {"image": image, "args": list(args), **({"version": version} if version else {})},
                 "speculation": {"tuning": {"mode": mode, **(more or {})}},
             },
             "status": {"stable": arm, **status},
@@ -414,7 +420,8 @@ def test_a_canary_on_another_gpu_teaches_nothing_of_its_setting(run: Run, unlike
 
 def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
     async def story() -> None:
-        for other, settings in ((resource(), 2), (resource(image="vllm/vllm-openai:v0.32.0"), 1)):
+        others = (resource(image="vllm/vllm-openai:v0.32.0"), resource(version="0.34.0"))
+        for other, settings in ((resource(), 2), *((one, 1) for one in others)):
             canary: dict[str, Any] = {
                 "canary": {
                     "revision": "r2",
@@ -440,7 +447,8 @@ def test_only_arms_that_differ_in_their_setting_alone_count(run: Run) -> None:
     run(story())
 
 
-def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run) -> None:
+@pytest.mark.parametrize("engine", [{"image": "vllm/vllm-openai:v0.32.0"}, {"version": "0.34.0"}])
+def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run, engine: dict[str, Any]) -> None:
     async def story() -> None:
         async with Story() as one:
             one.follow(resource())
@@ -449,7 +457,7 @@ def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run) -> None:
             one.follow(resource(stable=arm), resource(), resource())
             assert one.tuner.kept(CHAT, "uid-chat") is not None
             arm = {"revision": "r3", "setting": {"mode": "Static", "tokens": 5}}
-            newer = resource(image="vllm/vllm-openai:v0.32.0")
+            newer = resource(**engine)
             one.follow(resource(stable=arm), resource(), resource(), newer)
             assert one.tuner.kept(CHAT, "uid-chat") is None
             assert one.tuner.advice(CHAT, "uid-chat") is None

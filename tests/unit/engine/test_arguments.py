@@ -163,3 +163,18 @@ def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
         assert read(args) is not None
     except ArgumentError as error:
         assert len(str(error)) < 5000  # noqa: PT017 - either way is right
+
+
+@pytest.mark.parametrize(
+    ("line", "on", "kept"),
+    [
+        ("", False, ()),
+        ("--enable-sleep-mode", True, ()),
+        ("--enable-sleep-mode --disable-sleep-mode", False, ()),
+        ("--enable-sleep-mode --sleep-preserve-parameter-names lm_head.* draft.*", True, ("lm_head.*", "draft.*")),
+        ("--sleep_preserve_parameter_names=draft.*", False, ("draft.*",)),
+    ],
+)
+def test_what_a_sleep_keeps(line: str, on: bool, kept: tuple[str, ...]) -> None:
+    found = read(line.split())
+    assert (found.sleep_mode, found.sleep_preserves) == (on, kept)

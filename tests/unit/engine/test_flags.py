@@ -130,7 +130,7 @@ def test_a_speculative_config_that_is_no_object() -> None:
         (Static(3), EAGLE, {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens": 3}),
         (
             Static(3),
-            Drafter("a/b", revision="0e9e", tensor_parallel=1),
+            Drafter("a/b", revision="0e9e", options={"draft_tensor_parallel_size": 1}),
             {
                 "method": "eagle3",
                 "model": "a/b",
@@ -177,7 +177,13 @@ def test_the_speculative_config(setting: Setting, drafter: Drafter, config: dict
         (Adaptive(3), "0.33.0", "--enforce-eager", EAGLE, "does not go with eager execution"),
         (Adaptive(3), "0.32.0", "", Drafter("x", "medusa"), "does not go with the method 'medusa'"),
         (Static(3), "0.29.0", "-pp 2", EAGLE, "use vLLM 0.30.0 or newer"),
-        (Static(3), "0.33.0", "-tp 4", Drafter("x", tensor_parallel=2), "is 2: vLLM takes 1 or the target's, 4"),
+        (
+            Static(3),
+            "0.33.0",
+            "-tp 4",
+            Drafter("x", options={"draft_tensor_parallel_size": 2}),
+            "draft_tensor_parallel_size is 2, and vLLM takes 1 or the target's, 4",
+        ),
         (Static(3), "0.33.0", "", Drafter("x", "medusa"), "no longer has Medusa"),
         (Static(3), "0.24.0", "", Drafter("x", "dspark"), "use vLLM 0.25.0 or newer"),
         (Static(3), "0.33.0", "", Drafter("x", "eagle-3"), "the drafter's method is 'eagle-3'"),
@@ -197,7 +203,7 @@ def test_what_a_release_cannot_run_is_refused(setting: Setting, version: str, li
     ("setting", "version", "line", "drafter"),
     [
         (Off(), "0.1.0", "-pp 2", Drafter("x", "nothing")),
-        (Static(3), "0.22.0", "-dp 2 -tp 4", Drafter("x", tensor_parallel=4)),
+        (Static(3), "0.22.0", "-dp 2 -tp 4", Drafter("x", options={"draft_tensor_parallel_size": 4})),
         (Static(3), "0.30.0", "-pp 2", EAGLE),
         (Static(3), "0.32.0+cpu", "", Drafter("x", "medusa")),
         (SCHEDULE, "0.24.0", "--enable-lora", EAGLE),

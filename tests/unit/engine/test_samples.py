@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -240,7 +241,7 @@ def test_a_timestamp_behind_the_value_is_left_out() -> None:
     ("old", "new", "why"),
     [
         (b"\n", b"", "ends in the middle of a line"),
-        (b"vllm:", b"sglang:", "has no vllm:request_success_total"),
+        (b"vllm:", b"sglang:", "has no vllm:generation_tokens_total"),
         (b"vllm:generation_tokens_total", b"vllm:other", "has no vllm:generation_tokens_total"),
         (b"vllm:spec_decode_num_draft_tokens_total", b"vllm:other", "has no vllm:spec_decode_num_draft_tokens_total"),
         (b"vllm:inter_token_latency_seconds_count", b"vllm:other", "has no vllm:inter_token_latency_seconds_count"),
@@ -362,3 +363,14 @@ def _sentence(before: Sample, after: Sample) -> str:
     found = between(before, after)
     assert isinstance(found, Reset)
     return found.sentence
+
+
+def test_a_page_of_the_front_end_in_rust_before_its_first_request() -> None:
+    """OpenMetrics' last line, no start of the process, and series that a label tells apart only from their first event on."""
+    later = {b"process_start_time_seconds", b"vllm:cache_config_info", b"vllm:request_success_total"}
+    later.add(b"vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    lines = [line for line in page("ngram-1").split(b"\n") if re.split(rb"[ {]", line)[0] not in later]
+    fresh = parse(b"\n".join(lines) + b"# EOF\n")
+    assert (fresh.started, fresh.gauges.kv_tokens, fresh.counters.finished) == (None, None, {})
+    assert fresh.counters.speculation is not None
+    assert fresh.counters.speculation.accepted_per_position == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.errors import BuildError, StateError
-from aerie_lab.images.table import ImageError, ImageTable, repository
+from aerie_lab.images.table import SIMULATED, ImageError, ImageTable, repository
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,21 @@ entrypoint = ["any"]
     assert table.image("docker.io/team/model@sha256:00").entrypoint == ["team"]
     assert table.image("quay.example/any-registry/x:1").entrypoint == ["any"]
     assert table.image("aerie.dev/lab/shell").entrypoint == ["/bin/sh"]
+
+
+@pytest.mark.parametrize("repository", ["aerie.dev/lab/engine", "localhost:5000/vllm-openai"])
+@pytest.mark.parametrize(
+    ("suffix", "tag"), [("", ""), (":v0.33.0", "v0.33.0"), ("@sha256:00", ""), (":v0.33.0@sha256:00", "v0.33.0")]
+)
+def test_a_row_may_ask_for_the_tag(table_of: type, repository: str, suffix: str, tag: str) -> None:
+    table = table_of(
+        '[[image]]\nrepository = "*/vllm-openai"\nentrypoint = ["x"]\nenvironment = {AERIE_SIMULATOR_TAG = "{tag}"}\n'
+    )
+    assert table.image(f"{repository}{suffix}").environment == {"AERIE_SIMULATOR_TAG": tag}
+
+
+def test_a_simulated_vllm_knows_its_tag() -> None:
+    assert ImageTable([SIMULATED]).image("vllm/vllm-openai:v0.32.0").environment == {"AERIE_SIMULATOR_TAG": "v0.32.0"}
 
 
 def test_unknown_references_are_named(table_of: type) -> None:

@@ -71,7 +71,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["phase"] == "Analyzing"
     assert "of the soak are left" in world.status["analysis"]["reason"]
     (length, *_) = world.status["analysis"]["comparisons"]
-    assert length["metric"] == "AcceptanceLength"
+    assert length["metric"] == "TokensPerStep"
     assert 0.15 < length["lower"] < length["estimate"] < length["upper"] < 0.25
     world.now += 2 * MINUTE
     world.step()
@@ -91,7 +91,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
         if world.status["phase"] == "Ready":
             break
     assert last(world)["result"] == "Promoted"
-    assert "acceptance length is" in last(world)["reason"].lower()
+    assert "output per verification step is" in last(world)["reason"].lower()
     assert last(world)["comparisons"][0]["estimate"] > 0.15
     assert (last(world)["drafter"], last(world)["against"]) == ("models/eagle31", "models/eagle3")
     assert world.status["stable"]["revision"] == new

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aerie.api.rollout import Analysis
 from aerie.api.status import Arm, Setting
 from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, OUTPUT_TIME, TOKENS_PER_STEP, Goal, criteria
 from aerie.rollout.evidence import Evidence, begun, incomparable, rule_of
 from tests.unit.rollout.world import side
 
@@ -73,7 +74,9 @@ def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
         (arm(target="acme/other@0"), arm(), "another target"),
         (arm(0, mode="Off"), arm(), "the canary serves without a drafter"),
         (arm(), arm(0, mode="Off"), "the stable revision serves without a drafter"),
-        (arm(mode="Adaptive"), arm(), "Adaptive"),
+        (arm(mode="Adaptive"), arm(), "the canary drafts by the rule Adaptive"),
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), "compared only while as many requests are in flight on both."),
+        (arm(5, mode="Adaptive"), arm(mode="Adaptive"), "Time per output token decides."),
     ],
 )
 def test_what_may_be_compared(canary: Arm, control: Arm, why: str) -> None:
@@ -82,8 +85,36 @@ def test_what_may_be_compared(canary: Arm, control: Arm, why: str) -> None:
     assert bool(found) == bool(why)
 
 
-def test_with_unequal_numbers_of_tokens_the_common_positions_count() -> None:
-    assert begun(Analysis(), (arm(5), arm(3)), (1, 1), (None, None), 0, None, NOW).terms.kept.positions == 3
+@pytest.mark.parametrize(
+    ("canary", "control", "judged"),
+    [
+        (arm(), arm(), (TOKENS_PER_STEP, 3)),
+        (arm(5), arm(), (ACCEPTANCE_LENGTH, 3)),
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), (OUTPUT_TIME, 3)),
+        (arm(target="acme/other@0"), arm(), (OUTPUT_TIME, 3)),
+    ],
+)
+def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> None:
+    """With unlike numbers of tokens the common positions count."""
+    terms = begun(Analysis(), (canary, control), (1, 1), (None, None), 0, None, NOW).terms
+    assert (next(one for one in criteria(terms) if one.accept).name, terms.kept.positions) == judged
+
+
+@pytest.mark.parametrize(
+    ("canary", "control", "goal", "compared"),
+    [
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), None, True),
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), "Faster", False),
+        (arm(5, mode="Adaptive"), arm(mode="Adaptive"), None, False),
+        (arm(target="acme/other@0", mode="Adaptive"), arm(mode="Adaptive"), None, False),
+        (arm(mode="Adaptive"), arm(), None, False),
+    ],
+)
+def test_adaptive_arms_are_compared_in_tokens_per_step_besides_time(
+    canary: Arm, control: Arm, goal: Goal | None, compared: bool
+) -> None:
+    terms = begun(Analysis(), (canary, control), (1, 1), (None, None), 0, None, NOW, goal=goal).terms
+    assert (TOKENS_PER_STEP in {one.name for one in criteria(terms)}) == compared
 
 
 def test_short_blocks_need_fewer_drafts_and_long_ones_no_more() -> None:

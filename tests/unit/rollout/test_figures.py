@@ -15,7 +15,7 @@ from aerie.engine.page import parse
 from aerie.engine.samples import Reset, between
 from aerie.resources.preflight import Runner
 from aerie.rollout.decide import decide
-from aerie.rollout.figures import Figures, figures_of, settled, with_figures
+from aerie.rollout.figures import Figures, Sums, figures_of, settled, with_figures
 from aerie.rollout.observed import Observed
 from aerie.rollout.wanted import read_wanted
 
@@ -68,6 +68,20 @@ def test_figures_stay_until_one_has_moved(found: Figures, shown: Figures) -> Non
 def test_the_first_figure_is_shown_at_once() -> None:
     assert settled(Figures(), SOME) == SOME
     assert settled(Figures(None, 0.012, 0.3), SOME) == SOME
+
+
+def test_a_fall_to_1_00_is_shown_however_small_and_the_way_back_as_any_other() -> None:
+    assert settled(Figures(1.02), Figures(1.0)) == Figures(1.0)
+    assert settled(Figures(1.0), Figures(1.0)) == Figures(1.0)
+    assert settled(Figures(1.0), Figures(1.02)) == Figures(1.0)
+    assert settled(Figures(1.0), Figures(1.04)) == Figures(1.04)
+
+
+def test_a_few_rejected_drafts_tell_nothing() -> None:
+    def length(drafts: float, accepted: float) -> float | None:
+        return Sums(3, drafts, accepted, 0.0, 0.0, 0.0, 0.0).figures.acceptance_length
+
+    assert (length(49, 0), length(50, 0), length(3, 1)) == (None, 1.0, 1.33)
 
 
 def test_steady_traffic_moves_nothing() -> None:

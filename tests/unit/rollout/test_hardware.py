@@ -113,7 +113,7 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
     assert SAID in world.message("Progressing")
     assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["unlike"]
     shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
-    assert shown == {"AcceptanceLength", "FailedRequests", "OutputLength", "CutRequests"}
+    assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "OutputLength", "CutRequests"}
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":

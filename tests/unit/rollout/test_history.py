@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aerie.resources import history as child
 from aerie.rollout import history
+from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.criteria import Terms
 from aerie.rollout.analysis.memory import Memory
@@ -29,7 +30,8 @@ def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
     assert resource.status is not None
     assert resource.status.stable is not None
     terms = history.terms(resource, resource.status.stable)
-    memory = (world.memory or Memory(terms)).fitted(terms)
+    engine = history.engine(world.observed(), resource.status.stable.revision)
+    memory = (world.memory or Memory(terms)).fitted(terms, engine)
     for _ in range(blocks):
         began = world.now.timestamp()
         world.now += timedelta(seconds=seconds)
@@ -220,9 +222,63 @@ def test_a_resource_made_anew_does_not_inherit_it() -> None:
     lived(world, 150)
     world.step()
     world.memory = None
-    observed = world.observed()
-    assert history.recalled(observed) is not None
+    assert recalled(world) is not None
     world.document["metadata"]["uid"] = "u2"
+    assert recalled(world) is None
+    assert history.written(world.observed()) == Written()
+
+
+# ------------------------------------------------------------------------------------------------------------- another engine
+def recalled(world: World) -> Memory | None:
     observed = world.observed()
-    assert history.recalled(observed) is None
-    assert history.written(observed) == Written()
+    assert observed.resource.status is not None
+    assert observed.resource.status.stable is not None
+    return history.recalled(observed, observed.resource.status.stable)
+
+
+def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
+    world = serving()
+    assert history.engine(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
+    assert history.engine(world.observed(), "another") == ""
+    world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
+    assert history.engine(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
+    del world.objects["ConfigMap", f"chat-{world.wanted}-preflight"]
+    assert history.engine(world.observed(), world.wanted) == "registry/vllm:latest"
+
+
+@pytest.mark.parametrize(
+    "engine", [{"image": "vllm/vllm-openai:v0.34.0"}, {"image": "vllm/vllm-openai:v0.33.0", "version": "0.34.0"}]
+)
+def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_one_before(engine: dict[str, Any]) -> None:
+    world = serving()
+    lived(world, 720)
+    world.step()
+    held = world.memory
+    world.edit(engine=engine)
+    world.settle_until("Starting")
+    world.annotate(promote=world.wanted)
+    for _ in range(20):
+        world.schedule()
+        world.ready()
+        world.now += timedelta(minutes=10)
+        world.step()
+    assert world.status["stable"]["revision"] == world.wanted
+    for memory in (held, None):
+        world.memory = memory
+        assert recalled(world) is None
+    lived(world, 1)
+    assert world.memory is not None
+    assert world.memory.blocks == 1
+
+
+def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> None:
+    world = serving()
+    lived(world, 150)
+    world.step()
+    world.memory = None
+    data = world.objects[PLACE]["data"]
+    found = packing.unpack(data[child.MEMORY])
+    del found["engine"]
+    data[child.MEMORY] = packing.pack(found)
+    assert recalled(world) is None
+    assert "historyBlocks" not in analysis(world)

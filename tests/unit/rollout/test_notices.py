@@ -36,7 +36,7 @@ def test_the_way_of_a_promotion() -> None:
     first, last = told(world)
     assert (first.what, last.what) == ("promoted", "promoted")
     assert last.id.rpartition("/")[0] == began.id.rpartition("/")[0], "of the same rollout"
-    assert last.data["comparisons"][0]["metric"] == "AcceptanceLength"
+    assert last.data["comparisons"][0]["metric"] == "TokensPerStep"
     assert (last.data["drafter"], last.data["against"]) == ("models/eagle31", "models/eagle3")
 
 

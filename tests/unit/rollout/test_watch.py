@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from aerie.api.status import Arm
 from aerie.resources import names
+from aerie.rollout import report
 from aerie.rollout.decide import decide
 from aerie.rollout.figures import Figures
 from aerie.rollout.traffic import ALL
@@ -187,7 +189,8 @@ def test_no_accepted_token_takes_it_back_by_itself() -> None:
     world, old = watching()
     world.measure_alone(2, 1.0, scatter=0.0)
     assert world.status["stable"]["revision"] == old
-    assert "Not one drafted token" in last(world)["reason"]
+    assert "has fallen to 1.00" in last(world)["reason"]
+    assert "sleep of level 2" in last(world)["reason"]
 
 
 # -------------------------------------------------------------------------------------------------------------------------- drift
@@ -232,7 +235,7 @@ def test_a_fall_of_the_promoted_pods_alone_takes_them_back() -> None:
         if world.status["phase"] != "Rechecking":
             break
     assert world.status["stable"]["revision"] == old
-    assert last(world)["reason"].startswith("Taken back after its promotion. Acceptance length is ")
+    assert last(world)["reason"].startswith("Taken back after its promotion. Output per verification step is ")
     assert "certainly at most" in last(world)["reason"]
     assert last(world)["comparisons"][0]["upper"] < 0
     on_the_way_back(world, "RolledBack")
@@ -246,6 +249,25 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
         world.document["status"] = before  # the write was lost, and so the look is repeated
         world.step()
     assert world.status["phase"] == "Rechecking"
+
+
+@pytest.mark.parametrize(
+    ("arm", "reason"),
+    [
+        ({"acceptanceLength": 1.0}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "acceptedLength": 2.5}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "acceptedLength": 1.0}, None),
+        ({"acceptanceLength": 1.01}, None),
+        ({"acceptanceLength": 1.0, "setting": {"mode": "Adaptive", "tokens": 5}}, None),
+        ({}, None),
+    ],
+)
+def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
+    arm: dict[str, Any], reason: str | None
+) -> None:
+    found = report._drift(Arm.model_validate({"revision": "r1", **arm}))
+    assert (found and found.reason) == reason
+    assert found is None or "after a sleep of level 2" in found.message
 
 
 def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
@@ -267,5 +289,12 @@ def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
     look(2.4)
     assert world.condition("Degraded") == ("True", "DriftSuspected")
     assert "2.40, 20 % below the 3." in world.message("Degraded")
+    look(2.9)
+    assert world.condition("Degraded")[0] == "False"
+    look(1.02)
+    assert world.condition("Degraded") == ("True", "DriftSuspected")
+    look(1.0)
+    assert world.condition("Degraded") == ("True", "DraftsRejected"), "lost weights are no drift, however little is left to fall"
+    assert "its weights are lost: after a sleep of level 2" in world.message("Degraded")
     look(2.9)
     assert world.condition("Degraded")[0] == "False"

@@ -23,6 +23,7 @@ from aerie.rollout.analysis.lossless import Answers, Prompt
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts
 from aerie.rollout.choice import choose
+from aerie.rollout.context import ContextLengths
 from aerie.rollout.decide import decide
 from aerie.rollout.handover import ENDPOINTS
 from aerie.rollout.last_spec import read_resource
@@ -70,6 +71,7 @@ class World:
         self.source_trouble: str | None = ""
         self.memory: Memory | None = None
         self.answers: Answers | None = None
+        self.contexts: ContextLengths | None = None
         self.advice: Advice | None = None
         self.turn = Turn()
         self.nodes: dict[str, dict[str, str]] = {}
@@ -109,6 +111,7 @@ class World:
             source_trouble=self.source_trouble,
             memory=self.memory,
             answers=self.answers,
+            contexts=self.contexts,
             advice=self.advice,
             turn=self.turn,
             nodes=self.nodes,
@@ -352,7 +355,9 @@ def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
 
 
 def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
-    """One pod in a block with this acceptance length and time for 5,000 tokens, and nothing else worth a remark."""
+    """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens, and nothing else
+    worth a remark."""
+    steps = 5000 / length if drafts else 0
     counts = Counts(
         drafts=drafts,
         accepted=drafts * (length - 1),
@@ -364,8 +369,8 @@ def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
         first_tokens=100,
         first_seconds=10,
         timed=100,
-        request_steps=2000,
-        iterations=500,
+        request_steps=steps,
+        iterations=steps / 4,
     )
     return Side(1, counts, 4.0, {"pod": counts})
 

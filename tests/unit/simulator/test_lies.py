@@ -33,12 +33,16 @@ def test_a_frozen_page_is_that_of_when_the_lie_began() -> None:
 
 def test_a_drafter_that_gets_worse_loses_nothing_of_before() -> None:
     family = "vllm:spec_decode_num_accepted_tokens"
-    page = '{0}_total{{model_name="m"}} {1}\n{0}_per_pos_total{{position="0"}} {2}\nvllm:spec_decode_num_drafts_total 9.0'
+    page = (
+        '{0}_total{{model_name="m"}} {1}\n{0}_per_pos_total{{position="0"}} {2}\nvllm:spec_decode_num_drafts_total {3}\n'
+        'vllm:inter_token_latency_seconds_bucket{{le="+Inf"}} {3}\nvllm:inter_token_latency_seconds_count {3}\n'
+        "vllm:generation_tokens_total 40.0"
+    )
     teller = lies.Teller("worse")
-    assert teller.page(page.format(family, "7.0", "5.0")) == page.format(family, "7.0", "5.0")
-    assert teller.page(page.format(family, "17.0", "8.0")) == page.format(family, "12.0", "6.0")
+    assert teller.page(page.format(family, "7.0", "5.0", "9.0")) == page.format(family, "7.0", "5.0", "9.0")
+    assert teller.page(page.format(family, "22.0", "12.0", "19.0")) == page.format(family, "17.0", "9.0", "23.0")
     teller.tell(None)
-    assert teller.page(page.format(family, "18.0", "9.0")) == page.format(family, "18.0", "9.0")
+    assert teller.page(page.format(family, "23.0", "13.0", "20.0")) == page.format(family, "23.0", "13.0", "20.0")
 
 
 def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:

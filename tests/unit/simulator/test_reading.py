@@ -81,3 +81,27 @@ def test_dummy_drafts_of_cached_prompts_are_within_the_bounds() -> None:
     assert (found.speculation.drafts, found.speculation.draft_tokens, found.speculation.accepted) == (7, 21, 0)
     assert (found.request_steps, found.prompt_tokens - found.computed_prompt_tokens) == (0, 7 * 128)
     assert windows.acceptance_length(found, Static(3)) == windows.Bounds(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("q", "answer", "low", "high"),
+    [((0.75, 0.7, 0.6), 41, 0.01, 0.04), ((0.9, 0.88, 0.86), 41, 0.03, 0.08), ((0.75, 0.7, 0.6), 400, 0.0, 0.004)],
+    ids=["short answers", "and a better drafter", "long answers"],
+)
+def test_acceptance_length_counts_what_is_accepted_behind_a_stop_and_tokens_per_step_do_not(
+    q: tuple[float, ...], answer: int, low: float, high: float
+) -> None:
+    """As vLLM books it (issue 56101): some percent with short answers, more with a better drafter, hardly any with long ones."""
+    kind = TrafficClass("chat", Acceptance(q), Lengths(300, 0.5), Lengths(answer, 0.3))
+    pod = Pod("a", EngineSettings(num_speculative_tokens=3), FORMULAS["dense-8b"])
+    fleet = Fleet([pod], [kind], Poisson(4.0), scraping=Scraping(60.0))
+    samples = [parse(page(one.counters, "m", 0.0).encode()) for one in fleet.run(900.0) if one.counters is not None]
+    found = window(samples[0], samples[-1])
+    length, given = windows.acceptance_length(found, Static(3)), windows.tokens_per_step(found)
+    assert isinstance(length, windows.Bounds)
+    assert isinstance(given, float)
+    assert length.exact
+    assert low < length.low / given - 1 < high
+    assert found.speculation is not None
+    got = found.generation_tokens - found.first_tokens
+    assert got <= found.request_steps + found.speculation.accepted, "what was cut off nobody got"

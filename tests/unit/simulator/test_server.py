@@ -64,7 +64,7 @@ def test_answers_and_their_metrics(start: Start) -> None:
     families = {family.name for family in text_string_to_metric_families(running.client.get("/metrics").text)}
     assert {"vllm:cache_config_info", "process_resident_memory_bytes", "python_info"} <= families
     assert [model["id"] for model in running.client.get("/v1/models").json()["data"]] == ["chat"]
-    assert running.client.get("/version").json() == {"version": "0.32.0"}
+    assert running.client.get("/version").json() == {"version": "0.33.0"}
 
 
 REFUSALS: list[tuple[dict[str, Any], int, str]] = [
@@ -220,7 +220,7 @@ def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
     with socket.create_connection((running.client.base_url.host, running.client.base_url.port or 0), timeout=60) as idle:
         idle.sendall(b"GET /version HTTP/1.1\r\nHost: engine\r\n\r\n")
         said = b"".join(iter(lambda: idle.recv(4096), b""))  # to the end, which comes from the engine
-    assert (said.count(b"HTTP/1.1 200"), said.endswith(b'{"version": "0.32.0"}')) == (1, True)
+    assert (said.count(b"HTTP/1.1 200"), said.endswith(b'{"version": "0.33.0"}')) == (1, True)
     assert start(variables={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"}, wait=False).process.wait(60) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,55 @@ def test_the_model_may_be_a_flag_and_json_may_be_dotted() -> None:
     assert arguments.model == "m"
     assert arguments.served_model_names == ("m",)
     assert arguments.speculative_config == {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "on"),
+    [
+        ("--disable-prefix-caching", False),
+        ("--no-enable-prefix-caching", False),
+        ("--disable-prefix-caching --enable-prefix-caching", True),
+        ("--watchdog-config {} --reasoning-effort-map {} --sleep-mode-backend cumem --monokernel", True),
+        ("--enable-custom-all-reduce --disable-log-requests --no-disable-cascade-attn", True),
+        ("--kv-cache-dtype whatever", True),
+        ("--tool-strict-level None --spec-method None", True),
+    ],
+)
+def test_what_0_33_takes_and_0_32_refuses(words: str, on: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["m", *words.split()], "0.33.0").enable_prefix_caching is on
+    if words.startswith("--no-"):  # the way to say so that both have
+        assert parse(["m", *words.split()], "0.32.0").enable_prefix_caching is on
+        return
+    with pytest.raises(SystemExit, match="2"):
+        parse(["m", *words.split()], "0.32.0")
+    assert words.split()[0] in capsys.readouterr().err
+
+
+def test_what_0_33_no_longer_takes() -> None:
+    words = ["m", "--spec-method", "medusa"]
+    parse(words, "0.32.1")
+    for newer in ("0.33.0", "0.34.0", "0.33.0rc1"):
+        with pytest.raises(SystemExit, match="2"):
+            parse(words, newer)
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("v0.32.0", "0.32.0"),
+        ("0.32.1", "0.32.1"),
+        ("v0.32.0-cu129", "0.32.0"),
+        ("v0.33.0rc1", "0.33.0rc1"),
+        ("v0.10.1.1", "0.10.1.1"),
+        ("latest", "0.33.0"),
+        ("25.10-py3", "0.33.0"),
+        ("1", "0.33.0"),
+        ("", "0.33.0"),
+    ],
+)
+def test_the_images_tag_names_the_version(tag: str, version: str) -> None:
+    assert from_environment({"AERIE_SIMULATOR_TAG": tag}).version == version
+    assert from_environment({"AERIE_SIMULATOR_TAG": tag, "AERIE_SIMULATOR": '{"version": "0.30.0"}'}).version == "0.30.0"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +170,26 @@ def test_each_drafter_behaves_as_its_files_say(drafters: dict[str, Path]) -> Non
     assert length(served("rated")) == pytest.approx(1.8, rel=0.05)
     with pytest.raises(EngineError, match="There is no module or parameter named 'fc_norm'"):
         served("no flags")
+
+
+@pytest.mark.parametrize(
+    ("rope", "version", "taken"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, "0.33.0", 4096),
+        ({"rope_type": "yarn", "factor": 4.0}, "0.32.0", 32768),
+        ({"type": "longrope"}, "0.34.0", 4096),
+        ({"rope_type": "llama3"}, "0.33.0", 32768),
+        (None, "0.33.0", 32768),
+    ],
+)
+def test_a_drafter_with_fewer_positions_cuts_the_context_from_0_33_on(
+    rope: dict[str, Any] | None, version: str, taken: int, drafters: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(drafters["eagle3"], tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096, "rope_parameters": rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = speculation(method="eagle3", model=str(folder), num_speculative_tokens=3)
+    assert prepared(*words, options=Options(version=version)).settings.max_model_len == taken
 
 
 def test_measured_acceptance_is_left_alone(drafters: dict[str, Path]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aerie.api.base import Model, Time
-from aerie.api.speculation import MOST_TOKENS
+from aerie.api.speculation import MOST_TOKENS, DraftSampling
 from aerie.api.status.words import Count, Text, Word
 
 Phase = Literal[
@@ -67,6 +67,8 @@ class Arm(Model):
     """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
     setting: Setting | None = None
     """The speculation setting."""
+    draft_sampling: DraftSampling | None = None
+    """How the drafter chooses its tokens. Absent without a drafter, and where the spec leaves it to the engine."""
     replicas: Count = 0
     """Pods that there should be."""
     ready_replicas: Count = 0
@@ -74,8 +76,9 @@ class Arm(Model):
     weight: Annotated[int, Field(ge=0, le=100)] | None = None
     """Percent of the traffic; 1 where it is less and not nothing."""
     acceptance_length: float | None = None
-    """Mean tokens per step over the latest traffic, the target's own included: 1 means that no proposed token was accepted.
-    Absent without a drafter and before the first traffic; written again when it has moved by 3 %."""
+    """vLLM's 1 + accepted / drafts over the latest traffic: 1 means that no proposed token was accepted. It counts what is
+    accepted behind the end of an answer, too, so requests get up to 4 % fewer tokens per step. Absent without a drafter and
+    before the first traffic; written again when it has moved by 3 %."""
     time_per_output_token: float | None = None
     """Seconds per output token after a request's first, over the latest traffic; written again when moved by 10 %."""
     time_to_first_token: float | None = None
@@ -129,7 +132,7 @@ class PreviousArm(Arm):
     """The revision before the stable one, while pods of it stay after the promotion."""
 
     phase: Literal["Watching", "Rechecking"] = "Watching"
-    """Watching: its pods get no requests. Rechecking: they do, because the acceptance length has fallen since the promotion."""
+    """Watching: its pods get no requests. Rechecking: they do, because tokens per step have fallen since the promotion."""
     since: Time
     """When this phase began."""
     change: Text

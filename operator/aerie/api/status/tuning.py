@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aerie.api.base import Model, Time
-from aerie.api.speculation import LatencyObjective
+from aerie.api.speculation import DraftSampling, LatencyObjective
 from aerie.api.status.arms import Setting
 from aerie.api.status.words import Count, Word
 
@@ -146,6 +146,9 @@ class SpeculationStatus(Model):
     """The setting that tuning finds best, when it is another one."""
     predicted: Gain | None = None
     """What the recommended setting is expected to gain over the current one."""
+    recommended_draft_sampling: DraftSampling | None = None
+    """What to write in spec.speculation.draftSampling: for spec.speculation.tuning.traffic Sampled, where that is not written and
+    the engine knows it. Its canary decides; nothing tries it by itself."""
     why: Annotated[str, Field(max_length=4096)] | None = None
     """What speaks for it, or what is missing for a recommendation."""
     chosen: Chosen | None = None

@@ -11,7 +11,7 @@ from aerie.engine.arguments import Arguments
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.flags import model_runner
 from aerie.engine.layer_ids import Counting, Layers, counting, read_by_vllm
-from aerie.engine.memory import Estimate, Layout, estimate
+from aerie.engine.memory import Drawn, Estimate, Layout, estimate
 from aerie.engine.models import DrafterModel, TargetModel, drafter_model, target_model
 from aerie.engine.origin import detect
 from aerie.engine.versions import Feature, Version, supports
@@ -32,6 +32,8 @@ class Subject:
     arguments: Arguments = field(default_factory=Arguments)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the engine's container, as far as it is known."""
+    image: str = field(default="", kw_only=True)
+    """The engine's image; empty where there is none."""
     gpu_bytes: int | None = None
     """Memory of one GPU, as the user named it."""
     gpus: int | None = None
@@ -70,7 +72,12 @@ class Subject:
         """1 or 2, and why: which of vLLM's two model runners will run."""
         experts = self.target_model.experts
         return model_runner(
-            self.version, self.method, self.environment, experts=experts, parallel_drafting=self.parallel_drafting
+            self.version,
+            self.method,
+            self.environment,
+            experts=experts,
+            parallel_drafting=self.parallel_drafting,
+            foreign_vocabulary=self.speculative.get("use_heterogeneous_vocab") is True,
         )
 
     @cached_property
@@ -106,6 +113,14 @@ class Subject:
     def supports(self, feature: Feature) -> bool:
         return supports(self.version, feature)
 
+    @property
+    def _drawn(self) -> Drawn | None:
+        tokens = self.speculative.get("num_speculative_tokens")
+        if self.speculative.get("draft_sample_method") != "probabilistic" or not isinstance(tokens, int):
+            return None
+        wide = self.model_runner[0] == 1 or not self.supports(Feature.DRAFT_LOGITS_NARROW)
+        return Drawn(tokens, wide, self.arguments.max_num_seqs)
+
     @cached_property
     def memory(self) -> Estimate:
         draft_tp = self.speculative.get("draft_tensor_parallel_size")
@@ -124,5 +139,6 @@ class Subject:
             dtype=arguments.dtype,
             kv_cache_dtype=arguments.kv_cache_dtype,
             draft_kv_cache_dtype=draft_kv if isinstance(draft_kv, str) else None,
+            drawn=self._drawn,
         )
         return estimate(self.target, self.drafter, layout)

@@ -2,7 +2,7 @@
 
 | criterion            | rolls back when certainly            | alpha | is accepted when certainly          | load |
 |----------------------|--------------------------------------|-------|-------------------------------------|------|
-| acceptance length    | below the control's                  | 0.025 | above control * (1 - margin)        |      |
+| tokens per step      | below the control's                  | 0.025 | above control * (1 - margin)        |      |
 | time per output token| share beyond the objective more than | 0.0075| share below 1.5 * control + 0.5 pp  | yes  |
 |                      | the control's + 0.25 pp              |       |                                     |      |
 | ... no objective     | mean above control * 1.02            | 0.0075| mean below control * 1.05           | yes  |
@@ -19,9 +19,24 @@ split, because all of them are needed: each at 0.05. "Load": counted only in blo
 at the control's output (`elasticity`). A drafter must not change outputs at all, so output length, requests cut short and greedy
 answers are alarms, not goals.
 
-Where acceptance length may not be compared, time per output token takes its place, with its alpha. Where the arms run on unlike
-hardware, the rows with "load" are left out, because the GPU may decide them; where acceptance length may not be compared either,
-nothing is accepted.
+Tokens per step are what requests got after their first token, by the steps in which they got it ((generated - first tokens) /
+request steps, as `windows.tokens_per_step`). Acceptance length, 1 + accepted / drafts, is shown and not judged: vLLM books
+drafted tokens as accepted behind the end of an answer too, which no request gets (vllm issue 56101: v1/core/sched/scheduler.py
+counts before it trims, in 0.32.0 and 0.33.0). That adds some tenths of a percent to 4 %, the more the shorter the answers and
+the better the drafter, so it flatters the better arm. Dummy drafts, which acceptance length counts, are in no request step,
+and neither are chunks of a prompt. A step that computes a preempted request anew counts in both, with one token.
+
+| where                          | in place of the first row                                                                |
+|--------------------------------|------------------------------------------------------------------------------------------|
+| the arms draft unlike K        | acceptance length at the positions of both: steps of more drafts give more tokens anyway |
+| both verify adaptively, same K | time per output token, with its alpha; and tokens per step roll back when certainly below|
+|                                | control * 0.9, alpha 0.0075, counted while as many requests are in flight on both        |
+| neither may be compared        | time per output token, with its alpha                                                    |
+
+Adaptive verification trims drafts, the more the more requests are in flight, and books them as not accepted, so acceptance
+follows the load there: within the fifth that loads may differ by, by some percent. Where the arms run on unlike hardware, the
+rows with "load" are left out, because the GPU may decide them; where neither tokens per step nor acceptance length may be
+compared then, nothing is accepted.
 
 Trials of a speculation setting (goal Faster) are about time, with these rows in place of the first two:
 
@@ -46,6 +61,7 @@ from aerie.rollout.analysis.elasticity import Curve
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.sequential import Pairs, Tuning, with_deadline
 
+TOKENS_PER_STEP = "TokensPerStep"
 ACCEPTANCE_LENGTH = "AcceptanceLength"
 OUTPUT_TIME = "TimePerOutputToken"
 SLOW_OUTPUT = "SlowTimePerOutputToken"
@@ -84,7 +100,11 @@ class Terms:
     """Pods of canary and control."""
     kept: Kept = field(default_factory=lambda: Kept(positions=1))
     incomparable: str = ""
-    """Why acceptance lengths may not be compared; empty where they may."""
+    """Why neither tokens per step nor acceptance lengths decide; empty where one of them does."""
+    unequal: bool = False
+    """Whether the arms draft unlike numbers of tokens, so that acceptance lengths are compared instead of tokens per step."""
+    adaptive: bool = False
+    """Whether both verify adaptively up to the same number of tokens."""
     unlike: str = ""
     """On what unlike hardware the arms run, as a clause: nothing that takes time is compared then. Empty where it is alike, or
     nothing tells. Alone of all terms it changes during an analysis, with the pods."""
@@ -110,7 +130,8 @@ class Terms:
         scatters = {name: Scatter.from_dict(scatter) for name, scatter in found["scatters"].items()}
         curves = {name: Curve(*values) for name, values in found["curves"].items()}
         read = {"kept": Kept(**found["kept"]), "pods": tuple(found["pods"]), "scatters": scatters, "curves": curves}
-        return cls(**{**found, **read})
+        # Releases without the field judged by acceptance length; what they began ends so.
+        return cls(**{"unequal": True, **found, **read})
 
     @property
     def trial(self) -> bool:
@@ -152,23 +173,28 @@ class Criterion:
     """What has to hold to be accepted; None: nothing more than not being rolled back."""
     by_load: bool = False
     """Whether it counts only in blocks with like loads."""
+    by_flight: bool = False
+    """Whether the load has to be alike in requests in flight, too, and not only in those that came."""
     relative: bool = True
     """Whether scatter is in proportion to its level, as that of means is and that of small shares is not."""
 
     @property
     def adjusted(self) -> bool:
         """Whether the canary's value is taken to the control's output: a mean that goes with the load."""
-        return self.by_load and self.relative
+        return self.by_load and self.relative and not self.by_flight
 
 
 def criteria(terms: Terms) -> tuple[Criterion, ...]:
     """The table, for these terms."""
     compared = not terms.incomparable
-    found = [_acceptance_length(terms)] if compared else []
+    found = list(_acceptance(terms)) if compared else []
     if terms.trial:
         found = list(_speed(terms))
     else:
         found.append(_output_time(terms, 0.0075 if compared else 0.025))
+        if terms.adaptive and not compared:
+            tested = (_under(0.9, 0.0, 0.0075),)
+            found.append(Criterion(TOKENS_PER_STEP, _PER_STEP, _tokens_per_step, tested, by_load=True, by_flight=True))
     found.append(
         Criterion(FIRST_TIME, "time to first token", _first_mean, (_above(1.10, 0.0, 0.0075),), _below(1.25, 0.0), by_load=True)
         if terms.kept.first_edge is None
@@ -194,9 +220,9 @@ def criteria(terms: Terms) -> tuple[Criterion, ...]:
 
 
 def remembered(terms: Terms) -> tuple[Criterion, ...]:
-    """What stable pods are to tell of: all that is measured by these terms or by a trial's, each once."""
+    """What stable pods are to tell of: all that is measured by these terms, by those for unlike K or by a trial's, each once."""
     found: dict[Callable[[Counts], tuple[float, float]], Criterion] = {}
-    for row in (*criteria(replace(terms, goal="Faster")), *criteria(terms)):
+    for row in (*criteria(replace(terms, goal="Faster")), *criteria(terms), *criteria(replace(terms, unequal=True))):
         found.setdefault(row.value, row)
     return tuple(found.values())
 
@@ -219,10 +245,19 @@ def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuni
 
 
 # ---------------------------------------------------------------------------------------------------------------- the rows
-def _acceptance_length(terms: Terms) -> Criterion:
+_PER_STEP = "output per verification step"
+
+
+def _acceptance(terms: Terms) -> Iterator[Criterion]:
+    """What is judged of the drafts, and what is shown besides."""
     least = 1.0 if terms.goal == "Superior" else 1.0 - terms.margin
     accept = Test(1, least, 0.0, ACCEPT_ALPHA, rejects=False, tightest=TIGHTEST_TO_ACCEPT)
-    return Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance, (_under(1.0, 0.0, 0.025),), accept)
+    worse = (_under(1.0, 0.0, 0.025),)
+    if terms.unequal:
+        yield Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance_length, worse, accept)
+    else:
+        yield Criterion(TOKENS_PER_STEP, _PER_STEP, _tokens_per_step, worse, accept)
+        yield Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance_length, ())
 
 
 def _output_time(terms: Terms, alpha: float) -> Criterion:
@@ -276,7 +311,11 @@ def _span(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
 
 
-def _acceptance(counts: Counts) -> tuple[float, float]:
+def _tokens_per_step(counts: Counts) -> tuple[float, float]:
+    return counts.decode_tokens, counts.request_steps
+
+
+def _acceptance_length(counts: Counts) -> tuple[float, float]:
     return counts.drafts + counts.accepted, counts.drafts
 
 

@@ -75,7 +75,14 @@ class Demand:
     @property
     def alike(self) -> bool:
         """Whether the arms were alike, in requests begun or in those in flight; not when no request began."""
+        return self._within(min(abs(self.surplus), abs(self.flight)))
+
+    @property
+    def alike_in_flight(self) -> bool:
+        """Whether the arms were alike in requests in flight; where no page tells these, in those begun."""
+        return self._within(abs(self.flight))
+
+    def _within(self, difference: float) -> bool:
         if self.variance <= 0:
             return False
-        tolerance = max(TOLERANCE, ERRORS / math.sqrt(self.variance))
-        return min(abs(self.surplus), abs(self.flight)) <= tolerance * self.variance
+        return difference <= max(TOLERANCE, ERRORS / math.sqrt(self.variance)) * self.variance

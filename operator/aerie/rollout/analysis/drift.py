@@ -1,9 +1,15 @@
-"""Whether the acceptance length of promoted pods has fallen below the level with which their revision was accepted.
+"""Whether promoted pods give fewer tokens per step than when their revision was accepted: a fall below that level.
+
+What is followed is what the analysis was judged by (`criteria`): tokens per step, or acceptance length where the arms drafted
+unlike numbers of tokens. The one is never held against the other.
 
 There is no arm beside them to compare with: blocks are compared with a number. What the traffic itself does to acceptance is not
 taken off by pairs then, and no count of blocks averages it out, because it may last for hours. So a fall by less than the margin
 is none, and a certain one is a suspicion and no verdict: it says that old pods should get requests, and be compared with in pairs
 as ever (`judgement.watch`).
+
+A fall to an acceptance length of 1.00 is no drift and needs no statistics: the drafter proposes noise, as it does once its
+weights are lost, and after `SILENT` such blocks in a row that is said (`silent`).
 
 How blocks scatter is known from those of the analysis: their variance is a prior for the few blocks of a watch, and how uncertain
 the level itself is joins as a lasting difference. Not guaranteed: any rate of wrong suspicions where the traffic changes; one
@@ -16,20 +22,27 @@ import math
 from dataclasses import dataclass, replace
 
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Criterion, Terms, criteria
-from aerie.rollout.analysis.judgement import SILENT, State
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion, Terms, criteria
+from aerie.rollout.analysis.judgement import SILENT, SPOKEN, State
 from aerie.rollout.analysis.sequential import Pairs, Prior, Tuning, half_width, upper
 
 ALPHA = 0.05
 TIGHTEST = 5.0
 """Effective blocks at which the bound is tightest: a watch has few."""
+NOISE = 0.005
+"""Accepted tokens per draft up to which an acceptance length reads 1.00: a drafter that proposes noise is right now and then."""
+LOST = (
+    "Its drafter proposes noise. So it does when its weights are lost: after a sleep of level 2, vLLM's reload_weights loads the "
+    "target's weights alone (vLLM issue 52479). Answers stay right and come slower; restart the pods, which loads both."
+)
+"""What an acceptance length of 1.00 means where it was higher before."""
 LEAST = 3
 """Blocks before which nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The acceptance length with which a revision was accepted."""
+    """What a revision was accepted with: tokens per step, or acceptance length."""
 
     mean: float
     sd: float
@@ -41,11 +54,11 @@ class Level:
 
 
 def level_of(state: State, terms: Terms) -> Level | None:
-    """The canary's level in an analysis; None where acceptance lengths are not compared, or it has too few blocks."""
-    pairs = state.pairs.get(ACCEPTANCE_LENGTH, Pairs())
-    if _criterion(terms) is None or pairs.count < max(2, terms.min_blocks):
+    """The canary's level in an analysis; None where neither decides, or it has too few blocks."""
+    criterion = _criterion(terms)
+    if criterion is None or (pairs := _pairs(state, criterion, terms)) is None:
         return None
-    inflation = terms.scatter(ACCEPTANCE_LENGTH).inflation
+    inflation = terms.scatter(criterion.name).inflation
     variance = max(0.0, pairs.canary_squares) / (pairs.count - 1)
     return Level(
         pairs.canary,
@@ -53,6 +66,13 @@ def level_of(state: State, terms: Terms) -> Level | None:
         variance * terms.pods[0],
         max(0.0, pairs.count / inflation - 1),
     )
+
+
+def accepted_length(state: State, terms: Terms) -> float | None:
+    """The canary's acceptance length in an analysis, by vLLM's counters, as the status shows it of every arm; None as above."""
+    row = next((one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH), None)
+    pairs = None if row is None else _pairs(state, row, terms)
+    return None if pairs is None else pairs.canary
 
 
 def count(state: State, block: Block, level: Level, terms: Terms) -> State:
@@ -63,39 +83,49 @@ def count(state: State, block: Block, level: Level, terms: Terms) -> State:
     part, whole = criterion.value(side.counts)
     if whole <= 0:
         return state
-    pairs = {ACCEPTANCE_LENGTH: state.pairs.get(ACCEPTANCE_LENGTH, Pairs()).add(part / whole, level.mean)}
-    silent = state.silent + 1 if side.counts.accepted == 0 and level.mean > 1 else 0
-    return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=silent)
+    pairs = {criterion.name: state.pairs.get(criterion.name, Pairs()).add(part / whole, level.mean)}
+    most = min(NOISE, (level.mean - 1) / 10) * side.counts.drafts
+    silent = side.counts.drafts >= SPOKEN and level.mean > 1 and side.counts.accepted <= most
+    return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=state.silent + 1 if silent else 0)
 
 
 def silent(state: State) -> str:
-    """That none of their drafted tokens is accepted any more; empty where some are."""
+    """That next to none of their drafted tokens is accepted any more, and what that means; empty where some are."""
     if state.silent < SILENT:
         return ""
-    return f"Not one drafted token of the promoted pods was accepted in {state.silent} blocks in a row."
+    return f"Acceptance length of the promoted pods has fallen to 1.00, in {state.silent} blocks in a row. {LOST}"
 
 
 def fallen(state: State, level: Level, terms: Terms, pods: int) -> str:
-    """That the acceptance length of so many promoted pods is certainly below the level; empty while it is not."""
-    pairs = state.pairs.get(ACCEPTANCE_LENGTH, Pairs())
-    ratio = 1 - terms.margin
+    """That so many promoted pods are certainly below the level; empty while they are not."""
+    criterion = _criterion(terms)
+    if criterion is None:
+        return ""
+    pairs, ratio = state.pairs.get(criterion.name, Pairs()), 1 - terms.margin
     tuned = tuning(level, terms, pods)
     if pairs.count < LEAST or upper(pairs, ratio, 0.0, tuned) >= 0:
         return ""
     most = pairs.canary + half_width(pairs.count, pairs.variance(ratio), tuned)
     said = (
-        f"Acceptance length is {pairs.canary:.2f} since the promotion, {1 - pairs.canary / level.mean:.0%} below the "
-        f"{level.mean:.2f} of the acceptance and certainly at most {most:.2f}, after {pairs.count} blocks."
+        f"{criterion.title.capitalize()} is {pairs.canary:.2f} since the promotion, {1 - pairs.canary / level.mean:.0%} below "
+        f"the {level.mean:.2f} of the acceptance and certainly at most {most:.2f}, after {pairs.count} blocks."
     )
     return said.replace("%", " %")
 
 
 def tuning(level: Level, terms: Terms, pods: int) -> Tuning:
     """Of the bound on the mean of the pods' blocks."""
-    inflation = terms.scatter(ACCEPTANCE_LENGTH).inflation
+    criterion = _criterion(terms)
+    inflation = terms.scatter(criterion.name if criterion else "").inflation
     return Tuning(ALPHA, TIGHTEST, inflation, Prior(level.variance / max(1, pods), level.freedom), level.sd)
 
 
 def _criterion(terms: Terms) -> Criterion | None:
-    """That of acceptance lengths, where they may be compared."""
-    return next((one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH), None)
+    """That of tokens per step, or of acceptance lengths, where it decides."""
+    return next((one for one in criteria(terms) if one.name in (TOKENS_PER_STEP, ACCEPTANCE_LENGTH) and one.accept), None)
+
+
+def _pairs(state: State, criterion: Criterion, terms: Terms) -> Pairs | None:
+    """What an analysis counted of it; None while that is too little."""
+    pairs = state.pairs.get(criterion.name, Pairs())
+    return pairs if pairs.count >= max(2, terms.min_blocks) else None

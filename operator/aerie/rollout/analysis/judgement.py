@@ -104,13 +104,14 @@ def count(state: State, block: Block, terms: Terms) -> State:
         return replace(state, dropped=state.dropped + 1)
     table, pairs, demand = criteria(terms), dict(state.pairs), state.demand.add(canary, control)
     alike = demand.alike
-    if not alike and not state.demand.known:  # then it shows in all blocks so far, taken together
-        pairs = {name: pair for name, pair in pairs.items() if name not in {one.name for one in table if one.by_load}}
+    unlike = {one.name for one in table if not _counts(one, demand)}
+    if not state.demand.known:  # then it shows in all blocks so far, taken together
+        pairs = {name: pair for name, pair in pairs.items() if name not in unlike}
     if terms.unlike:  # whatever was counted of time may be of the same pods
         pairs = {name: pair for name, pair in pairs.items() if name in {one.name for one in table}}
     for criterion in table:
         pair = _pair(criterion, canary, control, block.ended - block.began, terms)
-        if pair is not None and (alike or not criterion.by_load):
+        if pair is not None and criterion.name not in unlike:
             pairs[criterion.name] = pairs.get(criterion.name, Pairs()).add(*pair)
     events = state.events
     exposure = canary.counts.finished + control.counts.finished
@@ -237,6 +238,11 @@ def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion])
     return lacking
 
 
+def _counts(criterion: Criterion, demand: Demand) -> bool:
+    """Whether the criterion counts in a block with such loads."""
+    return not criterion.by_load or (demand.alike and (demand.alike_in_flight or not criterion.by_flight))
+
+
 def _pair(criterion: Criterion, canary: Side, control: Side, seconds: float, terms: Terms) -> tuple[float, float] | None:
     """The criterion's value in both arms, the canary's as at the control's output; None where one has nothing to divide by."""
     (mine, my_base), (theirs, their_base) = criterion.value(canary.counts), criterion.value(control.counts)
@@ -262,10 +268,13 @@ def _comparisons(state: State, terms: Terms, table: Sequence[Criterion]) -> tupl
 
 
 def _comparison(criterion: Criterion, state: State, terms: Terms) -> Comparison:
-    """The criterion as the status shows it: relative to the control, with the bounds of the tests that decide."""
+    """The criterion as the status shows it: relative to the control, with the bounds of the tests that decide, if any do."""
     pairs = state.pairs[criterion.name]
-    if pairs.control <= 0 or not (criterion.reject or criterion.accept):
+    if pairs.control <= 0:
         return Comparison(metric=criterion.name, blocks=pairs.count)
+    if not (criterion.reject or criterion.accept):
+        estimate = round(pairs.canary / pairs.control - 1, 4)
+        return Comparison(metric=criterion.name, blocks=pairs.count, estimate=estimate)
     low, high = bounds(criterion, pairs, terms)
     return Comparison(
         metric=criterion.name,

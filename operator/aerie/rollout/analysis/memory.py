@@ -6,10 +6,13 @@
 The stable pods are followed with `blocks.observe` as a control without a canary. Scatter is above all the traffic's: how lengths
 and topics of requests differ, how long they stay alike, how they are spread over pods. So a promotion keeps what is known. What
 does not is what makes other numbers of the same traffic (`fitted`): another length of blocks, another objective of latency, and
-for the acceptance length more draft positions, because it scatters the more the longer it may get.
+for acceptance length and tokens per step more draft positions, because they scatter the more the longer they may get. Another
+release of the engine ends all of it: from 0.33 on, vLLM drafts nothing in steps where no request can use a draft
+(v1/core/sched/scheduler.py, `_drafts_unused`), so that times and how they go with the load are other numbers.
 
-Guarantees: pure; text that `pack` made comes back as it was. Not guaranteed: that pods are under like loads, as those of an
-analysis are where latencies count: what the elasticity leaves over of that is scatter here, and not there.
+Guarantees: pure; text that `pack` made comes back as it was; blocks of one engine alone are in a memory, and text that does not
+say of which engine it is, as releases of Aerie before wrote it, is none. Not guaranteed: that pods are under like loads, as those
+of an analysis are where latencies count: what the elasticity leaves over of that is scatter here, and not there.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from dataclasses import dataclass, field, replace
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import History
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, FIRST_TIME, SLOW_OUTPUT, Criterion, Terms, criteria, remembered
+from aerie.rollout.analysis.criteria import (
+    ACCEPTANCE_LENGTH,
+    FIRST_TIME,
+    SLOW_OUTPUT,
+    TOKENS_PER_STEP,
+    Criterion,
+    Terms,
+    criteria,
+    remembered,
+)
 from aerie.rollout.analysis.elasticity import LEAST, Elasticity
 
 LEAST_SHARE = 0.5
@@ -43,6 +55,8 @@ class Memory:
     """Blocks counted."""
     until: float = 0.0
     """When the last of them ended."""
+    engine: str = ""
+    """Of which engine the blocks are: its image, and the version that is written beside it (`aerie.rollout.history`)."""
 
     def counted(self, block: Block, rule: Rule) -> Memory:
         """With one more block. One in which fewer than two pods were counted tells nothing."""
@@ -69,16 +83,20 @@ class Memory:
                 if (curve := known.curve) is not None:
                     values = {name: curve.at(value, outputs[name], usual) for name, value in values.items()}
             histories[row.name] = histories.get(row.name, History()).add(values, row.relative)
-        return Memory(self.terms, histories, elasticities, self.blocks + 1, block.ended)
+        return replace(self, histories=histories, elasticities=elasticities, blocks=self.blocks + 1, until=block.ended)
 
-    def fitted(self, terms: Terms) -> Memory:
-        """What of it holds for blocks that are counted by these terms."""
+    def fitted(self, terms: Terms, engine: str) -> Memory:
+        """What of it holds for blocks of this engine that are counted by these terms: nothing of another engine's."""
+        if engine != self.engine:
+            return Memory(terms, engine=engine)
         if terms == self.terms:
             return self
         rows = [(row, before) for row in remembered(terms) if (before := self._name(row, terms)) is not None]
         histories = {row.name: self.histories[before] for row, before in rows}
         elasticities = {row.name: self.elasticities[before] for row, before in rows if before in self.elasticities}
-        return replace(self, terms=terms, histories=histories, elasticities=elasticities) if rows else Memory(terms)
+        return (
+            replace(self, terms=terms, histories=histories, elasticities=elasticities) if rows else Memory(terms, engine=engine)
+        )
 
     def _name(self, row: Criterion, terms: Terms) -> str | None:
         """Under which name the same is remembered; None where it is not, or what is remembered are other numbers."""
@@ -87,6 +105,7 @@ class Memory:
             return None
         kept, known = terms.kept, self.terms.kept
         alike = {
+            TOKENS_PER_STEP: kept.positions <= known.positions,
             ACCEPTANCE_LENGTH: kept.positions <= known.positions,
             SLOW_OUTPUT: kept.output_edge == known.output_edge,
             FIRST_TIME: kept.first_edge == known.first_edge,
@@ -109,7 +128,7 @@ class Memory:
         histories = {name: history.to_dict() for name, history in self.histories.items()}
         elasticities = {name: elasticity.to_list() for name, elasticity in self.elasticities.items()}
         told = {"histories": histories, "elasticities": elasticities, "blocks": self.blocks, "until": self.until}
-        return packing.pack({"terms": self.terms.to_dict(), **told})
+        return packing.pack({"terms": self.terms.to_dict(), "engine": self.engine, **told})
 
     @classmethod
     def unpack(cls, text: str) -> Memory | None:
@@ -118,6 +137,7 @@ class Memory:
             found = packing.unpack(text)
             histories = {name: History.from_dict(history) for name, history in found["histories"].items()}
             elasticities = {name: Elasticity(*values) for name, values in found["elasticities"].items()}
-            return cls(Terms.from_dict(found["terms"]), histories, elasticities, found["blocks"], found["until"])
+            terms, engine = Terms.from_dict(found["terms"]), str(found["engine"])
+            return cls(terms, histories, elasticities, found["blocks"], found["until"], engine)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from aerie.rollout.analysis.criteria import Criterion, Terms, Test
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Criterion, Terms, Test
 from aerie.rollout.analysis.demand import TOLERANCE, Demand
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width, ratio_bounds
@@ -24,7 +24,7 @@ def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Term
         if others
         else ""
     )
-    return f"{said}{also}.{_unanswered(terms, answers)}{_incomparable(terms)}"
+    return f"{said}{also}.{_unanswered(terms, answers)}{_of_drafts(terms)}"
 
 
 def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
@@ -33,7 +33,7 @@ def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str
     limit = "" if test.ratio == 1.0 and test.offset == 0.0 else f", beyond {_limit(test)}"
     return (
         f"{_capital(criterion.title)} is {_level(criterion, pairs)}, certainly {beyond} {_bound(criterion, test, pairs, tuned)}"
-        f"{limit}, after {_blocks(pairs.count)}."
+        f"{limit}, after {_blocks(pairs.count)}.{_COUNTERS if criterion.name == ACCEPTANCE_LENGTH else ''}"
     )
 
 
@@ -74,12 +74,12 @@ def inconclusive(lacking: Sequence[str], deadline: float) -> str:
 def none_yet(terms: Terms) -> str:
     """Nothing has been counted."""
     lasts = f"it takes {duration(terms.block)}, or longer while requests are few"
-    return f"The first block has yet to close: {lasts}.{_incomparable(terms)}"
+    return f"The first block has yet to close: {lasts}.{_of_drafts(terms)}"
 
 
 def open_still(lacking: Sequence[str], blocks: int, terms: Terms) -> str:
     """More is needed."""
-    return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_incomparable(terms)}"
+    return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_of_drafts(terms)}"
 
 
 def measured(first: Criterion, pairs: Pairs | None, blocks: int, terms: Terms) -> str:
@@ -257,5 +257,14 @@ def _unanswered(terms: Terms, answers: Answers | None) -> str:
     return "" if answers.prompts else f" {answers.sentence}"
 
 
-def _incomparable(terms: Terms) -> str:
-    return f" Acceptance lengths are not compared: {terms.incomparable}" if terms.incomparable else ""
+_COUNTERS = (
+    " The arms draft unlike numbers of tokens, so acceptance length at the positions of both is compared; it counts tokens that "
+    "are accepted behind the end of an answer, too, which no request gets."
+)
+
+
+def _of_drafts(terms: Terms) -> str:
+    """Why it is not tokens per step that decide; empty where they do."""
+    if terms.incomparable:
+        return f" Acceptance lengths are not compared: {terms.incomparable}"
+    return _COUNTERS if terms.unequal else ""

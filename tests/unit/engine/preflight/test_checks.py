@@ -617,6 +617,54 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.29.0")), PASS, "eagle3, class"),
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.30.0")), REFUSE, "takes for an MTP module"),
     ("C29", {"gpus": None}, NOTE, "whether that fits could not be checked"),
+    ("C33", {}, PASS, "nothing says that the engine runs on CPU"),
+    ("C33", {"image": "vllm/vllm-openai:v0.33.0"}, PASS, "nothing says"),
+    (
+        "C33",
+        {"image": "me/vllm-openai-cpu:v0.33.0"},
+        WARN,
+        "the image is me/vllm-openai-cpu:v0.33.0, and vLLM 0.33.0 on CPU draws",
+    ),
+    ("C33", {"environment": {"VLLM_CPU_KVCACHE_SPACE": "4"}}, WARN, "VLLM_CPU_KVCACHE_SPACE is set"),
+    (
+        "C33",
+        version("0.32.0+cpu"),
+        WARN,
+        "vLLM is 0.32.0+cpu, and vLLM 0.32.0+cpu on CPU draws wrong answers at temperatures above",
+    ),
+    ("C33", version("0.31.0+cpu"), WARN, "(vLLM issue 55005) is not known. Send temperature 0 alone to this engine, run it"),
+    ("C33", both({"speculative": {}}, version("0.32.0+cpu")), SKIP, "there is no speculation"),
+    ("C34", {}, SKIP, "no further keys"),
+    ("C34", spec(draft_sample_method="probabilistic"), PASS, "vLLM 0.33.0 knows draft_sample_method"),
+    ("C34", both(spec(draft_sample_method="probabilistic"), version("0.20.2")), REFUSE, "a key that vLLM 0.20.2"),
+    ("C35", {}, PASS, "sleep mode is off"),
+    ("C35", both({"drafter": None}, args(sleep_mode=True)), SKIP, "there is no drafter"),
+    (
+        "C35",
+        args(sleep_mode=True),
+        WARN,
+        "does not load the drafter's weights again after a sleep of level 2. Set --sleep-preserve-parameter-names=draft.*",
+    ),
+    ("C35", both(args(sleep_mode=True), version("0.31.0")), WARN, "Use level 1, or start pods again after level 2."),
+    ("C35", args(sleep_mode=True, sleep_preserves=("lm_head.*",)), WARN, "does not load the drafter's weights again"),
+    ("C35", args(sleep_mode=True, sleep_preserves=("lm_head.*", "draft.*")), PASS, "keeps the drafter's weights"),
+    ("C36", {}, PASS, "VLLM_USE_RUST_FRONTEND is not set"),
+    ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "0"}}, PASS, "is not set"),
+    ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "1"}}, NOTE, "figures of single requests cannot be had"),
+    ("C37", {}, PASS, "--kv-cache-dtype is auto"),
+    ("C37", args(kv_cache_dtype="fp8"), PASS, "--kv-cache-dtype is fp8"),
+    ("C37", both(args(kv_cache_dtype="float16", dtype="bfloat16"), version("0.32.0")), PASS, "--kv-cache-dtype is float16"),
+    ("C37", args(kv_cache_dtype="float16", dtype="half"), PASS, "the model and its KV cache are float16"),
+    (
+        "C37",
+        args(kv_cache_dtype="float16", dtype="bfloat16"),
+        REFUSE,
+        "the model runs in bfloat16, which vLLM 0.33.0 refuses. Leave --kv-cache-dtype out, or set it to bfloat16.",
+    ),
+    ("C37", args(kv_cache_dtype="bfloat16", dtype="float"), REFUSE, "runs in float32, which vLLM 0.33.0 refuses. Leave"),
+    ("C37", both(target(dtype="bfloat16"), args(kv_cache_dtype="float16")), REFUSE, "the model runs in bfloat16"),
+    ("C37", both(target(dtype="bfloat16"), args(kv_cache_dtype="bfloat16")), PASS, "the model and its KV cache are bfloat16"),
+    ("C37", both(target(dtype="float16"), args(kv_cache_dtype="bfloat16")), WARN, "set --dtype=bfloat16 too"),
     ("C32", {}, PASS, "each tensor is in one file"),
     (
         "C32",
@@ -669,7 +717,7 @@ def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
         assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 33)]
+    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 38)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -692,7 +740,7 @@ def test_a_fitting_pair_is_let_through(small: Any) -> None:
     report = run(small.subject())
     assert report.ok
     assert not list(report.of(WARN))
-    assert report.summary == "preflight passed: 6 notes, 26 passed"
+    assert report.summary == "preflight passed: 6 notes, 30 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:

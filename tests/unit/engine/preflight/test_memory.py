@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aerie.engine.checkpoint import Checkpoint, Tensor
-from aerie.engine.memory import GIB, RESERVE, Layout, estimate
+from aerie.engine.memory import GIB, RESERVE, Drawn, Layout, estimate
 
 LLAMA_8B = {
     "dtype": "bfloat16",
@@ -144,3 +144,26 @@ def test_weights_that_arguments_make_smaller_have_a_lower_bound() -> None:
     assert estimate(target, None, Layout(gpu_bytes=80 * GIB, quantization="fp8")).fits_at_least
     assert estimate(target, None, Layout(gpu_bytes=80 * GIB, offload="--cpu-offload-gb=100")).fits_at_least
     assert not estimate(target, None, Layout(gpu_bytes=10 * GIB, quantization="fp8")).fits_at_least
+
+
+@pytest.mark.parametrize(
+    ("drawn", "expected"),
+    [
+        (None, 0),
+        (Drawn(3, False, 256), 3 * 128256 * 2 * 256),
+        (Drawn(3, True, 256), 3 * 128256 * 4 * 256),
+        (Drawn(3, False), 3 * 128256 * 2 * 1024),
+    ],
+)
+def test_drafts_that_are_drawn_keep_their_logits(drawn: Drawn | None, expected: int) -> None:
+    target = model({**LLAMA_8B, "vocab_size": 128256}, 16 * GIB)
+    drafter = model({**LLAMA_8B, "vocab_size": 128256, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, GIB)
+    found = estimate(target, drafter, Layout(gpu_bytes=80 * GIB, max_model_len=8192, drawn=drawn))
+    assert found.draft_logits == expected
+    assert found.kv_room == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE - expected)
+    assert any("drawn keep" in one for one in found.assumptions) == (drawn is not None)
+
+
+def test_the_default_number_of_requests_follows_the_gpu() -> None:
+    assert Drawn(3, True).of_requests(24 * GIB) == Drawn(3, True).of_requests(None) == 256
+    assert Drawn(3, True, 8).of_requests(80 * GIB) == 8

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from aerie.rollout.analysis.blocks import Arm, Block, Open, Rule, Seen, observe, start
 from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms, criteria
+from aerie.rollout.analysis.criteria import TOKENS_PER_STEP, Terms, criteria
 from aerie.rollout.analysis.judgement import State, certain, count
 from aerie.rollout.analysis.readings import Counts, Reading
 from aerie_lab.engine.acceptance import Acceptance
@@ -17,8 +19,9 @@ from aerie_lab.engine.step import Formula
 from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
 from benchmarks import _canary_model as model
 from benchmarks import _canary_rules as rules
+from benchmarks import canary
 from benchmarks._canary_blocks import close
-from benchmarks._canary_scenarios import EFFECTS, RULES, run
+from benchmarks._canary_scenarios import EFFECTS, RULES, SCENARIOS, run
 
 HOURS = 2 * 3600.0
 
@@ -36,6 +39,8 @@ def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule:
             counts = Counts(
                 drafts=float(counters.drafts[at]),
                 accepted=float(counters.accepted[at]),
+                decode_tokens=float(counters.drafts[at] + counters.accepted[at]),
+                request_steps=float(counters.drafts[at]),
                 finished=float(counters.finished[at]),
                 first_tokens=float(counters.begun[at]),
             )
@@ -66,12 +71,12 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     blocks = close(counters, canaries, rule)
     terms = Terms(pods=(canaries, pods - canaries))
     scatters = [Scatter(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 24) for index in range(runs)]
-    criterion = next(one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH)
+    criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
     assert criterion.accept is not None
     tests = [*criterion.reject, criterion.accept]
     vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
     for index in range(runs):
-        mine = Terms(pods=terms.pods, scatters={ACCEPTANCE_LENGTH: scatters[index]})
+        mine = Terms(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})
         state, column, answers = State(0.0), 0, []
         for block in closed_one_by_one(counters, index, canaries, rule):
             if block.canary and block.control:
@@ -87,7 +92,7 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
                 column += 1
             state = count(state, _better(block, better), mine)
             if block.canary and block.control:
-                answers.append([certain(test, criterion, state.pairs[ACCEPTANCE_LENGTH], mine) for test in tests])
+                answers.append([certain(test, criterion, state.pairs[TOKENS_PER_STEP], mine) for test in tests])
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
         assert answers == np.stack([found[index, :column] for found in vectorised], axis=1).tolist()
@@ -98,8 +103,9 @@ def _better(block: Block, better: float) -> Block:
     if block.canary is None:
         return block
     counts = block.canary.counts
-    accepted = (1 + better) * (counts.drafts + counts.accepted) - counts.drafts
-    side = type(block.canary)(block.canary.pods, Counts(drafts=counts.drafts, accepted=accepted), block.canary.load)
+    tokens = (1 + better) * counts.decode_tokens
+    changed = Counts(drafts=counts.drafts, decode_tokens=tokens, request_steps=counts.request_steps)
+    side = type(block.canary)(block.canary.pods, changed, block.canary.load)
     return Block(block.began, block.ended, side, block.control, block.dropped)
 
 
@@ -136,6 +142,41 @@ def test_its_counters_are_like_the_simulators() -> None:
     assert length(theirs) == pytest.approx(length(ours), rel=0.02)
     assert theirs[..., 0].mean() == pytest.approx(ours[..., 0].mean(), rel=0.08)
     assert spread(theirs) == pytest.approx(np.mean([spread(one) for one in ours]), rel=0.3)
+
+
+def test_argo_counts_measurements_of_every_outcome() -> None:
+    """`count` ends a metric whatever the outcomes; only more failures than the limit, within these, abort."""
+    good, bad = 1.0, 0.5
+    checks = [
+        [good] * 7 + [bad] * 3 + [bad] * 5,  # three failures of ten: what comes later is not measured
+        [bad] * 3 + [good] * 12,
+        [good] * 6 + [bad] * 4 + [good] * 5,
+        [bad] * 4 + [good] * 11,
+        [np.nan] * 15,
+    ]
+    found = rules.argo(np.array(checks), np.ones((5, 15)))
+    assert found.promoted.tolist() == [True, True, False, False, False]
+    assert found.promote[:2].tolist() == [10, 10]
+    assert found.rollback[2:].tolist() == [10, 4, 4]
+    five = rules.argo_example(np.array(checks), np.ones((5, 15)))
+    assert (five.promoted.tolist(), five.promote[0]) == ([True, True, True, False, False], 5)
+    assert rules.by_argo(np.array(checks), np.ones((5, 15)), count=10, failure_limit=0).promoted.tolist() == [False] * 5
+
+
+def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
+    checks = np.array([[0.5] * 4 + [1.0] * 10, [1.0, 0.5] * 7, [np.nan] * 14])
+    found = rules.flagger(checks, np.ones((3, 14)))
+    assert (found.promote[0], found.rollback[1], found.rollback[2]) == (14, 10, 5)
+    assert rules.flagger_example(checks, np.ones((3, 14))).promote[:2].tolist() == [9, 9]
+
+
+def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = run("base", 20)
+    monkeypatch.setattr(canary, "_found", dict.fromkeys(SCENARIOS, cells))
+    canary.document(tmp_path)
+    text = (tmp_path / "canary-decisions.md").read_text()
+    assert text.count("| Argo Rollouts, its docs' five |") == len(SCENARIOS) + 1
+    assert "{" not in text
 
 
 def test_a_small_run_of_it() -> None:

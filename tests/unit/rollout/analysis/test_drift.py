@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Terms
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Terms
 from aerie.rollout.analysis.judgement import State
 from aerie.rollout.analysis.sequential import Pairs
 from tests.unit.rollout.world import side
@@ -20,7 +21,7 @@ def accepted(lengths: list[float], terms: Terms = TERMS) -> drift.Level | None:
     pairs = Pairs()
     for length in lengths:
         pairs = pairs.add(length, 2.0)
-    return drift.level_of(State(0.0, {ACCEPTANCE_LENGTH: pairs}), terms)
+    return drift.level_of(State(0.0, {TOKENS_PER_STEP: pairs}), terms)
 
 
 def watched(lengths: list[float], level: drift.Level) -> State:
@@ -44,6 +45,23 @@ def test_there_is_none_where_it_was_not_compared_or_hardly() -> None:
     assert accepted([2.5] * 40, Terms(incomparable="the canary serves without a drafter.")) is None
 
 
+def test_the_length_of_the_acceptance_is_that_of_the_counters() -> None:
+    """The status' figure is held against it, which is of the counters too."""
+    pairs = {name: Pairs() for name in (TOKENS_PER_STEP, ACCEPTANCE_LENGTH)}
+    for _ in range(6):
+        pairs = {name: known.add(value, 2.0) for (name, known), value in zip(pairs.items(), (2.4, 2.5), strict=True)}
+    state, level = State(0.0, pairs), drift.level_of(State(0.0, pairs), TERMS)
+    assert level is not None
+    assert level.mean == pytest.approx(2.4)
+    assert drift.accepted_length(state, TERMS) == pytest.approx(2.5)
+    unequal = replace(TERMS, unequal=True)
+    level = drift.level_of(state, unequal)
+    assert level is not None
+    assert level.mean == pytest.approx(2.5)
+    assert drift.accepted_length(state, replace(TERMS, incomparable="the canary serves another target.")) is None
+    assert drift.accepted_length(State(0.0, {ACCEPTANCE_LENGTH: Pairs().add(2.5, 2.0)}), TERMS) is None
+
+
 def test_blocks_without_a_whole_pod_or_drafts_say_nothing() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
@@ -57,8 +75,26 @@ def test_no_accepted_token_is_told_at_once() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
     assert drift.silent(watched([1.0], level)) == ""
-    assert "in 2 blocks in a row" in drift.silent(watched([2.5, 1.0, 1.0], level))
+    told = drift.silent(watched([2.5, 1.0, 1.0], level))
+    assert told.startswith("Acceptance length of the promoted pods has fallen to 1.00, in 2 blocks in a row.")
+    assert "its weights are lost: after a sleep of level 2" in told
+    assert "restart the pods" in told
     assert drift.silent(watched([1.0, 1.0, 2.5], level)) == ""
+
+
+def test_noise_that_is_right_now_and_then_is_noise_and_a_few_drafts_are_none() -> None:
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    assert drift.silent(watched([1.004, 1.001], level)), "it reads 1.00"
+    assert drift.silent(watched([1.006, 1.006], level)) == ""
+    few = State(0.0)
+    for n in range(3):
+        few = drift.count(few, Block(120.0 * n, 120.0 * (n + 1), side(1.0, drafts=20), None), level, TERMS)
+    assert drift.silent(few) == ""
+    poor = accepted([1.02, 1.03, 1.04] * 10)
+    assert poor is not None
+    assert drift.silent(watched([1.004, 1.004], poor)) == "", "hardly less than it was accepted with"
+    assert drift.silent(watched([1.0, 1.0], poor))
 
 
 def seen(fall: float, blocks: int, runs: int = 200) -> float:
@@ -82,5 +118,5 @@ def test_the_sentence_names_both_lengths() -> None:
     assert level is not None
     told = drift.fallen(watched([1.9, 2.0, 2.1, 2.0, 2.0], level), level, TERMS, 4)
     assert told.startswith(
-        "Acceptance length is 2.00 since the promotion, 20 % below the 2.50 of the acceptance and certainly at most 2."
+        "Output per verification step is 2.00 since the promotion, 20 % below the 2.50 of the acceptance and certainly at most 2."
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import OUTPUT_TIME, Goal, Terms, criteria, errors_alpha
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, OUTPUT_TIME, TOKENS_PER_STEP, Goal, Terms, criteria, errors_alpha
 from aerie.rollout.analysis.elasticity import Curve
 from aerie.rollout.analysis.judgement import SLOW_TIMES, Judgement, State, count, judge, watch
 from aerie.rollout.analysis.lossless import Answers
@@ -29,7 +29,10 @@ TERMS = Terms(pods=(1, 1), scatters=dict.fromkeys(NAMES, CALM))
 
 
 def side(noise: np.random.Generator | None = None, **change: float) -> Side:
-    """An arm in one block; `change` multiplies a count, or adds to it where that is 0."""
+    """An arm in one block; `change` multiplies a count, or adds to it where that is 0.
+
+    Requests got the tokens that the counters book as accepted, but where `request_steps` is given.
+    """
     base = Counts(
         drafts=40_000.0,
         accepted=60_000.0,
@@ -50,7 +53,13 @@ def side(noise: np.random.Generator | None = None, **change: float) -> Side:
     if noise:
         names["accepted"] = names.get("accepted", base.accepted) * float(noise.normal(1, 0.01))
         names["decode_seconds"] = names.get("decode_seconds", base.decode_seconds) * float(noise.normal(1, 0.01))
-    return Side(1, replace(base, **names), load)
+    found = replace(base, **names)
+    steps = (
+        40_000.0 * change["request_steps"]
+        if "request_steps" in change
+        else 100_000.0 * found.drafts / (found.drafts + found.accepted)
+    )
+    return Side(1, replace(found, request_steps=steps * found.decode_tokens / 100_000.0), load)
 
 
 def after(blocks: int, terms: Terms = TERMS, seed: int = 1, **change: float) -> tuple[State, Judgement]:
@@ -75,9 +84,9 @@ def test_a_better_canary_is_accepted_after_the_soak() -> None:
     state, judgement = after(120, accepted=1.2)
     assert (judgement.verdict, state.blocks) == ("Promote", 15)
     assert re.fullmatch(
-        r"Acceptance length is 1\d\.\d % above the control's, certainly above -2\.0 %, after 15 blocks; time per output token, "
-        r"time to first token and share of failed requests are certainly good enough\. Greedy answers were not compared: they "
-        r"did not come in time\.",
+        r"Output per verification step is 1\d\.\d % above the control's, certainly above -2\.0 %, after 15 blocks; "
+        r"time per output token, time to first token and share of failed requests are certainly good enough\. Greedy answers "
+        r"were not compared: they did not come in time\.",
         judgement.reason,
     )
 
@@ -86,7 +95,7 @@ def test_a_worse_canary_is_rolled_back_without_a_soak() -> None:
     state, judgement = after(120, accepted=0.9)
     assert judgement.verdict == "Rollback"
     assert state.blocks == TERMS.min_blocks
-    said = r"Acceptance length is \d\.\d % below the control's, certainly at most -\d\.\d %, after 5 blocks\."
+    said = r"Output per verification step is \d\.\d % below the control's, certainly at most -\d\.\d %, after 5 blocks\."
     assert re.fullmatch(said, judgement.reason)
 
 
@@ -95,7 +104,7 @@ def test_an_equal_canary_is_accepted_as_not_inferior_but_not_as_superior() -> No
     superior = replace(TERMS, goal="Superior")
     state, judgement = after(130, superior)
     assert (judgement.verdict, state.blocks) == ("Inconclusive", 120)
-    assert judgement.reason.startswith("No decision within 4 h: acceptance length is")
+    assert judgement.reason.startswith("No decision within 4 h: output per verification step is")
     assert after(130, superior, accepted=1.03)[1].verdict == "Promote"
 
 
@@ -167,6 +176,71 @@ def test_where_acceptance_may_not_be_compared_time_decides() -> None:
     assert after(120, terms, accepted=0.5, decode_seconds=1.1)[1].verdict == "Rollback"
     assert after(120, replace(terms, goal="Superior"))[1].verdict != "Promote"
     assert after(120, replace(terms, goal="Superior"), decode_seconds=0.9)[1].verdict == "Promote"
+
+
+# ------------------------------------------------------------------------------------------------------- what drafts give
+BEHIND = 1.05
+"""Drafted tokens that the canary's engine books as accepted, by those that it would: 3 % of acceptance length more."""
+
+
+def test_tokens_behind_a_stop_make_no_canary_better() -> None:
+    """Counters flatter the canary by 3 %; its requests got as many tokens in a step as the control's."""
+    superior = replace(TERMS, goal="Superior")
+    state, judgement = after(130, superior, accepted=BEHIND, request_steps=1.0)
+    assert judgement.verdict == "Inconclusive"
+    assert judgement.reason.startswith("No decision within 4 h: output per verification step is 0.")
+    shown = {one.metric: one for one in judgement.comparisons}
+    assert shown[ACCEPTANCE_LENGTH].estimate == pytest.approx(0.03, abs=0.003), "people see it"
+    assert (shown[ACCEPTANCE_LENGTH].lower, shown[ACCEPTANCE_LENGTH].upper) == (None, None), "it decides nothing"
+    assert shown[TOKENS_PER_STEP].upper is not None
+    assert state.blocks == 120
+
+
+def test_tokens_behind_a_stop_hide_no_harm() -> None:
+    """By the counters it is as good; requests get 4 % fewer tokens in a step."""
+    _, judgement = after(130, accepted=1.0, request_steps=1 / 0.96)
+    assert judgement.verdict == "Rollback"
+    assert judgement.reason.startswith("Output per verification step is 3.8 % below the control's, certainly at most")
+
+
+def test_with_unlike_numbers_of_tokens_acceptance_length_decides_and_the_reason_says_what_it_counts() -> None:
+    """More drafts give more tokens in a step, however bad: what both draft is compared."""
+    unequal = replace(TERMS, unequal=True, scatters=dict.fromkeys([*NAMES, ACCEPTANCE_LENGTH], CALM))
+    counted = "it counts tokens that are accepted behind the end of an answer, too, which no request gets."
+    _, judgement = after(130, unequal, accepted=0.9, request_steps=1.0)
+    assert (judgement.verdict, judgement.reason.endswith(counted)) == ("Rollback", True)
+    assert judgement.reason.startswith("Acceptance length is")
+    assert TOKENS_PER_STEP not in {one.metric for one in judgement.comparisons}
+    assert after(3, unequal)[1].reason.endswith(counted)
+    _, judgement = after(130, unequal)
+    assert (judgement.verdict, judgement.reason.endswith(counted)) == ("Promote", True)
+
+
+ADAPTIVE = replace(TERMS, incomparable="both arms verify adaptively, ....", adaptive=True)
+
+
+def test_adaptive_verification_is_judged_by_time_and_compared_while_as_many_are_in_flight() -> None:
+    _, judgement = after(130, ADAPTIVE, accepted=0.97)
+    assert judgement.verdict == "Promote", "a little less may be the load"
+    assert judgement.reason.startswith("Time per output token is")
+    _, judgement = after(130, ADAPTIVE, accepted=0.7)
+    assert judgement.verdict == "Rollback"
+    assert judgement.reason.startswith("Output per verification step is 17.8 % below the control's, certainly at most")
+    assert judgement.reason.count("beyond -10.0 %") == 1
+
+
+def test_adaptive_verification_under_more_requests_in_flight_is_not_compared() -> None:
+    """As many came and more are in flight, of each of which fewer tokens are verified."""
+    _, judgement = after(130, ADAPTIVE, accepted=0.7, load=8.0)
+    assert TOKENS_PER_STEP not in {one.metric for one in judgement.comparisons}
+    assert OUTPUT_TIME in {one.metric for one in judgement.comparisons}
+    assert judgement.verdict == "Promote"
+    assert after(130, ADAPTIVE, accepted=0.7, load=8.0, decode_seconds=1.1)[1].reason.startswith("Time per output token is")
+
+
+def test_what_an_older_release_began_is_judged_as_it_began() -> None:
+    before = {name: value for name, value in TERMS.to_dict().items() if name not in ("unequal", "adaptive")}
+    assert Terms.from_dict(json.loads(json.dumps(before))) == replace(TERMS, unequal=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- hard stops
@@ -389,18 +463,18 @@ def test_what_takes_equally_long_is_said_once() -> None:
 
 
 def test_the_reason_says_what_would_decide_it() -> None:
-    terms = replace(TERMS, scatters={**TERMS.scatters, "AcceptanceLength": replace(CALM, variance=0.002)})
+    terms = replace(TERMS, scatters={**TERMS.scatters, TOKENS_PER_STEP: replace(CALM, variance=0.002)})
     state = State(0.0)
     for index in range(1, 21):
         swing = 0.07 * (-1) ** index
         state = count(state, Block(120.0 * index - 120, 120.0 * index, side(accepted=1.02 + swing), side()), terms)
     _, judgement = judge(state, terms, 2400.0)
     assert judgement.reason == (
-        "After 20 blocks: acceptance length is 1.2 % above the control's, its lower bound -2.3 %; to be accepted it has to be "
-        "certainly above -2.0 %, which takes about 8 min more if nothing changes; it is rolled back when its upper bound, "
-        "+4.8 % now, passes the control's."
+        "After 20 blocks: output per verification step is 1.2 % above the control's, its lower bound -2.3 %; to be accepted it "
+        "has to be certainly above -2.0 %, which takes about 8 min more if nothing changes; it is rolled back when its upper "
+        "bound, +4.8 % now, passes the control's."
     )
-    figures = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
+    figures = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
     assert figures.lower is not None
     assert figures.upper is not None
     assert figures.lower < 0.012 < figures.upper
@@ -411,7 +485,7 @@ def test_the_reason_says_what_would_decide_it() -> None:
 def test_the_bounds_in_the_sentence_are_those_of_the_status(accepted: float) -> None:
     terms = replace(TERMS, margin=0.001, deadline=10_000 * 120.0)
     state, judgement = after(40, terms, seed=3, accepted=accepted)
-    length = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
+    length = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
     told = re.findall(r"bound,? ([-+][0-9.]+) %", judgement.reason)
     if judgement.verdict == "Rollback":
         told = re.findall(r"certainly at most ([-+][0-9.]+) %", state.reason)
@@ -423,7 +497,7 @@ def test_the_bounds_in_the_sentence_are_those_of_the_status(accepted: float) -> 
 
 def test_pods_that_differ_for_good_cannot_show_a_small_margin() -> None:
     apart = replace(CALM, offset_sd=0.02)
-    _, judgement = after(20, replace(TERMS, scatters={**TERMS.scatters, "AcceptanceLength": apart}))
+    _, judgement = after(20, replace(TERMS, scatters={**TERMS.scatters, TOKENS_PER_STEP: apart}))
     assert "which these pods cannot show: lasting differences between pods hide it, so compare more of them" in judgement.reason
 
 
@@ -439,7 +513,13 @@ def test_alphas_of_rolling_back_add_up_to_five_percent_and_halve_with_each_attem
     def alphas(terms: Terms) -> float:
         return math.fsum(test.alpha for one in criteria(terms) for test in one.reject) + errors_alpha(terms)
 
-    for terms in (TERMS, replace(TERMS, kept=Kept(3, 0.05, 1.0)), replace(TERMS, incomparable="x.")):
+    for terms in (
+        TERMS,
+        replace(TERMS, kept=Kept(3, 0.05, 1.0)),
+        replace(TERMS, unequal=True),
+        replace(TERMS, incomparable="x."),
+        ADAPTIVE,
+    ):
         assert alphas(terms) + lossless.ALPHA <= 0.05 + 1e-12
         assert alphas(replace(terms, attempt=1)) == pytest.approx(alphas(terms) / 2)
         assert {one.accept.alpha for one in criteria(replace(terms, attempt=1)) if one.accept} == {0.025}
@@ -475,9 +555,9 @@ def test_a_growing_share_is_only_watched() -> None:
 def test_bounds_in_the_status_are_those_that_decide() -> None:
     for seed in range(8):
         state, judgement = after(120, replace(TERMS, soak=0.0), seed, accepted=1.0 + 0.01 * (seed - 4))
-        figures = next(one for one in judgement.comparisons if one.metric == "AcceptanceLength")
+        figures = next(one for one in judgement.comparisons if one.metric == TOKENS_PER_STEP)
         if judgement.verdict == "Promote":
             assert (figures.lower or -1) >= -TERMS.margin
-        elif judgement.reason.startswith("Acceptance"):
+        elif judgement.reason.startswith("Output per verification step"):
             assert (figures.upper or 1) <= 0
-        assert state.pairs["AcceptanceLength"].count == figures.blocks
+        assert state.pairs[TOKENS_PER_STEP].count == figures.blocks

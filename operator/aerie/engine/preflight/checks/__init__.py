@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aerie.engine.preflight.checks import engine, fit, norms, serving, weights
+from aerie.engine.preflight.checks import engine, fit, norms, options, serving, weights
 
-__all__ = ["engine", "fit", "norms", "serving", "weights"]
+__all__ = ["engine", "fit", "norms", "options", "serving", "weights"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 from aerie.engine.preflight.check import check, eagle3_only
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
@@ -14,6 +15,13 @@ _RAISED = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
 
 _CUTS = Version.parse("0.33.0")
 """The first release that leaves the tables of other RoPE types as they are, and shortens the engine's context instead."""
+
+_PRESERVES = Version.parse("0.32.0")
+"""The first release that was seen to keep parameters over a sleep of level 2."""
+
+_HALVES = frozenset({"float16", "bfloat16"})
+_DTYPES = {"half": "float16", "float": "float32"}
+"""Other names that --dtype takes."""
 
 _ACROSS_STAGES = frozenset({"llama", "qwen2", "qwen3", "sarvam", "sarvam_moe", "minimax_m3", "deepseek_v4", "kimi_k3"})
 """model_type of targets that hand hidden states from one pipeline stage to the next."""
@@ -290,6 +298,79 @@ def method_known(subject: Subject) -> Iterable[Outcome]:
         )
     else:
         yield passed(f"{method}, class {drafter.architecture}")
+
+
+@check(
+    "C35",
+    "drafter's weights after sleep",
+    why="reload_weights after a sleep of level 2 loads the target's weights only: the drafter then proposes noise, and the "
+    "acceptance length stays at 1 without an error until the pod is started again",
+    worst=Severity.WARN,
+    source="vLLM issue 52479, pull request 52487 (open); 0.33 v1/worker/gpu/model_runner.py, reload_weights; "
+    "v1/worker/gpu_worker.py, _save_sleep_parameters",
+)
+def sleep(subject: Subject) -> Iterable[Outcome]:
+    if subject.drafter is None:
+        yield skip("there is no drafter")
+    elif not subject.arguments.sleep_mode:
+        yield passed("sleep mode is off")
+    elif any(fnmatchcase("draft.model.weight", pattern) for pattern in subject.arguments.sleep_preserves):
+        yield passed("a sleep of level 2 keeps the drafter's weights")
+    else:
+        keep = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
+        yield warn(
+            f"sleep mode is on, and vLLM {subject.version} does not load the drafter's weights again after a sleep of level 2",
+            f"{keep if subject.version >= _PRESERVES else ''}use level 1, or start pods again after level 2",
+        )
+
+
+@check(
+    "C36",
+    "front end in Rust",
+    why="it lacks what the Python one has: figures of single requests, the time at which the process began, "
+    "vllm:cache_config_info, and answers to probes and scrapes while it drains",
+    worst=Severity.NOTE,
+    source="vLLM 0.33 envs.py, VLLM_USE_RUST_FRONTEND; seen on 0.33.0",
+)
+def rust_front_end(subject: Subject) -> Iterable[Outcome]:
+    value = subject.environment.get("VLLM_USE_RUST_FRONTEND", "0").strip()
+    if value in ("", "0"):
+        yield passed("VLLM_USE_RUST_FRONTEND is not set")
+    else:
+        yield note(
+            f"VLLM_USE_RUST_FRONTEND is {value}: figures of single requests cannot be had, the KV cache's size is not on the "
+            "metrics page, and while a pod drains it answers neither probes nor scrapes",
+            "leave VLLM_USE_RUST_FRONTEND out where these are needed",
+        )
+
+
+@check(
+    "C37",
+    "KV cache in the model's own type",
+    why="from 0.33 on the engine refuses to start with a KV cache in the other of float16 and bfloat16",
+    worst=Severity.REFUSE,
+    source="vLLM 0.33 config/vllm.py, _reject_mismatched_float_kv_cache",
+)
+def float_kv_cache(subject: Subject) -> Iterable[Outcome]:
+    kind, named = subject.arguments.kv_cache_dtype, subject.arguments.dtype
+    if kind not in _HALVES or subject.version < _CUTS:
+        yield passed(f"--kv-cache-dtype is {kind or 'auto'}")
+        return
+    explicit = named not in (None, "auto")
+    model = _DTYPES.get(named or "", named) if explicit else subject.target_model.dtype
+    if model == kind:
+        yield passed(f"the model and its KV cache are {kind}")
+    elif explicit or model == "bfloat16":
+        yield refuse(
+            f"--kv-cache-dtype is {kind} and the model runs in {model}, which vLLM {subject.version} refuses",
+            "leave --kv-cache-dtype out" + (f", or set it to {model}" if model in _HALVES else ""),
+        )
+    else:  # vLLM then chooses by model and GPU
+        yield warn(
+            f"--kv-cache-dtype is {kind}, the target's config has dtype {model or 'none'}, and vLLM {subject.version} refuses to "
+            "start unless the two are the same",
+            f"leave --kv-cache-dtype out, or set --dtype={kind} too",
+        )
 
 
 _TAKEN_FOR_MTP = {

@@ -8,7 +8,7 @@ from aerie.engine.memory import GIB
 from aerie.engine.preflight.check import check
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
 from aerie.engine.preflight.subject import Subject
-from aerie.engine.versions import Feature
+from aerie.engine.versions import Feature, Version, for_cpu
 
 
 @check(
@@ -124,6 +124,7 @@ def memory(subject: Subject) -> Iterable[Outcome]:
         return
     assumed = f"assuming that {'; '.join(found.assumptions)}"
     smaller = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
+    smaller += ", lower --max-num-seqs, or draft greedily (draftSampling)" if found.draft_logits else ""
     smaller_weights = subject.arguments.offload or f"--quantization={subject.arguments.quantization}"
     if (found.kv_room <= 0 or (found.sequences or 1) < 1) and found.least_target_weights != found.target_weights:
         least = f"{weights} as they are on disk, too much for the GPU"
@@ -245,3 +246,35 @@ def remote_code(subject: Subject) -> Iterable[Outcome]:
 
 def _gib(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
+
+
+_WRONG_ON_CPU = (Version.parse("0.32.0"), Version.parse("0.33.0"))
+"""The oldest and the newest release whose sources were seen to have vLLM issue 55005."""
+
+
+@check(
+    "C33",
+    "sampled requests on CPU",
+    why="with a drafter vLLM's CPU backend verifies with uninitialised temperature, top_p and top_k: requests with a temperature "
+    "above 0 get answers that are not the target's, and one with top_k can end the engine",
+    worst=Severity.WARN,
+    source="vLLM issue 55005; vllm/utils/cpu_triton_utils.py, _expand_kernel_impl, 0.32 and 0.33; run on 0.32",
+)
+def sampled_on_cpu(subject: Subject) -> Iterable[Outcome]:
+    if not subject.speculative:
+        yield skip("there is no speculation")
+        return
+    named = next((name for name in sorted(subject.environment) if name.startswith("VLLM_CPU_")), None)
+    if not for_cpu(subject.image, subject.version) and named is None:
+        yield passed("nothing says that the engine runs on CPU")
+        return
+    seen = f"{named} is set" if named else f"the image is {subject.image}" if subject.image else f"vLLM is {subject.version}"
+    oldest, newest = _WRONG_ON_CPU
+    if oldest.release <= subject.version.release <= newest.release:
+        evidence = f"{seen}, and vLLM {subject.version} on CPU draws wrong answers at temperatures above 0 with a drafter"
+    else:
+        evidence = f"{seen}, and whether vLLM {subject.version} on CPU draws right with a drafter (vLLM issue 55005) is not known"
+    yield warn(
+        evidence,
+        "send temperature 0 alone to this engine, run it without a drafter, or put a mend of vLLM issue 55005 into the image",
+    )

@@ -1,0 +1,88 @@
+"""A canary of drawn drafts (`spec.speculation.draftSampling: Probabilistic`) against greedy ones, with real vLLM on CPU and the
+bundle's EAGLE 3.1: with greedy traffic, then with sampled traffic, through the gateway all the time.
+
+    EAGLE 3.1, greedy drafts ─┬─ requests at temperature 0: drawn drafts are not superior, and not promoted
+                              └─ requests at temperature 1: drawn drafts are promoted
+
+| key                             | what is measured                                                                           |
+|---------------------------------|--------------------------------------------------------------------------------------------|
+| requests, failed                | streamed chat completions over all of it; failed: any but a whole answer                   |
+| greedy_traffic_promoted         | 1 where the canary was promoted although all requests were greedy; else 0                  |
+| greedy_traffic_gain_pct         | output per verification step against the control's, when that canary ended                 |
+| sampled_traffic_promoted        | 1 where it was promoted while all requests were sampled                                    |
+| sampled_traffic_gain_pct, ..._lower_pct | the same estimate, and above what it certainly was                                 |
+| promote_min                     | from `kubectl apply` to the promotion with sampled traffic                                 |
+
+The goal is Superior: with greedy traffic both kinds of drafts are the same tokens, so there is nothing to gain.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import yaml
+
+from aerie_lab.cluster import Lab, Settings
+from aerie_lab.engine.background import Background
+from aerie_lab.engine.traffic import Target
+from benchmarks.e2e_vllm import DECISION, ROOT, SHOW, START, Life, comparison
+
+GREEDY_DEADLINE, SAMPLED_DEADLINE = "6m", "30m"
+"""Of the analysis: with greedy traffic nothing comes of waiting."""
+
+
+def measure() -> dict[str, float]:
+    with Lab.up(Settings(name="e2e")) as lab:
+        return Sampling(lab).measure()
+
+
+class Sampling(Life):
+    """One run."""
+
+    def measure(self) -> dict[str, float]:
+        where = ("--namespace", "aerie-system", "--create-namespace", "--wait", "--timeout=180s")
+        self.lab.helm("install", "aerie", str(ROOT / "charts" / "aerie"), *where)
+        self._write(GREEDY_DEADLINE)
+        self.until(lambda status: status.get("phase") == "Ready", "EAGLE 3.1 serves", START)
+        requests = failed = 0
+        figures: dict[str, float] = {}
+        for name, temperature, deadline in (("greedy", 0.0, GREEDY_DEADLINE), ("sampled", 1.0, SAMPLED_DEADLINE)):
+            target = Target(self.lab.gateway_url or "", SHOW.name, SHOW.host, temperature=temperature, chats=SHOW.chats)
+            with Background(target, SHOW.rate, SHOW.classes, DECISION + START) as traffic:
+                figures |= self._canary(name, deadline)
+            requests += len(traffic.report.outcomes)
+            failed += sum(one.error is not None for one in traffic.report.outcomes)
+        return {"requests": requests, "failed": failed, **figures}
+
+    def _canary(self, name: str, deadline: str) -> dict[str, float]:
+        """Greedy drafts, then drawn ones, until that rollout has ended."""
+        self._write(deadline)
+        self.until(lambda status: status.get("phase") == "Ready", "greedy drafts serve", DECISION)
+        ended = len(self.status().get("history") or [])
+        began = self._write(deadline, draftSampling="Probabilistic")
+        status = self.until(lambda found: len(found.get("history") or []) > ended, "an outcome", DECISION)
+        minutes = (time.monotonic() - began) / 60
+        outcome = status["history"][0]
+        self.say(f"{outcome['result']}: {outcome['reason']}")
+        promoted, compared = outcome["result"] == "Promoted", comparison(outcome)
+        figures = {
+            f"{name}_traffic_promoted": float(promoted),
+            f"{name}_traffic_gain_pct": round(100 * compared["estimate"], 1),
+        }
+        if promoted:
+            figures |= {f"{name}_traffic_gain_lower_pct": round(100 * compared["lower"], 1), "promote_min": round(minutes, 1)}
+        return figures
+
+    def _write(self, deadline: str, **speculation: Any) -> float:
+        """Apply the resource; a revision that was rejected is tried again."""
+        resource = yaml.safe_load(SHOW.manifest.read_text())
+        spec = resource["spec"]
+        spec["drafter"]["source"]["huggingFace"] = SHOW.better
+        spec["speculation"] |= speculation
+        spec["rollout"]["analysis"] |= {"goal": "Superior", "onInconclusive": "Rollback", "deadline": deadline}
+        resource["metadata"]["annotations"] = {"aerie.dev/retry": deadline}
+        self.say(f"kubectl apply: draft sampling {speculation.get('draftSampling', 'as the engine does')}")
+        self.lab.kubectl("apply", "-f", "-", stdin=json.dumps(resource))
+        return time.monotonic()

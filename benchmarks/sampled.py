@@ -1,0 +1,151 @@
+"""Sampled requests on real vLLM on CPU, the bundle's EAGLE 3.1 drafter, K = 3: acceptance, and whose answers they are.
+
+| key                           | what is measured                                                                             |
+|-------------------------------|----------------------------------------------------------------------------------------------|
+| al_tT_DRAFTS                  | acceptance length by vLLM's counters at temperature T (t1: 1, t07: 0.7), drafts greedy       |
+|                               | (vLLM's default) or probabilistic (draft_sample_method); all prompts, 160 tokens at most     |
+| distribution_p_DRAFTS         | p-value of a difference between answers with such drafts and without a drafter               |
+| distribution_p_broken         | the same of the engine as released (vLLM issue 55005), greedy drafts; 0.0001 is the least    |
+| counted_bias_pct              | acceptance length by the counters over tokens really got per verification step, less 1: the  |
+|                               | largest of all runs                                                                          |
+| judged_bias_pct               | the same of windows.tokens_per_step: (generation - first tokens) per request step; its size  |
+| served_offline_difference_pct | acceptance length served over that of `eagle evaluate` at temperature 1, less 1: the larger  |
+|                               | of both kinds of drafts                                                                      |
+| served_offline_error_pct      | the standard error of that difference, from rounds with other seeds                          |
+
+What was really got is counted by the client: token ids of each answer, and the verification steps that the answer itself reports.
+Each request has a seed of its own. ROUNDS=1 in the environment makes it small (the default is 8, at temperature 1); the error is
+then not known.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie.engine import windows
+from aerie.engine.page import parse
+from aerie.engine.samples import Counters, between
+from aerie.engine.speculation import Static
+from aerie_lab.binaries import ensure
+from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, speculation
+from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Ask, Samples, ask, p_value, sample, seed
+from eagle.evaluate.offline import Asking, Pair, evaluate, total
+from eagle.evaluate.prompts import Prompt, read_prompts
+
+DRAFTER = BUNDLE / "eagle31"
+DRAFTS = ("greedy", "probabilistic")
+TEMPERATURES = {"t1": 1.0, "t07": 0.7}
+LONGEST = 160
+"""Tokens of an answer at most."""
+EACH = 300
+"""Answers of each kind for the distribution."""
+ROUNDS = int(os.environ.get("ROUNDS", "8"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """All prompts once."""
+
+    counted: float
+    """Acceptance length by vLLM's counters."""
+    judged: float
+    got: float
+    """Tokens after the first per verification step, as the client has them."""
+
+
+def measure() -> dict[str, float]:
+    vllm = ensure("vllm", _say)
+    prompts = read_prompts(BUNDLE / "prompts.jsonl")
+    few = [prompt.messages for prompt in prompts[::40]]
+    with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
+        folder = Path(scratch)
+        with engine("real", vllm, folder) as off:
+            alone = sample(off, "off", few, EACH)
+        with engine("real", vllm, folder, *_words("greedy"), variables=UNMENDED) as broken:
+            figures = {"distribution_p_broken": _compared(alone, broken, "broken", few, PLAIN)}
+        runs: dict[tuple[str, str], list[Run]] = {}
+        for drafts in DRAFTS:
+            with engine("real", vllm, folder, *_words(drafts)) as served:
+                figures[f"distribution_p_{drafts}"] = _compared(alone, served, drafts, few)
+                for key, temperature in TEMPERATURES.items():
+                    rounds = range(ROUNDS if key == "t1" else 1)
+                    runs[key, drafts] = [_run(served, prompts, drafts, temperature, number) for number in rounds]
+    for (key, drafts), some in runs.items():
+        figures[f"al_{key}_{drafts}"] = round(statistics.fmean(run.counted for run in some), 3)
+    figures |= _biases([run for some in runs.values() for run in some])
+    return figures | _against_offline(prompts, {drafts: [run.counted for run in runs["t1", drafts]] for drafts in DRAFTS})
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _words(drafts: str) -> list[str]:
+    config = speculation(DRAFTER, draft_sample_method=drafts)
+    return ["--speculative-config", config, "--per-request-spec-decode-metrics", "detailed"]
+
+
+def _compared(
+    alone: Samples,
+    running: Engine,
+    name: str,
+    few: Sequence[Sequence[Mapping[str, str]]],
+    kinds: Sequence[Mapping[str, float]] = SAMPLINGS,
+) -> float:
+    found = p_value(alone, sample(running, name, few, EACH, kinds))
+    _say(f"{name}: p = {found:.4f} against no drafter")
+    return round(found, 4)
+
+
+def _run(running: Engine, prompts: Sequence[Prompt], drafts: str, temperature: float, number: int) -> Run:
+    requests = [
+        Ask(prompt.messages, LONGEST, {"temperature": temperature}, seed(drafts, temperature, number, index))
+        for index, prompt in enumerate(prompts)
+    ]
+    running.settled()
+    before = parse(running.page().encode())
+    answers = ask(running, requests)
+    running.settled()
+    counted = between(before, parse(running.page().encode()))
+    assert isinstance(counted, Counters), counted
+    length, judged = windows.acceptance_length(counted, Static(K)), windows.tokens_per_step(counted)
+    assert isinstance(length, windows.Bounds), length
+    assert isinstance(judged, float), judged
+    steps = sum(answer.steps for answer in answers)
+    found = Run(length.low, judged, sum(len(answer.tokens) - 1 for answer in answers) / steps)
+    _say(f"{drafts}, temperature {temperature:g}, round {number}: {found}, {steps} steps")
+    return found
+
+
+def _biases(runs: Sequence[Run]) -> dict[str, float]:
+    return {
+        "counted_bias_pct": round(100 * max(run.counted / run.got - 1 for run in runs), 2),
+        "judged_bias_pct": round(100 * max(abs(run.judged / run.got - 1) for run in runs), 3),
+    }
+
+
+def _against_offline(prompts: Sequence[Prompt], served: dict[str, list[float]]) -> dict[str, float]:
+    """`eagle evaluate --temperature 1`, with --sampled-drafts for probabilistic ones, once a round."""
+    pair = Pair.load(BUNDLE / "target", DRAFTER)
+    found: list[tuple[float, float]] = []
+    for drafts, theirs in served.items():
+        asked = [Asking(K, LONGEST, 1.0, drafts == "probabilistic", seed("offline", drafts, number)) for number in range(ROUNDS)]
+        ours = [total(evaluate(pair, prompts, asking)).length for asking in asked]
+        mean = statistics.fmean(ours)
+        _say(f"{drafts}: served {statistics.fmean(theirs):.4f}, offline {mean:.4f}")
+        found.append((statistics.fmean(theirs) / mean - 1, math.hypot(_error(theirs), _error(ours)) / mean))
+    difference, error = max(found, key=lambda one: abs(one[0]))
+    figures = {"served_offline_difference_pct": round(100 * abs(difference), 2)}
+    return figures | ({"served_offline_error_pct": round(100 * error, 2)} if ROUNDS > 1 else {})
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of the mean; NaN for fewer than two."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan

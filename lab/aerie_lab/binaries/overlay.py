@@ -1,0 +1,54 @@
+"""Lays one release's Python over the compiled files and the packages of another environment (families.Over).
+
+For a release that nobody has built for CPU: its Python is what is to be tried, and the compiled files of the release before it
+do while they have what it calls. The environment keeps a folder and an interpreter of its own, and a .pth file puts the other's
+packages after its own. Not PYTHONPATH: that belongs to one process, and a pod's variables or a program that starts another may
+drop it; a .pth file belongs to the interpreter.
+
+Guarantees: nothing compiled stays of the release itself; a base that has other compiled files, or another version, is refused
+before anything is downloaded. Not guaranteed: that the compiled files have all that the release may call. What a run reaches
+shows that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aerie_lab.binaries.families import Environment, Over
+from aerie_lab.errors import BuildError
+
+
+def fitting(environment: Environment, base: Path) -> Path:
+    """The packages of the environment in the folder `base`, on which `environment` stands. Raises BuildError."""
+    over = environment.over
+    if over is None:
+        raise AssertionError(f"{environment.name} stands alone")
+    name = f"{environment.name} {environment.version}"
+    if over.base.version != over.base_version:
+        raise BuildError(
+            f"{name} runs with the compiled files of {over.base.name} {over.base_version}, and {over.base.lock} pins "
+            f"{over.base.version}: change families.py with the lock, after a run of both."
+        )
+    packages = base / over.base.site_packages
+    package = packages / over.package
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.so")}
+    if found != set(over.compiled):
+        missing, more = sorted(set(over.compiled) - found), sorted(found - set(over.compiled))
+        differ = " and ".join(f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("also has", more)) if names)
+        raise BuildError(
+            f"{name} runs with the compiled files that {over.base.name} {over.base_version} has on x86_64, and {package} "
+            f"{differ}: use an x86_64 machine, or remove {base} there and build {over.base.name} again."
+        )
+    return packages
+
+
+def lay(over: Over, packages: Path, beneath: Path) -> None:
+    """Leave of the package in `packages` what `over` keeps, link the compiled files from `beneath`, and put the packages there
+    after its own."""
+    package = packages / over.package
+    for path in package.rglob("*"):
+        if path.is_file() and path.suffix not in over.kept:
+            path.unlink()
+    for name in over.compiled:
+        (package / name).symlink_to(beneath / over.package / name)
+    (packages / f"{over.base.name}.pth").write_text(f"{beneath}\n")

@@ -1,0 +1,210 @@
+"""One release's Python over another environment's compiled files: what is taken from where, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.engine.versions import NEWEST_KNOWN, Version
+from aerie_lab import binaries
+from aerie_lab.binaries import environment, lookup, pip, store
+from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, Environment, Over
+from aerie_lab.engine.arguments import NEWEST
+from aerie_lab.errors import BuildError
+from tests.unit.binaries.wheels import Wheels
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+PROGRAM = """
+import importlib.metadata, pathlib, subprocess, sys, beneath, engine
+
+def main():
+    told = "import engine, pathlib; print(engine.RELEASE, (pathlib.Path(engine.__file__).parent / 'k.so').read_text())"
+    print("version", importlib.metadata.version("engine"))
+    if sys.argv[1:] != ["--version"]:
+        # A child without variables: nothing hangs on PYTHONPATH.
+        print(subprocess.run([sys.executable, "-c", told], env={}, capture_output=True, text=True, check=True).stdout)
+"""
+ADDON = """
+import engine
+
+def register():
+    if engine.RELEASE not in ("1.0.0", "2.0.0"):
+        raise ValueError(f"release {engine.RELEASE} is not known")
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_pip(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what takes seconds: pip in each environment. Wheels are unpacked instead; test_environment.py has pip itself."""
+
+    def make(_: Environment, home: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+
+    def install(python: Path, lock: Path, *_: object, **__: object) -> None:
+        home = python.parent.parent
+        for name, version in re.findall(r"^(\S+)==(\S+)", lock.read_text(), re.MULTILINE):
+            wheels.unpack(name, version, next(home.glob("lib/python*/site-packages")))
+        (home / "bin" / "engine").write_text(f"#!{python}\nimport tool\ntool.main()\n")
+        (home / "bin" / "engine").chmod(0o755)
+
+    monkeypatch.setattr(environment, "_make", make)
+    monkeypatch.setattr(pip, "install", install)
+
+
+@pytest.fixture
+def base(tmp_path: Path, wheels: Wheels) -> Environment:
+    """An engine for CPU: release 1.0.0, with a compiled file, a package that both need, and an add-on."""
+    files = {"engine/__init__.py": "RELEASE = '1.0.0'", "engine/k.so": "cpu kernel", "engine/old.py": "", "beneath.py": ""}
+    files["tool.py"] = PROGRAM
+    addon = tmp_path / "addon_of_lab.py"
+    addon.write_text(ADDON)
+    return Environment(
+        name="engine",
+        lock=wheels.lock("engine", wheels.write("engine-cpu", "1.0.0", files, {"engine": "tool:main"})),
+        distribution="engine-cpu",
+        binaries=(Binary("engine", package="", version_arguments=None),),
+        newest_python=(3, 99),
+        poses_as="engine",
+        local_version="+cpu",
+        witnesses=("engine/__init__.py",),
+        addons=(Addon(addon, "engine.plugins", "register"),),
+    )
+
+
+@pytest.fixture
+def above(base: Environment, wheels: Wheels) -> Environment:
+    """Release 2.0.0, which only has compiled files for another device."""
+    return over(base, wheels, "2.0.0")
+
+
+def over(base: Environment, wheels: Wheels, version: str) -> Environment:
+    files = {
+        "engine/__init__.py": f"RELEASE = '{version}'",
+        "engine/k.so": "gpu kernel",
+        "engine/deep/gpu.so": "",
+        "tool.py": PROGRAM,
+    }
+    files |= {"engine/table.json": "{}", "engine/binary": "ELF"}
+    return dataclasses.replace(
+        base,
+        name="engine-2",
+        lock=wheels.lock("engine-2", wheels.write("engine", version, files, {"engine": "tool:main"})),
+        distribution="engine",
+        witnesses=("engine/__init__.py", "engine/k.so"),
+        addons=(),
+        over=Over(base=base, base_version="1.0.0", package="engine", compiled=("k.so",)),
+    )
+
+
+def test_the_release_s_python_runs_over_the_base_s_compiled_files(base: Environment, above: Environment) -> None:
+    assert store.lack(above) == "engine, which it stands on, cannot be used (it has not been built)"
+    said: list[str] = []
+    home = store.ensure(above, said.append)
+    assert [line.split(":")[0] for line in said if "ready" in line] == ["engine 1.0.0", "engine-2 2.0.0"]
+    done = subprocess.run([home / "bin" / "engine"], capture_output=True, text=True, cwd="/", env={}, check=True)
+    assert done.stdout.split() == ["version", "2.0.0+cpu", "2.0.0", "cpu", "kernel"]
+
+    package = home / above.site_packages / "engine"
+    left = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert left == {"__init__.py", "table.json", "k.so"}
+    assert (package / "k.so").resolve() == (store.folder(base) / base.site_packages / "engine" / "k.so").resolve()
+
+    assert store.lack(above) is None
+    (store.folder(base) / base.site_packages / "engine" / "k.so").write_text("another")
+    assert store.lack(above) == f"{above.site_packages}/engine/k.so has 7 bytes instead of 10"
+
+
+def test_a_base_of_another_key_is_another_environment(base: Environment, above: Environment) -> None:
+    before = environment.key(above)
+    base.lock.write_text(base.lock.read_text() + "other==1\n")
+    assert environment.key(above) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"base_version": "0.9.0"}, r"runs with the compiled files of engine 0\.9\.0, and .*engine\.txt pins 1\.0\.0"),
+        ({"compiled": ("k.so", "fast.so")}, r"has on x86_64, and .*/engine lacks fast\.so: use an x86_64 machine, or remove"),
+        ({"compiled": ("fast.so",)}, r"/engine lacks fast\.so and also has k\.so:"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused_before_anything_is_made(
+    above: Environment, tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    assert above.over is not None
+    package = tmp_path / "base" / above.site_packages / "engine"
+    package.mkdir(parents=True)
+    (package / "k.so").write_text("cpu kernel")
+    other = dataclasses.replace(above, over=dataclasses.replace(above.over, **change))
+    with pytest.raises(BuildError, match=f"^engine-2 2.0.0 .*{reason}") as caught:
+        environment.build(other, tmp_path, tmp_path / "home", tmp_path / "log", print, base=tmp_path / "base")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_release_that_the_base_s_addon_does_not_know_is_refused(base: Environment, wheels: Wheels) -> None:
+    other = over(base, wheels, "3.0.0")
+    with pytest.raises(
+        BuildError, match=r"^engine-2 3\.0\.0 is refused by the lab's add-on addon_of_lab: .*3\.0\.0 is not known$"
+    ):
+        store.ensure(other, print)
+    assert store.lack(other) == "it has not been built"
+
+
+def test_what_another_process_builds_above_it_stays(base: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of engine-2 have a lock of their own: a build of engine must not take theirs for what a killed one has left."""
+    under_way = cache / "bin" / "engine-2-0123456789abcdef"
+    left = cache / "bin" / "engine-0123456789abcdef"
+    for folder in (under_way, left):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(environment, "build", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(pytest.fail.Exception):
+        store.ensure(base, print)
+    assert under_way.is_dir()
+    assert not left.exists()
+
+
+# -- vLLM 0.33 --------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_release_that_aerie_knows_is_one_that_the_lab_runs() -> None:
+    """And the newest whose flags the simulator has."""
+    runs = {Version.parse(environment.version) for environment in ENVIRONMENTS.values()}
+    assert max(runs) == NEWEST_KNOWN == Version.parse(NEWEST)
+
+
+def test_vllm_0_33_stands_on_the_lab_s_vllm() -> None:
+    next_release = ENVIRONMENTS["vllm-0.33"]
+    assert next_release.over is not None
+    assert next_release.over.base is ENVIRONMENTS["vllm"]
+    assert next_release.over.base_version == ENVIRONMENTS["vllm"].version
+    pins = next_release.pins()
+    assert "://" not in pins
+    assert re.findall(r"^(\S+)==", pins, re.MULTILINE) == ["orjson", "vllm"]
+    assert "4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa" in pins  # the x86_64 wheel of the release
+
+
+def test_it_is_built_only_when_it_is_named() -> None:
+    assert "vllm-0.33" in binaries.NAMES
+    assert "vllm-0.33" not in binaries.USUAL
+    with pytest.raises(BuildError, match=r"vllm-0\.33 is not ready, because .*: run `aerie-lab build vllm-0\.33`"):
+        binaries.folder_of("vllm-0.33")
+
+
+def test_the_program_vllm_is_the_whole_build_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ensure", lambda recipe, _: tmp_path / recipe.name)
+    assert lookup.binary("vllm") == tmp_path / "vllm" / "bin" / "vllm"
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    (ready / "vllm").symlink_to("/bin/sh")
+    assert os.access(ready / "vllm", os.X_OK)
+    assert lookup.ensure("vllm", ready=ready) == ready
+    assert lookup.ensure("vllm-0.33", ready=ready) == tmp_path / "vllm-0.33" / "bin"  # a vllm of one's own is of any release

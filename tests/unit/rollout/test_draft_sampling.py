@@ -1,0 +1,90 @@
+"""A change of spec.speculation.draftSampling is a rollout that is judged by acceptance; for sampled traffic it is recommended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Status
+from aerie.engine.speculation import Off, Setting, Static
+from aerie.rollout.evidence import incomparable
+from aerie.rollout.wanted import read_wanted, recommended_sampling
+
+
+def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> SpeculativeDeployment:
+    volume = {"source": {"volumeClaim": {"claimName": "models", "path": "x"}}}
+    return SpeculativeDeployment.from_dict(
+        {
+            "apiVersion": "aerie.dev/v1alpha1",
+            "kind": "SpeculativeDeployment",
+            "metadata": {"name": "chat", "namespace": "default", "uid": "u1"},
+            "spec": {
+                "replicas": 2,
+                "model": volume,
+                "engine": {"image": image},
+                "drafter": volume,
+                "speculation": speculation,
+            },
+        }
+    )
+
+
+def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> None:
+    before, after = read_wanted(resource()), read_wanted(resource(draftSampling="Probabilistic"))
+    assert before.revision != after.revision
+    assert before.template != after.template
+    assert after.change(Status(stable=before.arm)) == "probabilistic drafts"
+    assert before.change(Status(stable=after.arm)) == "drafts as the engine samples them"
+    assert incomparable(after.arm, before.arm) == ""
+
+
+@pytest.mark.parametrize(
+    ("speculation", "why"),
+    [
+        ({"engineOptions": {"fly_window_size": 3}}, "has fly_window_size: 3: it lets the drafter change what the model answers"),
+        ({"engineOptions": {"num_speculative_tokens": 9}}, "it belongs in spec.speculation.tokens"),
+        ({"engineOptions": {"of_tomorrow": 1}}, "knows no such key"),
+        (
+            {"draftSampling": "Probabilistic", "engineOptions": {"use_local_argmax_reduction": True}},
+            "leave use_local_argmax_reduction out",
+        ),
+    ],
+)
+def test_the_operator_makes_no_pods_of_what_it_refuses(speculation: dict[str, Any], why: str) -> None:
+    wanted = read_wanted(resource(**speculation))
+    assert wanted.template is None
+    assert why in wanted.problem
+
+
+def test_a_version_without_the_key_is_refused() -> None:
+    wanted = read_wanted(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
+    assert wanted.problem == (
+        "spec.speculation: draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2 does not have: "
+        "use vLLM 0.22.0 or newer, or leave draftSampling out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("speculation", "setting", "image", "expected"),
+    [
+        ({"tuning": {"traffic": "Sampled"}}, Static(3), "v0.33.0", "Probabilistic"),
+        ({"tuning": {"traffic": "Greedy"}}, Static(3), "v0.33.0", None),
+        ({}, Static(3), "v0.33.0", None),
+        ({"tuning": {"traffic": "Sampled", "mode": "Off"}}, Static(3), "v0.33.0", None),
+        ({"tuning": {"traffic": "Sampled"}, "draftSampling": "Greedy"}, Static(3), "v0.33.0", None),
+        ({"tuning": {"traffic": "Sampled"}}, Off(), "v0.33.0", None),
+        ({"tuning": {"traffic": "Sampled"}}, Static(3), "v0.20.2", None),
+        (
+            {"tuning": {"traffic": "Sampled"}, "engineOptions": {"use_local_argmax_reduction": True}},
+            Static(3),
+            "v0.33.0",
+            None,
+        ),
+    ],
+)
+def test_it_is_recommended_for_sampled_traffic_alone(
+    speculation: dict[str, Any], setting: Setting, image: str, expected: str | None
+) -> None:
+    assert recommended_sampling(resource(f"vllm/vllm-openai:{image}", **speculation), setting) == expected
