@@ -355,20 +355,20 @@ def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
 
 
 def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
-    """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens, and nothing else
-    worth a remark."""
+    """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens at a length of 2.5:
+    steps take as long whatever they bring. Nothing else is worth a remark."""
     steps = 5000 / length if drafts else 0
     counts = Counts(
         drafts=drafts,
         accepted=drafts * (length - 1),
         draft_tokens=3 * drafts,
         decode_tokens=5000,
-        decode_seconds=seconds,
-        output_tokens=5100,
-        finished=100,
-        first_tokens=100,
-        first_seconds=10,
-        timed=100,
+        decode_seconds=seconds * 2.5 / length,
+        output_tokens=5200,
+        finished=200,
+        first_tokens=200,
+        first_seconds=20,
+        timed=200,
         request_steps=steps,
         iterations=steps / 4,
     )

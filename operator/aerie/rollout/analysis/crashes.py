@@ -7,12 +7,12 @@ many pods were followed.
 The evidence is a Bayes factor, with rates of crashes by pod-hour and x crashes in T pod-hours of each arm:
 
     as good   both arms crash at one rate: of engines that run well, Gamma(1/2, 84 h), half a crash in half a week; or, in one
-              cluster of 500, of engines that crash, Gamma(1/2, 1 h)
+              cluster of 1,000, of engines that crash, Gamma(1/2, 1 h)
     worse     the control's rate is drawn so, the canary's from Gamma(1/2, 1 h)
 
     m(x, T | a, b) = b^a Gamma(a + x) / (Gamma(a) (b + T)^(a + x)),    the marginal likelihood but for factors of both
 
-Two crashes of a canary in an hour against none weigh 670, one weighs 29; two against one of the control's 10.
+Two crashes of a canary in an hour against none weigh 890, one weighs 30; two against one of the control's 19.
 
 Guarantees: over rates drawn as said, the chance that the factor ever reaches 1 / alpha though the arms are as good is at most
 alpha (it is a martingale in time). Not guaranteed: that at every single rate; a cluster whose engines crash every day should
@@ -29,7 +29,7 @@ HOUR = 3600.0
 SHAPE = 0.5
 USUAL, HARMFUL = 84.0, 1.0
 """Pod-hours of the priors: of engines that run well, and of those that crash."""
-CRASHING_CLUSTERS = 0.002
+CRASHING_CLUSTERS = 0.001
 """Share of the clusters whose engines crash whatever they run."""
 
 

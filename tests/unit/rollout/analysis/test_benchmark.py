@@ -70,10 +70,11 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
     blocks = close(counters, canaries, rule)
     terms = Terms(pods=(canaries, pods - canaries))
-    scatters = [Scatter(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 24) for index in range(runs)]
+    scatters = [
+        Scatter(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
+    ]
     criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
-    assert criterion.accept is not None
-    tests = [*criterion.reject, criterion.accept]
+    tests = [*criterion.reject, *criterion.accept]
     vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
     for index in range(runs):
         mine = Terms(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})

@@ -223,6 +223,7 @@ def test_what_is_kept_of_a_sample() -> None:
         accepted=40.0,
         draft_tokens=150.0,
         request_steps=40.0,
+        given_up=-1.0,
         decode_tokens=91.0,
         decode_seconds=2.0,
         output_tokens=100.0,

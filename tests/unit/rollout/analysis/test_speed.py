@@ -65,7 +65,7 @@ def test_a_faster_setting_is_accepted() -> None:
     _, judgement = after(60, terms("Faster"), slower=0.9, steps=0.9)
     assert judgement.verdict == "Promote"
     assert judgement.reason.startswith("Time per output token is ")
-    assert judgement.reason.endswith(f"Acceptance lengths are not compared: {TRIAL}")
+    assert judgement.reason.endswith(f"Drafts are not compared: {TRIAL}")
 
 
 def test_one_that_is_no_faster_never_is() -> None:
