@@ -6,13 +6,14 @@ many pods were followed.
 
 The evidence is a Bayes factor, with rates of crashes by pod-hour and x crashes in T pod-hours of each arm:
 
-    as good   both arms crash at one rate: of engines that run well, Gamma(1/2, 84 h), half a crash in half a week; or, in one
-              cluster of 1,000, of engines that crash, Gamma(1/2, 1 h)
+    as good   both arms crash at one rate: of engines that run well, Gamma(1/2, 336 h), half a crash in two weeks; in one cluster
+              of 100 of engines that do not, Gamma(1/2, 24 h), and in one of 1,000 of engines that crash, Gamma(1/2, 1 h)
     worse     the control's rate is drawn so, the canary's from Gamma(1/2, 1 h)
 
     m(x, T | a, b) = b^a Gamma(a + x) / (Gamma(a) (b + T)^(a + x)),    the marginal likelihood but for factors of both
 
-Two crashes of a canary in an hour against none weigh 890, one weighs 30; two against one of the control's 19.
+Two crashes of a canary in an hour against none weigh 2,000, one weighs 100; two against one of the control's 6. (GPUs and their
+hosts alone take a process of 8 GPUs down twice in three years: 419 times in 54 days on 16,384 GPUs, arXiv 2407.21783, table 5.)
 
 Guarantees: over rates drawn as said, the chance that the factor ever reaches 1 / alpha though the arms are as good is at most
 alpha (it is a martingale in time). Not guaranteed: that at every single rate; a cluster whose engines crash every day should
@@ -27,10 +28,10 @@ from typing import Any
 
 HOUR = 3600.0
 SHAPE = 0.5
-USUAL, HARMFUL = 84.0, 1.0
-"""Pod-hours of the priors: of engines that run well, and of those that crash."""
-CRASHING_CLUSTERS = 0.001
-"""Share of the clusters whose engines crash whatever they run."""
+HARMFUL = 1.0
+"""Pod-hours of the prior of a canary that crashes."""
+CLUSTERS = ((0.989, 336.0), (0.01, 24.0), (0.001, HARMFUL))
+"""Of clusters the share, and pod-hours of the prior of their engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,17 @@ class Crashes:
 
     def more(self, alpha: float) -> bool:
         """Whether the canary's certainly end more often."""
-        often = self.canary * max(self.control_hours, 1e-9) > self.control * self.canary_hours
-        return often and self.weight >= 1 / alpha
+        return self._often and self.weight >= 1 / alpha
 
     @property
     def suspicious(self) -> bool:
         """Whether more speaks for the canary's ending more often than against it."""
-        return self.canary > 0 and self.weight > 1
+        return self._often and self.weight > 1
+
+    @property
+    def _often(self) -> bool:
+        """Whether the canary's have ended more often, by the hour."""
+        return self.canary * max(self.control_hours, 1e-9) > self.control * self.canary_hours
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -87,9 +92,9 @@ class Crashes:
 
 def _any(events: int, hours: float) -> float:
     """Logarithm of m(x, T) in a cluster of which nothing is known."""
-    well, ill = _marginal(events, hours, USUAL), _marginal(events, hours, HARMFUL)
-    most = max(well, ill)
-    return most + math.log((1 - CRASHING_CLUSTERS) * math.exp(well - most) + CRASHING_CLUSTERS * math.exp(ill - most))
+    parts = [math.log(share) + _marginal(events, hours, prior) for share, prior in CLUSTERS]
+    most = max(parts)
+    return most + math.log(math.fsum(math.exp(part - most) for part in parts))
 
 
 def _marginal(events: int, hours: float, prior: float) -> float:

@@ -258,15 +258,15 @@ def test_what_an_older_release_began_is_judged_as_it_began() -> None:
 def test_a_lighter_drafter_that_is_faster_is_accepted_for_that() -> None:
     """It drafts less well and costs less: each token takes 15 % less time."""
     lighter = {"accepted": 1 - 0.04 / 0.6, "decode_seconds": 0.85}
-    _, judgement = after(130, **lighter)
+    _, judgement = after(130, TERMS, 1, **lighter)
     assert judgement.verdict == "Promote"
     assert re.match(
         r"Time per output token is 1\d\.\d % below the control's, certainly below the control's, after 15 blocks; that stands in "
         r"for output per verification step, which is \d\.\d % below the control's: what users feel is time; time to first",
         judgement.reason,
     )
-    assert after(130, replace(TERMS, goal="Superior"), **lighter)[1].verdict == "Promote"
-    assert after(130, **{**lighter, "decode_seconds": 1.0})[1].verdict == "Rollback"
+    assert after(130, replace(TERMS, goal="Superior"), 1, **lighter)[1].verdict == "Promote"
+    assert after(130, TERMS, 1, **{**lighter, "decode_seconds": 1.0})[1].verdict == "Rollback"
 
 
 @pytest.mark.parametrize("seconds", [1.035, 1.05])
@@ -288,7 +288,7 @@ def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, 
     """Of 240 requests in a block so many are beyond it; its percentile lets 12 be. Where the control breaks it already, equals
     are let pass."""
     kept = Kept(3, output_edge=0.05)
-    terms = replace(TERMS, kept=kept, deadline=10 * 86400.0, scatters=TERMS.scatters | {SLOW_OUTPUT: CALM})
+    terms = replace(TERMS, kept=kept, deadline=10 * 86400.0, scatters={**TERMS.scatters, SLOW_OUTPUT: CALM})
     noise, state, found = np.random.default_rng(2), State(0.0), "Continue"
     for index in range(1, 400):
         mine = side(noise, accepted=1.2, slow_output=float(noise.poisson(canary)) / 6)
@@ -305,7 +305,7 @@ def test_an_objective_is_bound_to_its_percentile(canary: float, control: float, 
 def test_no_failure_among_few_requests_is_no_certainty() -> None:
     """Three finished requests in a block: none has failed, and every fiftieth might."""
     few = {"finished": 3 / 240, "cut": 3 / 240, "first_tokens": 3 / 240, "first_seconds": 3 / 240, "timed": 3 / 240}
-    noise, state = np.random.default_rng(1), State(0.0)
+    noise, state, judgement = np.random.default_rng(1), State(0.0), judge(State(0.0), TERMS, 0.0)[1]
     for index in range(1, 120):
         block = Block(120.0 * index - 120, 120.0 * index, side(noise, accepted=1.2, **few), side(noise, **few))
         state = count(state, block, TERMS)
@@ -322,7 +322,7 @@ BEGUN = (
 
 def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
     """From the 8th block on half the canary's clients give up before their first token: it begins half as many requests."""
-    noise, state = np.random.default_rng(1), State(0.0)
+    noise, state, judgement = np.random.default_rng(1), State(0.0), judge(State(0.0), TERMS, 0.0)[1]
     for index in range(1, 118):
         gone = dict.fromkeys(BEGUN, 0.5) | {"load": 2.0} if index > 7 else {}
         block = Block(120.0 * index - 120, 120.0 * index, side(noise, **{"accepted": 1.2, **gone}), side(noise))
@@ -334,13 +334,13 @@ def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
 
 def test_far_later_first_tokens_stop_it_at_once_though_it_gets_fewer_requests() -> None:
     later = {"first_tokens": 0.5, "first_seconds": 10.0, "load": 2.0}
-    state, judgement = after(120, **later)
+    state, judgement = after(120, TERMS, 1, **later)
     assert (judgement.verdict, state.blocks) == ("Rollback", 2)
     assert judgement.reason.startswith(
         "The canary's time to first token was more than 5 times the control's in 2 blocks in a row"
     )
     few = {"first_tokens": 19 / 240, "first_seconds": 2.0}
-    assert after(2, **few)[0].late == 0
+    assert after(2, TERMS, 1, **few)[0].late == 0
 
 
 def test_requests_given_up_by_clients_roll_back() -> None:
@@ -591,7 +591,7 @@ def test_before_the_first_block_nothing_is_said_to_be_missing() -> None:
 def test_what_takes_equally_long_is_said_once() -> None:
     _, judgement = after(4, decode_seconds=1.06, first_seconds=1.3, finished=1.0)
     assert re.search(
-        r"still to be shown: time per output[^;]*certainly below[^;]*and time to first[^;]*certainly below[^;]*, which time alone",
+        r"still to be shown: time per output[^;]*certainly below[^;]*and time to first[^;]*certainly below[^;]*, which time ",
         judgement.reason,
     )
     assert "2 times the control's plus 0.5 points, which takes about" in judgement.reason
