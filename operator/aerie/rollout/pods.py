@@ -128,7 +128,7 @@ def crash_loop(pod: Object) -> bool:
 
 
 def restarts_since(group: Sequence[Object], since: datetime) -> dict[str, int]:
-    """By name, how often the engine of a pod has been restarted, of those pods whose engine has ended after `since`.
+    """By name, how often the engine of a pod has been restarted, of those pods whose engine has ended since then.
 
     An engine that ended with status 0 was told to, or has no fault of its own.
     """
@@ -137,7 +137,7 @@ def restarts_since(group: Sequence[Object], since: datetime) -> dict[str, int]:
         engine = _engine(pod)
         ended = (engine.get("lastState") or {}).get("terminated") or (engine.get("state") or {}).get("terminated") or {}
         over = ended.get("finishedAt")
-        if over and ended.get("exitCode") != 0 and datetime.fromisoformat(over) > since:
+        if over and ended.get("exitCode") != 0 and datetime.fromisoformat(over) >= since:
             waits = "terminated" in (engine.get("state") or {})  # it is not restarted yet
             found[_name(pod)] = (engine.get("restartCount") or 0) + waits
     return found

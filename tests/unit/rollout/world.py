@@ -250,6 +250,15 @@ class World:
                 engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
                 pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
 
+    def kill(self, revision: str, restarts: int, *, control: bool = False) -> None:
+        """The engines of a revision's pods have ended just now, for the so many-th time, and serve again."""
+        for pod in self.pods:
+            labels = pod["metadata"]["labels"]
+            if labels[names.REVISION] == revision and (labels[names.CONTROL] == "true") is control:
+                ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": self.now.isoformat()}}
+                engine = {"name": "engine", "ready": True, "restartCount": restarts, "lastState": ended}
+                pod["status"] = {**pod["status"], "containerStatuses": [engine]}
+
     def serving(self, revision: str | None = None) -> int:
         found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][names.REVISION])]
         return sum(bool(pods.ready(pod)) for pod in found)

@@ -13,7 +13,7 @@ The evidence is a Bayes factor, with rates of crashes by pod-hour and x crashes 
     m(x, T | a, b) = b^a Gamma(a + x) / (Gamma(a) (b + T)^(a + x)),    the marginal likelihood but for factors of both
 
 Two crashes of a canary in an hour against none weigh 2,000, one weighs 100; two against one of the control's 6. (GPUs and their
-hosts alone take a process of 8 GPUs down twice in three years: 419 times in 54 days on 16,384 GPUs, arXiv 2407.21783, table 5.)
+hosts alone end a process of 8 GPUs once in nine months: 419 interruptions in 54 days on 16,384 GPUs, arXiv 2407.21783, table 5.)
 
 Guarantees: over rates drawn as said, the chance that the factor ever reaches 1 / alpha though the arms are as good is at most
 alpha (it is a martingale in time). Not guaranteed: that at every single rate; a cluster whose engines crash every day should
