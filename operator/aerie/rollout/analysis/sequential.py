@@ -26,11 +26,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 _T_975 = ((1.0, 12.706), (2.0, 4.303), (3.0, 3.182), (4.0, 2.776), (6.0, 2.447), (10.0, 2.228), (20.0, 2.086), (60.0, 2.0))
 """The quantile 0.975 of Student's t, by degrees of freedom; of a normal it is 1.96."""
 
 
+@lru_cache(maxsize=256)
 def offset_quantile(freedom: float) -> float:
     """How many standard deviations of the pods' lasting differences a bound keeps clear of: in 97.5 % they are on this side.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 A = 0.5
 """Of the mixture Beta(A, B), whose mean is at the limit that is asked about: there the bounds are tightest."""
-_STEPS = 50
+_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,22 @@ class Shares:
 def upper(events: float, of: float, limit: float, alpha: float) -> float:
     """The largest share that is not excluded, with the mixture set for shares around `limit`."""
     events, of = _counts(events, of)
+    mixture = _mixture(events, of, limit)
     low, high = (events / of if of > 0 else 0.0), 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _excluded(middle, events, of, limit, alpha) else (middle, high)
+        low, high = (low, middle) if _excluded(middle, events, of, mixture, alpha) else (middle, high)
     return high
 
 
 def lower(events: float, of: float, limit: float, alpha: float) -> float:
     """The smallest share that is not excluded."""
     events, of = _counts(events, of)
+    mixture = _mixture(events, of, limit)
     low, high = 0.0, (events / of if of > 0 else 1.0)
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _excluded(middle, events, of, limit, alpha) else (low, middle)
+        low, high = (middle, high) if _excluded(middle, events, of, mixture, alpha) else (low, middle)
     return low
 
 
@@ -78,11 +80,15 @@ def _counts(events: float, of: float) -> tuple[float, float]:
     return max(0.0, min(events, of)), max(0.0, of)
 
 
-def _excluded(share: float, events: float, of: float, limit: float, alpha: float) -> bool:
+def _mixture(events: float, of: float, limit: float) -> float:
+    """Logarithm of the likelihood of the counts under the mixture."""
+    b = A * (1 - limit) / limit if 0 < limit < 1 else A
+    return _log_beta(A + events, b + of - events) - _log_beta(A, b)
+
+
+def _excluded(share: float, events: float, of: float, mixture: float, alpha: float) -> bool:
     if not 0 < share < 1:
         return events > 0 if share <= 0 else events < of
-    b = A * (1 - limit) / limit if 0 < limit < 1 else A
-    mixture = _log_beta(A + events, b + of - events) - _log_beta(A, b)
     return mixture - events * math.log(share) - (of - events) * math.log1p(-share) >= -math.log(alpha)
 
 
