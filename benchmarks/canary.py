@@ -32,8 +32,9 @@ import numpy as np
 
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import Terms, criteria
-from aerie.rollout.analysis.judgement import State, count, judge
+from aerie.rollout.analysis.judgement import judge
 from aerie.rollout.analysis.readings import Counts
 from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
 

@@ -22,8 +22,9 @@ from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import BATCH
+from aerie.rollout.analysis.counting import State, count, crashed
 from aerie.rollout.analysis.criteria import BEYOND, Goal, Terms, criteria
-from aerie.rollout.analysis.judgement import Judgement, State, count, crashed, judge, watch
+from aerie.rollout.analysis.judgement import Judgement, judge, watch
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Kept, nearest_edge

@@ -22,7 +22,8 @@ from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout import canary, capacity, hardware, pods, traffic
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.judgement import Judgement, State
+from aerie.rollout.analysis.counting import State
+from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms, Pods
 from aerie.rollout.conditions import PROGRESSING, Finding

@@ -9,6 +9,7 @@
     criteria      what is compared, with the alphas and tolerances of each
     memory        the calibration of every criterion, block by block
     lossless      whether greedy answers are still the target's
+    counting      what the blocks have told, and what each further block adds
     judgement     the verdict after a block; reasons has the words
 
 Guarantee: nothing here reads a clock, the network or a random source. States are frozen and go through dicts unchanged, so an

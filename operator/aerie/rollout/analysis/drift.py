@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 
 from aerie.rollout.analysis import reasons
 from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.counting import SPOKEN, State
 from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion, Terms, crashes_alpha, criteria
-from aerie.rollout.analysis.judgement import SILENT, SPOKEN, State
+from aerie.rollout.analysis.judgement import SILENT
 from aerie.rollout.analysis.sequential import Pairs, Prior, Tuning, half_width, upper
 
 ALPHA = 0.05

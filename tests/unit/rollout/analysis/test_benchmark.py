@@ -9,8 +9,9 @@ import pytest
 
 from aerie.rollout.analysis.blocks import Arm, Block, Open, Rule, Seen, observe, start
 from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import TOKENS_PER_STEP, Terms, criteria
-from aerie.rollout.analysis.judgement import State, certain, count
+from aerie.rollout.analysis.judgement import certain
 from aerie.rollout.analysis.readings import Counts, Reading
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod

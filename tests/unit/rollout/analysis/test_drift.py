@@ -9,8 +9,8 @@ import pytest
 
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.counting import State, crashed
 from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Terms
-from aerie.rollout.analysis.judgement import State, crashed
 from aerie.rollout.analysis.sequential import Pairs
 from tests.unit.rollout.world import side
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.counting import SLOW_TIMES, State, count, crashed
 from aerie.rollout.analysis.criteria import (
     ACCEPTANCE_LENGTH,
     ERRORS,
@@ -28,7 +29,7 @@ from aerie.rollout.analysis.criteria import (
     errors_alpha,
 )
 from aerie.rollout.analysis.elasticity import Curve
-from aerie.rollout.analysis.judgement import SLOW_TIMES, Judgement, State, count, crashed, judge, watch
+from aerie.rollout.analysis.judgement import Judgement, judge, watch
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.analysis.reasons import duration

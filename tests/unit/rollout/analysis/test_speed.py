@@ -10,8 +10,9 @@ import pytest
 
 from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import GOODPUT, OUTPUT_TIME, SLOW_OUTPUT, Goal, Terms, criteria, errors_alpha
-from aerie.rollout.analysis.judgement import Judgement, State, count, judge
+from aerie.rollout.analysis.judgement import Judgement, judge
 from aerie.rollout.analysis.readings import Counts, Kept
 from tests.unit.rollout.analysis.test_judgement import CALM, side
 
