@@ -221,6 +221,8 @@ def oracle(cell: Cell, runs: int, seed: int) -> float:
 STEP_10 = 1 / 1.1
 """Time per output token, as a factor, with 10 % more tokens per step and steps that take as long."""
 
+BETTER = Canary(1.09, 1 / 1.09)
+
 
 def cells() -> Iterator[Cell]:
     """All of them."""
@@ -265,7 +267,11 @@ def cells() -> Iterator[Cell]:
             yield Cell("unlike_gpu_worse_promoted", title, Canary(1.1, 1.06), traffic, history=history)
     for rate in (1.0, 20.0):
         yield Cell("equal_rollback", f"{rate:g} requests/s", Canary(), Traffic(rate=rate))
-        yield Cell("better_promoted", f"{rate:g} requests/s", Canary(1.09, 1 / 1.09), Traffic(rate=rate))
+        yield Cell("better_promoted", f"{rate:g} requests/s", BETTER, Traffic(rate=rate))
+    for history, sd in ((True, 0.02), (False, 0.0), (False, 0.02)):
+        told = "history of 3 pods" if history else "no history"
+        title, traffic = f"pods differ by {100 * sd:g} %, {told}", Traffic(pods_sd=sd)
+        yield Cell("unlike_gpu_better_promoted", title, BETTER, traffic, history=history)
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:

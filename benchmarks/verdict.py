@@ -18,6 +18,7 @@
 | equal_rollback_pct                 | an equal drafter is rolled back                                                           |
 | equal_promoted_pct, equal_undecided_pct | the others of these, at 1 request/s                                                  |
 | better_promoted_pct                | one that gets 9 % more tokens per step in steps as long is promoted; the fewest           |
+| unlike_gpu_better_promoted_pct     | one that does is promoted where pods differ in time for good, or no history tells; fewest |
 | better_median_min                  | after how many minutes, at 1 request/s; the soak lasts 30                                 |
 
 The model is in _verdict_model.py, the cells in _verdict_cells.py. Seeds are fixed, so the same version of numpy gives the same
@@ -99,13 +100,14 @@ ASKED: dict[str, tuple[str, str, float]] = {
     "equal_rollback": ("equal drafters; rolled back", "RolledBack", 2.0),
 }
 """What is simulated, the outcome that is wrong there, and how often it may be, in percent."""
-BETTER = "better_promoted"
+BETTER, UNLIKE_BETTER = "better_promoted", "unlike_gpu_better_promoted"
+"""Where the right outcome is counted."""
 
 
 def worst(found: Mapping[Cell, Mapping[str, float]], key: str) -> Cell:
     """The cell of this figure that went wrong most often."""
     mine = [cell for cell in found if cell.key == key]
-    if key == BETTER:
+    if key in (BETTER, UNLIKE_BETTER):
         return min(mine, key=lambda cell: found[cell]["Promoted_pct"])
     outcome = ASKED[key][1]
     return max(mine, key=lambda cell: found[cell][f"{outcome}_pct"])
@@ -117,7 +119,8 @@ def summary(found: Mapping[Cell, Mapping[str, float]]) -> dict[str, float]:
     told["crash_oracle_pct"] = 100 * oracle(worst(found, "crash_promoted"), ORACLES, SEED)
     equal, better = (next(cell for cell in found if cell.key == key) for key in ("equal_rollback", BETTER))
     told["equal_promoted_pct"], told["equal_undecided_pct"] = (found[equal][f"{one}_pct"] for one in ("Promoted", "Undecided"))
-    told["better_promoted_pct"] = found[worst(found, BETTER)]["Promoted_pct"]
+    for key in (BETTER, UNLIKE_BETTER):
+        told[f"{key}_pct"] = found[worst(found, key)]["Promoted_pct"]
     told["better_median_min"] = found[better]["minutes"]
     for key in ("other_k_equal_rollback", "unlike_gpu_rollback"):
         shares = [figures["Undecided_pct"] for cell, figures in found.items() if cell.key == key]
@@ -140,13 +143,17 @@ def document(docs: Path) -> None:
     for key, (what, _, _) in ASKED.items():
         bad = worst(_found, key)
         rows.append(f"| {what} | {told[f'{key}_pct']:.1f} | {line(bad, _found[bad])[2:]}")
-    good = worst(_found, BETTER)
-    rows.append(
-        f"| tokens per step +9 %, steps as long; promoted | {told['better_promoted_pct']:.1f} | {line(good, _found[good])[2:]}"
-    )
+    for key, what in _GOOD.items():
+        good = worst(_found, key)
+        rows.append(f"| {what} | {told[f'{key}_pct']:.1f} | {line(good, _found[good])[2:]}")
     text = _PAGE.format(runs=_runs, seed=SEED, days=min(DAYS, _runs), rows="\n".join(rows), **told)
     (docs / "verdict-checks.md").write_text(text.rstrip() + "\n")
 
+
+_GOOD = {
+    BETTER: "tokens per step +9 %, steps as long; promoted",
+    UNLIKE_BETTER: "the same, pods unlike in time for good or no history; promoted",
+}
 
 _PAGE = """# What the verdict keeps out, and what it lets in
 

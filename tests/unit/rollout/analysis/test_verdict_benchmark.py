@@ -72,9 +72,9 @@ def test_blocks_are_closed_by_the_rule() -> None:
     """Few requests: a block waits until both arms have enough, and none is lost."""
     random, traffic = np.random.default_rng(4), Traffic(rate=1 / 6, block=18.0, grid=6.0)
     shared = model.drifts(traffic, 3600.0, random)
-    arms = [model.simulate(traffic, 1, shared, random) for _ in range(2)]
+    canary, control = (model.simulate(traffic, 1, shared, random) for _ in range(2))
     rule = rule_of(Terms(block=traffic.block), 15.0)
-    blocks = model.close(traffic, *arms, rule)
+    blocks = model.close(traffic, canary, control, rule)
     assert len(blocks) > 60
     for before, after in itertools.pairwise(blocks):
         assert before.ended == after.began
@@ -84,7 +84,7 @@ def test_blocks_are_closed_by_the_rule() -> None:
         assert rule.enough(block.canary)
     last = round(blocks[-1].ended / traffic.grid)
     sides = [block.canary.counts.finished for block in blocks if block.canary]
-    assert sum(sides) == arms[0][:last, :, FIELDS.index("finished")].sum()
+    assert sum(sides) == canary[:last, :, FIELDS.index("finished")].sum()
 
 
 def test_a_pod_is_whole_while_it_serves() -> None:
@@ -140,6 +140,6 @@ def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(verdict, "ORACLES", 50)
     verdict.document(tmp_path)
     text = (tmp_path / "verdict-checks.md").read_text()
-    assert text.count("\n| ") == len(verdict.ASKED) + 2
+    assert text.count("\n| ") == len(verdict.ASKED) + 3
     assert "{" not in text
-    assert set(verdict.ASKED) | {verdict.BETTER} == {one.key for one in CELLS}
+    assert set(verdict.ASKED) | {verdict.BETTER, verdict.UNLIKE_BETTER} == {one.key for one in CELLS}
