@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.resources import names
+from aerie.resources.placement import LABELS
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.decide import decide, refused
-from aerie.rollout.hardware import LABELS
 from aerie.rollout.machine import GROWING
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
