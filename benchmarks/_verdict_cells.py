@@ -20,8 +20,8 @@ from aerie.api.status import Arm, Setting
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.calibration import BATCH
+from aerie.rollout.analysis.counting import State
 from aerie.rollout.analysis.criteria import Terms
-from aerie.rollout.analysis.judgement import State
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Kept
 from aerie.rollout.evidence import Evidence, incomparable, rule_of
