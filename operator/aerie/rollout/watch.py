@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout import canary, capacity, hardware, pods, traffic
-from aerie.rollout.analysis import drift
+from aerie.rollout.analysis import drift, reasons
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.analysis.counting import State
 from aerie.rollout.analysis.judgement import Judgement
@@ -95,6 +95,7 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
         ready=True,
         stop=" ".join(faults) or (drift.stop(evidence.watched, evidence.terms) if evidence and evidence.watched else ""),
         fallen=fallen,
+        suspicious=bool(_suspicion(evidence)),
         verdict="Rollback" if judgement and judgement.verdict == "Rollback" else "Continue",
         reason=judgement.reason if judgement else "",
         word=canary.word(resource, stable.revision),
@@ -118,7 +119,7 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
         previous = previous.model_copy(update={"phase": step.stage.phase, "since": now})
         analysis = _written(analysis, evidence and evidence.renewed(now))
         analysis = analysis and analysis.model_copy(update={"reason": step.why})
-    return _at(observed, stable, previous, fleet, analysis, step.again)
+    return _at(observed, stable, previous, fleet, analysis, step.again, suspicion=_suspicion(evidence))
 
 
 def standing_in(fleet: Fleet) -> int:
@@ -164,9 +165,10 @@ def _at(
     analysis: AnalysisStatus | None,
     again: timedelta | None,
     needed: int = 0,
+    suspicion: str = "",
 ) -> Watch:
     resource = observed.resource
-    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis, needed))
+    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis, needed, suspicion))
     weights = {"stable": traffic.ALL}
     if previous.phase == "Watching" and fleet.stable.pods.serving and not fleet.canary.pods.serving:
         weights = {"stable": 0, "previous": traffic.ALL}
@@ -205,6 +207,12 @@ def _counted(
         return evidence, None, ""
     evidence = _followed(evidence, observed.blocks, level, now)
     return evidence, None, drift.fallen(evidence.watched or State(0.0), level, evidence.terms, count)
+
+
+def _suspicion(evidence: Evidence | None) -> str:
+    """That engines of the promoted revision have ended, and it is not known whether by accident; empty where none has."""
+    crashes = evidence.watched.crashes if evidence is not None and evidence.watched is not None else None
+    return reasons.suspicious(crashes) if crashes is not None and crashes.suspicious else ""
 
 
 def _crashed(evidence: Evidence | None, fleet: Fleet) -> Evidence | None:

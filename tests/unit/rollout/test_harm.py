@@ -82,6 +82,20 @@ def test_a_promotion_is_taken_back_for_it() -> None:
     assert world.status["stable"]["revision"] == old
 
 
+def test_after_one_crash_of_the_promoted_pods_the_old_ones_stay_longer() -> None:
+    world, _ = watching()
+    new = world.status["stable"]["revision"]
+    world.measure_alone(1, 3.0)
+    world.kill(new, 1, most=1)
+    world.measure_alone(10, 3.0)
+    assert world.status["phase"] == "Watching", "10 minutes are over"
+    assert "(1 of the canary's engine processes has ended in" in world.message("Progressing")
+    world.now += timedelta(minutes=40)
+    world.step()
+    world.settle()
+    assert world.status["phase"] == "Ready"
+
+
 def test_restarts_that_count() -> None:
     def pod(
         name: str, ended: timedelta, status: int = 1, container: str = "engine", state: str = "lastState"

@@ -250,11 +250,12 @@ class World:
                 engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
                 pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
 
-    def kill(self, revision: str, restarts: int, *, control: bool = False) -> None:
-        """The engines of a revision's pods have ended just now, for the so many-th time, and serve again."""
+    def kill(self, revision: str, restarts: int, *, control: bool = False, most: int = 100) -> None:
+        """The engines of a revision's pods, at most so many, have ended just now, for the so many-th time, and serve again."""
         for pod in self.pods:
             labels = pod["metadata"]["labels"]
-            if labels[names.REVISION] == revision and (labels[names.CONTROL] == "true") is control:
+            if most and labels[names.REVISION] == revision and (labels[names.CONTROL] == "true") is control:
+                most -= 1
                 ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": self.now.isoformat()}}
                 engine = {"name": "engine", "ready": True, "restartCount": restarts, "lastState": ended}
                 pod["status"] = {**pod["status"], "containerStatuses": [engine]}

@@ -4,7 +4,8 @@
              pod b  ---o----o---------o----o----o-      both arms have drafts and finished requests enough
     blocks          |--------------|------------|
 
-The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. A pod's window runs from the scrape that
+The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. An arm that has as many requests in flight
+as the other, and in twice the time has not finished enough of them, keeps no block open: it is why. A pod's window runs from the scrape that
 ended the last block to the one that ends this, and neither may be older than a scrape interval and a half. A pod whose window
 is not whole is left out of its block, counted by reason: `Restarted` (its process began anew, or a counter fell), `Joined` (it
 was first seen in mid-block), `Gone`, `Stale` (its last scrapes failed). A block in which an arm has no pod left is dropped.
@@ -25,6 +26,8 @@ from aerie.rollout.analysis.readings import Counts, Reading
 Arm = Literal["canary", "control"]
 Missing = Literal["Restarted", "Joined", "Gone", "Stale"]
 
+STALLS = 2.0
+"""Times as long as a block after which an arm that holds requests and finishes too few keeps it open no longer."""
 LATE = 1.5
 """Scrape intervals by which a scrape may lie off a block's edge: one may fail."""
 
@@ -138,10 +141,19 @@ def observe(block: Open, now: float, seen: Mapping[str, Seen], rule: Rule) -> tu
         if side is None and _may_come(filled, arm, now, rule):
             return filled, None
         if side is not None and not rule.enough(side):
-            return filled, None
+            other = sides["control" if arm == "canary" else "canary"]
+            if now - block.began < STALLS * rule.seconds or not _stalls(side, other, rule):
+                return filled, None
     dropped: Counter[str] = Counter(reason for pod in filled.pods.values() if (reason := _missing(pod, now, rule)))
     closed = Block(block.began, now, sides["canary"], sides["control"], dict(dropped))
     return Open(now, {name: _next(pod, now, rule) for name, pod in pods.items()}), closed
+
+
+def _stalls(side: Side, other: Side | None, rule: Rule) -> bool:
+    """Whether the side holds as many requests as the other, which gets enough done."""
+    if other is None or side.load is None or other.load is None or not rule.enough(other):
+        return False
+    return side.load > 0 and side.load >= other.load
 
 
 def start(now: float, seen: Mapping[str, Seen], rule: Rule) -> Open:

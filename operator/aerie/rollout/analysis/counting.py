@@ -29,6 +29,8 @@ Verdict = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
 
 SPOKEN = 50.0
 """Drafts of such a block at least: of a few that a schedule makes in a busy hour chance may accept none."""
+HELD = 3.0
+"""Requests that the control finishes at least in a block in which the canary finishes none of those that it holds."""
 SLOW_TIMES = 3.0
 """How many times the control's a time per output token has to exceed to be far slower. Two equal pods under like loads never
 differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
@@ -63,6 +65,8 @@ class State:
     left out."""
     late: int = 0
     """The same of its time to first token."""
+    stalled: int = 0
+    """Blocks in a row, up to the last, in which the canary held requests and finished none, while the control did."""
     left_out: int = 0
     """Blocks that counted for no latency, because the loads of the arms differed."""
     latest: int = 0
@@ -129,6 +133,7 @@ def count(state: State, block: Block, terms: Terms) -> State:
                 counted = criterion.value(canary.counts), criterion.value(control.counts)
                 shares[criterion.name] = shares.get(criterion.name, Shares()).add(*counted)
     silent = canary.counts.drafts >= SPOKEN and canary.counts.accepted == 0 and control.counts.accepted > 0
+    stalled = (canary.load or 0.0) > 0 and canary.counts.finished <= 0 and control.counts.finished >= HELD
     latest = state.latest + 1 if demand.alike else 0
     return replace(
         _stopped(state, canary, control, demand, terms),
@@ -138,6 +143,7 @@ def count(state: State, block: Block, terms: Terms) -> State:
         demand=demand,
         blocks=state.blocks + 1,
         silent=state.silent + 1 if silent else 0,
+        stalled=state.stalled + 1 if stalled else 0,
         left_out=state.left_out + (not demand.alike),
         latest=latest,
         load=canary.load or 0.0,

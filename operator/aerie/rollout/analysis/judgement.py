@@ -113,6 +113,8 @@ def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequ
         return reasons.crashes(state.crashes)
     if state.silent >= SILENT:
         return reasons.silent(state.silent)
+    if state.stalled >= SLOW:
+        return reasons.stalled(state.stalled, state.load)
     if state.slow >= SLOW and not terms.unlike:
         return reasons.slow(state.slow, SLOW_TIMES, "time per output token")
     if state.late >= SLOW and not terms.unlike:

@@ -126,6 +126,14 @@ def slow(blocks: int, times: float, what: str) -> str:
     )
 
 
+def stalled(blocks: int, load: float) -> str:
+    """Requests are held and not finished."""
+    return (
+        f"The canary finished no request in {_blocks(blocks)} in a row, though a pod of it held {load:.1f} at a time, while the "
+        "control finished its own: either it hangs, or requests are given up by their clients before the first token."
+    )
+
+
 def inconclusive(lacking: Sequence[str], deadline: float) -> str:
     """The deadline has passed."""
     return f"No decision within {duration(deadline)}: {'; '.join(lacking)}."

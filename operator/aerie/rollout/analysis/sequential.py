@@ -28,21 +28,25 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-_T_975 = ((1.0, 12.706), (2.0, 4.303), (3.0, 3.182), (4.0, 2.776), (6.0, 2.447), (10.0, 2.228), (20.0, 2.086), (60.0, 2.0))
-"""The quantile 0.975 of Student's t, by degrees of freedom; of a normal it is 1.96."""
+_FREEDOMS = (1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0, math.inf)
+_STUDENT = {
+    0.975: (12.706, 4.303, 3.182, 2.776, 2.447, 2.228, 2.086, 2.0, 1.96),
+    0.995: (63.657, 9.925, 5.841, 4.604, 3.707, 3.169, 2.845, 2.66, 2.576),
+}
+"""Quantiles of Student's t by these degrees of freedom."""
 
 
 @lru_cache(maxsize=256)
-def offset_quantile(freedom: float) -> float:
-    """How many standard deviations of the pods' lasting differences a bound keeps clear of: in 97.5 % they are on this side.
+def offset_quantile(freedom: float, share: float = 0.975) -> float:
+    """How many standard deviations of the pods' lasting differences a bound keeps clear of: this share of them is on this side.
 
-    Between the rows of the table 1 / freedom is interpolated, to less than 1 % from 2 degrees on; fewer than 1 count as 1.
+    Between the rows of the table 1 / freedom is interpolated, to some 2 % from 2 degrees on; fewer than 1 count as 1.
 
-    >>> offset_quantile(3.0), offset_quantile(math.inf)
-    (3.182, 1.96)
+    >>> offset_quantile(3.0), offset_quantile(math.inf), offset_quantile(3.0, 0.995)
+    (3.182, 1.96, 5.841)
     """
     place = 1 / max(1.0, freedom)
-    rows = [(1 / row, quantile) for row, quantile in _T_975] + [(0.0, 1.96)]
+    rows = [(1 / row, quantile) for row, quantile in zip(_FREEDOMS, _STUDENT[share], strict=True)]
     for (left, above), (right, below) in itertools.pairwise(rows):
         if place >= right:
             return below + (above - below) * (place - right) / (left - right)
@@ -112,11 +116,13 @@ class Tuning:
     """Standard deviation of the lasting difference of two equal arms, in the unit of the score."""
     offset_freedom: float = math.inf
     """Degrees of freedom that it was estimated with."""
+    offset_share: float = 0.975
+    """Of the lasting differences that the bound keeps clear of."""
 
     @property
     def offset(self) -> float:
         """How far lasting differences of equal arms may lie from 0, in the unit of the score."""
-        return offset_quantile(self.offset_freedom) * self.offset_sd
+        return offset_quantile(self.offset_freedom, self.offset_share) * self.offset_sd
 
     @property
     def precision(self) -> float:

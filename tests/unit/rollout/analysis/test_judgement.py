@@ -344,6 +344,19 @@ def test_far_later_first_tokens_stop_it_at_once_though_it_gets_fewer_requests() 
     assert after(2, TERMS, 1, **few)[0].late == 0
 
 
+def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once() -> None:
+    """Its clients give up before the first token: there is no count of it at all but that it holds requests."""
+    state = State(0.0)
+    for index in range(2):
+        idle = Side(1, Counts(), 3.0)
+        state = count(state, Block(240.0 * index, 240.0 * index + 240, idle, side()), TERMS)
+    _, judgement = judge(state, TERMS, 480.0)
+    assert judgement.verdict == "Rollback"
+    assert judgement.reason.startswith("The canary finished no request in 2 blocks in a row, though a pod of it held 3.0 at a time")
+    without = count(State(0.0), Block(0.0, 240.0, Side(1, Counts(), 0.0), side()), TERMS)
+    assert without.stalled == 0, "nothing is sent to it"
+
+
 def test_requests_given_up_by_clients_roll_back() -> None:
     _, judgement = after(120, accepted=1.2, given_up=24.0)
     assert judgement.verdict == "Rollback"
