@@ -4,11 +4,12 @@
              pod b  ---o----o---------o----o----o-      both arms have drafts and finished requests enough
     blocks          |--------------|------------|
 
-The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. An arm that has as many requests in flight
-as the other, and in twice the time has not finished enough of them, keeps no block open: it is why. A pod's window runs from the scrape that
-ended the last block to the one that ends this, and neither may be older than a scrape interval and a half. A pod whose window
-is not whole is left out of its block, counted by reason: `Restarted` (its process began anew, or a counter fell), `Joined` (it
-was first seen in mid-block), `Gone`, `Stale` (its last scrapes failed). A block in which an arm has no pod left is dropped.
+The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. An arm that has as many requests in
+flight as the other, and in twice the time has not finished enough of them, keeps no block open: it is why. A pod's window runs
+from the scrape that ended the last block to the one that ends this, and neither may be older than a scrape interval and a half.
+A pod whose window is not whole is left out of its block, counted by reason: `Restarted` (its process began anew, or a counter
+fell), `Joined` (it was first seen in mid-block), `Gone`, `Stale` (its last scrapes failed). A block in which an arm has no pod
+left is dropped.
 
 Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as dropped. The state goes
 through `to_dict` and `from_dict` unchanged.

@@ -17,15 +17,15 @@
 | preemptions            | 2 * control + 0.05 per request      | 0.001  | -                                   | yes  |       |
 | greedy answers         | another more often (`lossless`)     | 0.001  | -                                   |      |       |
 
-The alphas of rolling back add up to 0.035, because any of them is enough; they are spent by the deadline. Being accepted needs no
-split, because all of them are needed: each at 0.05. "Load": counted only in blocks with like loads (`demand`), and means of it as
-at the control's output (`elasticity`); nothing is accepted while many blocks, or the latest, are left out for that
+The alphas of rolling back add up to 0.035, because any of them is enough; they are spent by the deadline. Being accepted needs
+no split, because all of them are needed: each at 0.05. "Load": counted only in blocks with like loads (`demand`), and means of
+it as at the control's output (`elasticity`); nothing is accepted while many blocks, or the latest, are left out for that
 (`judgement`), because who is overloaded is left out too. "Pods": by how much two pods of one GPU model are taken to differ for
 good while no history tells (standard deviation, worth 3 degrees of freedom); with one, what its pods told and 1 degree of
-freedom at 1 %. Of tokens per step it is only beside what a history tells, with 2 degrees: drafter and target make them, whatever
-the GPU. Rolling back keeps clear of 99.5 % of what such pods differ by in time. Shares are accepted by exact bounds of counts (`shares`), because where nothing has happened yet a sample
-variance is 0. A drafter must not change outputs at all, so output length, requests cut short and greedy answers are alarms, not
-goals.
+freedom at 1 %. Of tokens per step it is only beside what a history tells, with 2 degrees: drafter and target make them,
+whatever the GPU. Rolling back keeps clear of 99.5 % of what such pods differ by in time. Shares are accepted by exact bounds of
+counts (`shares`), because where nothing has happened yet a sample variance is 0. A drafter must not change outputs at all, so
+output length, requests cut short and greedy answers are alarms, not goals.
 
 Tokens per step are a means; what users feel is the time per output token. So the two are judged together. While the time is
 certainly below the control's (alpha 0.025), a drafter is not rolled back for its tokens per step, and need not be as good in
