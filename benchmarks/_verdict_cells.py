@@ -229,7 +229,7 @@ def cells() -> Iterator[Cell]:
     for pods in (1, 2, 4):
         for minutes in (20, 30, 60):
             bad = Canary(per_step=1.1, time=STEP_10, crashes_every=60.0 * minutes)
-            yield Cell("crash_promoted", f"{pods} pods, each crashes every {minutes} min", bad, pods=pods)
+            yield Cell("crash_promoted", f"{pods} pod{'s' * (pods > 1)}, each crashes every {minutes} min", bad, pods=pods)
     for onset in (5, 15, 25):
         for given_up in (0.10, 0.25, 0.50):
             bad = Canary(per_step=1.05, time=1 / 1.05, onset=60.0 * onset, given_up=given_up)

@@ -60,13 +60,20 @@ def measure() -> dict[str, float]:
     key = ""
     # Forked workers would inherit numpy's threads in an unknown state.
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
-        for cell, outcomes in _outcomes(workers, list(cells()), _runs):
+        for cell, outcomes in _outcomes(workers, _by_key(), _runs):
             _found[cell] = figures(outcomes)
             if cell.key != key:
                 key = cell.key
                 print(f"\n### {key}\n\n{HEAD}")
             print(line(cell, _found[cell]), flush=True)
     return {key: round(value, 2) for key, value in summary(_found).items()} | {"runs": _runs}
+
+
+def _by_key() -> list[Cell]:
+    """The cells, those of a figure together."""
+    every = list(cells())
+    keys = list(dict.fromkeys(cell.key for cell in every))
+    return sorted(every, key=lambda cell: keys.index(cell.key))
 
 
 def _outcomes(workers: ProcessPoolExecutor, every: list[Cell], runs: int) -> Iterator[tuple[Cell, list[Outcome]]]:
