@@ -25,6 +25,7 @@ from aerie.rollout.analysis.criteria import Terms
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Kept
 from aerie.rollout.evidence import Evidence, incomparable, rule_of
+from aerie.rollout.machine import SUSPECTED
 from benchmarks._verdict_model import LOADS, Canary, Floats, Life, Traffic, close, drifts, side, simulate
 
 HORIZON = 4 * 3600.0
@@ -150,14 +151,14 @@ def _crashing(cell: Cell, evidence: Evidence, canary: Floats, control: Floats, r
 
 
 def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
-    """What follows an acceptance of so many pods: phase, when it begins and ends, and pods of the canary."""
+    """What follows an acceptance of so many pods: phase, when it begins and ends at the latest, and pods of the canary."""
     for share in STEPS:
         pods = max(pods, math.ceil(share * REPLICAS))
         yield "Ramping", now, now + HOLD, pods
         now += HOLD
     yield "Promoting", now, now + LOADS, REPLICAS
     now += LOADS
-    yield "Watching", now, now + WATCHED, REPLICAS
+    yield "Watching", now, now + SUSPECTED.total_seconds(), REPLICAS
 
 
 def _followed(
@@ -170,7 +171,7 @@ def _followed(
     control = simulate(traffic, max(1, REPLICAS - len(lives)), shared, random)
     now = began
     for at, mine in enumerate(canary):
-        if now >= ended:
+        if now >= ended or (phase == "Watching" and now - began >= WATCHED and not _suspicious(evidence)):
             break
         now = min(began + (at + 1) * traffic.grid, ended)
         evidence = evidence.crashed(_restarts(lives, now), {})
@@ -193,6 +194,10 @@ def _followed(
     return evidence, "", ended
 
 
+def _suspicious(evidence: Evidence) -> bool:
+    return evidence.watched is not None and evidence.watched.crashes.suspicious
+
+
 def _restarts(lives: Sequence[Life], now: float) -> dict[str, int]:
     return {f"canary-{pod}": count for pod, life in enumerate(lives) if (count := life.restarts(now))}
 
@@ -204,16 +209,18 @@ def _block(began: float, ended: float, mine: Floats, lives: Sequence[Life], thei
 
 
 def oracle(cell: Cell, runs: int, seed: int) -> float:
-    """Share of the rollouts in which fewer than two crashes happen by the end of the watch, though accepted after 30 minutes."""
+    """Share of the rollouts without two crashes that show, though accepted after 30 minutes: none by the end of a watch of ten
+    minutes, or one and no second within the hour that the watch then lasts."""
     few = 0
     for index in range(runs):
         random = np.random.default_rng([seed, zlib.crc32(cell.title.encode()), index])
         every, now, pods = cell.canary.crashes_every, 1800.0, cell.pods
-        *_, (_, _, until, _) = phases(now, pods)
+        *_, (_, watched, until, _) = phases(now, pods)
         lives = [Life.drawn(0.0, until, every, random) for _ in range(pods)]
         for _, began, _, wanted in phases(now, pods):
             lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(wanted - len(lives))]
-        few += sum(life.restarts(until) for life in lives) < 2
+        early, late = (sum(life.restarts(at) for life in lives) for at in (watched + WATCHED, until))
+        few += early == 0 or late < 2
     return few / runs
 
 

@@ -4,7 +4,7 @@
 |------------------------------------|-------------------------------------------------------------------------------------------|
 | runs                               | rollouts in each cell                                                                     |
 | crash_promoted_pct                 | engines crash at random: still promoted after the watch                                   |
-| crash_oracle_pct                   | of that cell: rollouts with fewer than two crashes by then, had it been accepted at once  |
+| crash_oracle_pct                   | of that cell: rollouts without two crashes that show, had it been accepted at once        |
 | abort_promoted_pct                 | overloaded from some minute on, so that clients give up before the first token: promoted  |
 | slow_with_objective_promoted_pct   | slower than the control, within an objective of latency: promoted                         |
 | objective_broken_promoted_pct      | the objective is broken by the canary alone: promoted                                     |
@@ -176,8 +176,9 @@ shared), unless the cell says that there was none. Times do not go with the load
 others has other figures.
 
 A canary whose engines crash loads for 3 minutes after each crash. Accepted, it is ramped up (4 and 8 of 16 pods, 5 minutes each),
-promoted, and watched for 10 minutes; what counts is that it is still promoted then. With two crashes one can tell; in
-{crash_oracle_pct:.1f} % of the rollouts of that cell fewer had happened by then, had it been accepted as soon as the soak allows.
+promoted, and watched for 10 minutes, or for an hour where one engine has ended; what counts is that it is still promoted then.
+With two crashes one can tell; in {crash_oracle_pct:.1f} % of the rollouts of that cell there are no two to see, had it been accepted
+as soon as the soak allows: none by the end of the ten minutes, or one and no second within the hour.
 
 | canary; what is counted | % | worst cell | promoted | rolled back | undecided | median minutes |
 |---|---|---|---|---|---|---|
