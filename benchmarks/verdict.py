@@ -177,8 +177,8 @@ others has other figures.
 
 A canary whose engines crash loads for 3 minutes after each crash. Accepted, it is ramped up (4 and 8 of 16 pods, 5 minutes each),
 promoted, and watched for 10 minutes, or for an hour where one engine has ended; what counts is that it is still promoted then.
-With two crashes one can tell; in {crash_oracle_pct:.1f} % of the rollouts of that cell there are no two to see, had it been accepted
-as soon as the soak allows: none by the end of the ten minutes, or one and no second within the hour.
+With two crashes one can tell; in {crash_oracle_pct:.1f} % of the rollouts of that cell there are no two to see, had it been
+accepted as soon as the soak allows: none by the end of the ten minutes, or one and no second within the hour.
 
 | canary; what is counted | % | worst cell | promoted | rolled back | undecided | median minutes |
 |---|---|---|---|---|---|---|
