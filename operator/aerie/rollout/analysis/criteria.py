@@ -23,9 +23,9 @@ it as at the control's output (`elasticity`); nothing is accepted while many blo
 (`judgement`), because who is overloaded is left out too. "Pods": by how much two pods of one GPU model are taken to differ for
 good while no history tells (standard deviation, worth 3 degrees of freedom); with one, what its pods told and 1 degree of
 freedom at 1 %. Of tokens per step it is only beside what a history tells, with 2 degrees: drafter and target make them,
-whatever the GPU. Rolling back keeps clear of 99.5 % of what such pods differ by in time. Shares are accepted by exact bounds of
-counts (`shares`), because where nothing has happened yet a sample variance is 0. A drafter must not change outputs at all, so
-output length, requests cut short and greedy answers are alarms, not goals.
+whatever the GPU. In time, accepting keeps clear of 99 % of what such pods differ by, and rolling back of 99.75 %. Shares are
+accepted by exact bounds of counts (`shares`), because where nothing has happened yet a sample variance is 0. A drafter must not
+change outputs at all, so output length, requests cut short and greedy answers are alarms, not goals.
 
 Tokens per step are a means; what users feel is the time per output token. So the two are judged together. While the time is
 certainly below the control's (alpha 0.025), a drafter is not rolled back for its tokens per step, and need not be as good in
@@ -102,6 +102,8 @@ SLOWER_AT_MOST, SLOWER_AT_MOST_BY_PODS = 1.025, 1.05
 UNKNOWN_PODS, KNOWN_PODS = Offsets(0.025, 3.0), Offsets(0.01, 1.0)
 """By how much the times of two pods of one GPU model differ for good (clocks, power caps, cooling): while no history tells, and
 beside one, so that two or three pods that happen to be alike do not prove that all are. An assumption: 2 to 5 % are reported."""
+PODS_IN_DRAFTS, PODS_TO_ACCEPT, PODS_TO_REJECT = 0.975, 0.99, 0.9975
+"""Of what pods differ by for good, the share that a bound keeps clear of: of tokens per step, and of time."""
 KNOWN_IN_DRAFTS = Offsets(0.003, 2.0)
 """The same of tokens per step, beside a history."""
 TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT, TIGHTEST_OF_TRIALS = 20.0, 30.0, 20.0
@@ -305,7 +307,9 @@ def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuni
     level = pairs.control
     offsets = NO_OFFSETS if test.as_measured else scatter.offset(_pods_prior(criterion, scatter, terms), level, terms.pods)
     prior = scatter.prior(level, terms.pods)
-    share = 0.995 if test.rejects and criterion.adjusted else 0.975
+    share = PODS_IN_DRAFTS
+    if criterion.adjusted and not terms.trial:
+        share = PODS_TO_REJECT if test.rejects else PODS_TO_ACCEPT
     return Tuning(alpha, test.tightest, scatter.inflation, prior, offsets.sd, offsets.freedom, share)
 
 

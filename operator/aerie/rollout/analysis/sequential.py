@@ -31,7 +31,8 @@ from functools import lru_cache
 _FREEDOMS = (1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0, math.inf)
 _STUDENT = {
     0.975: (12.706, 4.303, 3.182, 2.776, 2.447, 2.228, 2.086, 2.0, 1.96),
-    0.995: (63.657, 9.925, 5.841, 4.604, 3.707, 3.169, 2.845, 2.66, 2.576),
+    0.9975: (127.321, 14.089, 7.453, 5.598, 4.317, 3.581, 3.153, 2.915, 2.807),
+    0.99: (31.821, 6.965, 4.541, 3.747, 3.143, 2.764, 2.528, 2.39, 2.326),
 }
 """Quantiles of Student's t by these degrees of freedom."""
 
@@ -42,8 +43,8 @@ def offset_quantile(freedom: float, share: float = 0.975) -> float:
 
     Between the rows of the table 1 / freedom is interpolated, to some 2 % from 2 degrees on; fewer than 1 count as 1.
 
-    >>> offset_quantile(3.0), offset_quantile(math.inf), offset_quantile(3.0, 0.995)
-    (3.182, 1.96, 5.841)
+    >>> offset_quantile(3.0), offset_quantile(math.inf), offset_quantile(3.0, 0.99)
+    (3.182, 1.96, 4.541)
     """
     place = 1 / max(1.0, freedom)
     rows = [(1 / row, quantile) for row, quantile in zip(_FREEDOMS, _STUDENT[share], strict=True)]
