@@ -121,6 +121,21 @@ class Analysis(Model):
     ] = 0.02
     """Loss of tokens per step that goal NonInferior cannot tell from none, as a fraction of the control's: 0.02 is 2 %. The
     smaller, the longer a decision takes. It is no allowance: what is certainly worse is rolled back. Superior tolerates none."""
+    failure_margin: Annotated[
+        float,
+        Field(
+            json_schema_extra=rules(
+                Rule(
+                    "self >= 0.001 && self <= 0.2",
+                    "write the share as a fraction from 0.001 to 0.2: 0.005 stands for half a percent of the requests",
+                ),
+                **{"x-bounds": "0.001 to 0.2"},
+            )
+        ),
+    ] = 0.005
+    """Share of failed requests, beyond twice the control's, that cannot be told from none: 0.005 is half a percent of them.
+    To be accepted, a canary has to be certainly below it, which takes some 5 requests by it on each arm, here 1,000: with little
+    traffic, raise it. More failures than the control's roll back whatever it is."""
     greedy_answers: Literal["Compare", "Skip"] = "Compare"
     """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each
     of canary, control and stable, 24 prompts with answers of at most 64 tokens, during warmup where it is long enough. Skip: no

@@ -185,6 +185,7 @@ def terms_of(
     return Terms(
         goal=goal or analysis.goal,
         margin=analysis.margin,
+        failure_margin=analysis.failure_margin,
         min_blocks=analysis.min_blocks,
         soak=analysis.soak.total_seconds(),
         deadline=(deadline - analysis.warmup).total_seconds(),

@@ -61,7 +61,7 @@ def test_what_another_release_wrote_is_no_evidence(text: str) -> None:
 
 def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
     found = evidence().counted(blocks(5)).renewed(NOW + timedelta(minutes=10))
-    found, judgement = found.counted(blocks(25, -0.3)).watching(NOW + timedelta(hours=1), [])
+    found, judgement = found.counted(blocks(30, -0.3)).watching(NOW + timedelta(hours=1), [])
     assert judgement.verdict == "Rollback"
     assert found.state.blocks == 5
 

@@ -125,7 +125,9 @@ def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequ
 
 
 def certain(test: Test, criterion: Criterion, pairs: Pairs, terms: Terms) -> bool:
-    """Whether a test of means has rejected its opposite."""
+    """Whether a test of means has rejected its opposite; of one that asks for no certainty, whether the estimate is so."""
+    if test.estimated:
+        return test.sign * pairs.mean(test.ratio, test.offset) > 0
     tuned = tuning(test, criterion, terms, pairs)
     if test.sign > 0:
         return lower(pairs, test.ratio, test.offset, tuned) > 0
@@ -134,7 +136,8 @@ def certain(test: Test, criterion: Criterion, pairs: Pairs, terms: Terms) -> boo
 
 def certainly_below(test: Test, criterion: Criterion, shares: Shares, terms: Terms) -> bool:
     """Whether a share is certainly as good as the test asks, by counts."""
-    inflation = terms.scatter(criterion.name).inflation
+    scatter = terms.scatter(criterion.name)
+    inflation = scatter.inflation if scatter.batches else 1.0
     if shares.below(test.ratio, test.offset, test.alpha, inflation):
         return True
     return test.or_ratio > 0 and shares.below(test.or_ratio, 0.0, test.alpha, inflation)

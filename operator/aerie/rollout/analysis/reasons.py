@@ -174,8 +174,10 @@ def not_shown_either(missing: Sequence[Missing], per_block: float) -> str:
     """Further criteria that do not hold yet, in short."""
     alike: dict[str, list[str]] = {}
     for one in missing:
-        said = f"{one.criterion.title} ({one.value}) certainly {_wanted(one.test)}"
-        if one.tuned is not None:
+        said = f"{one.criterion.title} ({one.value}) {'' if one.test.estimated else 'certainly '}{_wanted(one.test)}"
+        if one.test.estimated:
+            prospect = _NOT_BY_TIME
+        elif one.tuned is not None:
             prospect = _prospect(one.test, one.pairs, one.tuned, per_block)
         else:
             prospect = _prospect_of_counts(one.more, one.pairs.count * per_block)

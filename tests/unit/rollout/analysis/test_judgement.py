@@ -321,6 +321,17 @@ BEGUN = (
 )
 
 
+def test_with_little_traffic_a_wider_margin_of_failures_decides() -> None:
+    few = dict.fromkeys(("finished", "cut", "first_tokens", "first_seconds", "timed"), 10 / 240)
+    noise, wide = np.random.default_rng(1), replace(TERMS, failure_margin=0.05)
+    state = State(0.0)
+    for index in range(1, 16):
+        block = Block(120.0 * index - 120, 120.0 * index, side(noise, accepted=1.2, **few), side(noise, **few))
+        state = count(state, block, wide)
+    assert judge(state, wide, 1800.0)[1].verdict == "Promote"
+    assert judge(state, TERMS, 1800.0)[1].verdict == "Continue"
+
+
 def test_overload_does_not_take_itself_out_of_the_evidence() -> None:
     """From the 8th block on half the canary's clients give up before their first token: it begins half as many requests."""
     noise, state, judgement = np.random.default_rng(1), State(0.0), judge(State(0.0), TERMS, 0.0)[1]
