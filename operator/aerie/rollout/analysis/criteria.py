@@ -3,11 +3,11 @@
 | criterion              | rolls back when certainly           | alpha  | is accepted when certainly          | load | pods  |
 |------------------------|-------------------------------------|--------|-------------------------------------|------|-------|
 | tokens per step        | below the control's                 | 0.0125 | above control * (1 - margin)        |      | 0.3 % |
-| time per output token  | mean above control * 1.02           | 0.005  | below control * 1.025 as measured,  | yes  | 2.5 % |
-|                        |                                     |        | and * 1.05 whatever the pods are    |      |       |
+| time per output token  | mean above control * 1.02           | 0.005  | below control * 1.025 as measured,  | yes  | 1.75 %|
+|                        |                                     |        | and * 1.04 whatever the pods are    |      |       |
 | ... objective, if any  | share beyond it more than control's | 0.0025 | share below 1 - percentile, or      | yes  |       |
 |                        | + 0.25 pp (the mean then 0.0025)    |        | below 1.1 * the control's           |      |       |
-| time to first token    | mean above control * 1.10           | 0.005  | mean below control * 1.25           | yes  | 2.5 % |
+| time to first token    | mean above control * 1.10           | 0.005  | mean below control * 1.25           | yes  | 1.75 %|
 | ... objective, if any  | as above                            | 0.0025 | as above                            | yes  |       |
 | failed requests        | more per request (e-value)          | 0.003  | share below 2 * control + 0.5 pp    |      |       |
 | ended processes        | more per pod-hour (`crashes`)       | 0.002  | not suspicious                      |      |       |
@@ -99,9 +99,9 @@ FASTER_ALPHA = 0.025
 """Of being certainly faster, which stands in for tokens per step: half of what accepts, because there are two ways then."""
 ERRORS_ALPHA = 0.003
 CRASHES_ALPHA = 0.002
-SLOWER_AT_MOST, SLOWER_AT_MOST_BY_PODS = 1.025, 1.05
+SLOWER_AT_MOST, SLOWER_AT_MOST_BY_PODS = 1.025, 1.04
 """Up to what of the control's time per output token a canary is accepted: as these pods have it, and for a fleet of others."""
-UNKNOWN_PODS, KNOWN_PODS = Offsets(0.025, 3.0), Offsets(0.01, 1.0)
+UNKNOWN_PODS, KNOWN_PODS = Offsets(0.0175, 3.0), Offsets(0.01, 1.0)
 """By how much the times of two pods of one GPU model differ for good (clocks, power caps, cooling): while no history tells, and
 beside one, so that two or three pods that happen to be alike do not prove that all are. An assumption: 2 to 5 % are reported."""
 PODS_IN_DRAFTS, PODS_TO_ACCEPT, PODS_TO_REJECT = 0.975, 0.99, 0.9975
