@@ -30,7 +30,7 @@ Verdict = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
 SPOKEN = 50.0
 """Drafts of such a block at least: of a few that a schedule makes in a busy hour chance may accept none."""
 HELD = 3.0
-"""Requests that the control finishes at least in a block in which the canary finishes none of those that it holds."""
+"""Requests that the control finishes at least in a block in which the canary finishes next to none of those that it holds."""
 SLOW_TIMES = 3.0
 """How many times the control's a time per output token has to exceed to be far slower. Two equal pods under like loads never
 differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
@@ -66,7 +66,7 @@ class State:
     late: int = 0
     """The same of its time to first token."""
     stalled: int = 0
-    """Blocks in a row, up to the last, in which the canary held requests and finished none, while the control did."""
+    """Blocks in a row, up to the last, in which the canary held requests and finished next to none, while the control did."""
     left_out: int = 0
     """Blocks that counted for no latency, because the loads of the arms differed."""
     latest: int = 0
@@ -133,7 +133,7 @@ def count(state: State, block: Block, terms: Terms) -> State:
                 counted = criterion.value(canary.counts), criterion.value(control.counts)
                 shares[criterion.name] = shares.get(criterion.name, Shares()).add(*counted)
     silent = canary.counts.drafts >= SPOKEN and canary.counts.accepted == 0 and control.counts.accepted > 0
-    stalled = (canary.load or 0.0) > 0 and canary.counts.finished <= 0 and control.counts.finished >= HELD
+    stalled = canary.stalls(control) and control.counts.finished >= HELD
     latest = state.latest + 1 if demand.alike else 0
     return replace(
         _stopped(state, canary, control, demand, terms),

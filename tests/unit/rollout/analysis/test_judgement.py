@@ -364,7 +364,7 @@ def test_a_canary_that_finishes_nothing_that_it_holds_is_stopped_at_once() -> No
     _, judgement = judge(state, TERMS, 480.0)
     assert judgement.verdict == "Rollback"
     assert judgement.reason.startswith(
-        "The canary finished no request in 2 blocks in a row, though a pod of it held 3.0 at a time"
+        "The canary finished next to no request in 2 blocks in a row, though a pod of it held 3.0 at a time"
     )
     without = count(State(0.0), Block(0.0, 240.0, Side(1, Counts(), 0.0), side()), TERMS)
     assert without.stalled == 0, "nothing is sent to it"
