@@ -129,8 +129,8 @@ def slow(blocks: int, times: float, what: str) -> str:
 def stalled(blocks: int, load: float) -> str:
     """Requests are held and not finished."""
     return (
-        f"The canary finished next to no request in {_blocks(blocks)} in a row, though a pod of it held {load:.1f} at a time, while "
-        "the control finished its own: either it hangs, or requests are given up by their clients before the first token."
+        f"The canary finished next to no request in {_blocks(blocks)} in a row, though a pod of it held {load:.1f} at a time, "
+        "while the control finished its own: either it hangs, or requests are given up by their clients before the first token."
     )
 
 
