@@ -72,5 +72,5 @@ class Teller:
 
 def _worse(before: dict[str, float], now: re.Match[str]) -> float:
     """A counter's value, had it grown since as with a worse drafter."""
-    first = before.get(now[1], 0.0)
-    return first + (7 if "accepted" in now[1] else 14) * (float(now[2]) - first) // 10
+    first, name = before.get(now[1], 0.0), now[1].partition("{")[0]  # a model may be called "accepted"
+    return first + (7 if "accepted" in name else 14) * (float(now[2]) - first) // 10
