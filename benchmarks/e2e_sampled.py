@@ -10,7 +10,7 @@ bundle's EAGLE 3.1: with greedy traffic, then with sampled traffic, through the 
 | greedy_traffic_promoted         | 1 where the canary was promoted although all requests were greedy; else 0                  |
 | greedy_traffic_gain_pct         | output per verification step against the control's, when that canary ended                 |
 | sampled_traffic_promoted        | 1 where it was promoted while all requests were sampled                                    |
-| sampled_traffic_gain_pct, ..._lower_pct | the same estimate, and above what it certainly was                                 |
+| sampled_traffic_gain_pct, ..._lower_pct | the same estimate, and the bound that it is certainly above                        |
 | promote_min                     | from `kubectl apply` to the promotion with sampled traffic                                 |
 
 The goal is Superior: with greedy traffic both kinds of drafts are the same tokens, so there is nothing to gain.

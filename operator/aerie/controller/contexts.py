@@ -41,7 +41,7 @@ _SILENT = frozenset((401, 403, 404))
 
 @dataclass(eq=False)
 class _Asking:
-    """Of one canary."""
+    """The question to the engines of one canary, and their answer."""
 
     subject: Subject
     pods: Pods | None = None
@@ -51,7 +51,7 @@ class _Asking:
 
 
 class Contexts:
-    """See the module. `tell` is called with a resource whose lengths are there."""
+    """The questions of all resources. `tell` is called with a resource whose engines have answered."""
 
     def __init__(self, tell: Callable[[Key], None], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._tell, self._transport = tell, transport

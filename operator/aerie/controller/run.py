@@ -175,15 +175,16 @@ async def _lead(
     teller = asyncio.create_task(notifier.run(), name="notifier")
     reader = asyncio.create_task(scraper.run(), name="scraper")
     asker = asyncio.create_task(prober.run(), name="prober")
-    measurer = asyncio.create_task(contexts.run(), name="contexts")
+    context_asker = asyncio.create_task(contexts.run(), name="contexts")
     decider = asyncio.create_task(tuner.run(), name="tuner")
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKERS)]
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
         await asyncio.wait(
-            {watcher, lister, definition, reader, asker, measurer, decider, *workers, *ends}, return_when=asyncio.FIRST_COMPLETED
+            {watcher, lister, definition, reader, asker, context_asker, decider, *workers, *ends},
+            return_when=asyncio.FIRST_COMPLETED,
         )
-        for task in (watcher, lister, definition, reader, asker, measurer, decider, *workers):
+        for task in (watcher, lister, definition, reader, asker, context_asker, decider, *workers):
             if task.done():
                 task.result()  # raises what ended it
                 if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
@@ -198,7 +199,7 @@ async def _lead(
         definition.cancel()
         reader.cancel()
         asker.cancel()
-        measurer.cancel()
+        context_asker.cancel()
         decider.cancel()
         if lost.is_set():  # not one call more
             for worker in workers:
@@ -210,7 +211,7 @@ async def _lead(
         await asyncio.wait({watcher}, timeout=_LAST_PASSES)
         watcher.cancel()
         await asyncio.gather(
-            watcher, lister, definition, reader, asker, measurer, decider, *workers, *ends, return_exceptions=True
+            watcher, lister, definition, reader, asker, context_asker, decider, *workers, *ends, return_exceptions=True
         )
 
 

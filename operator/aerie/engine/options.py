@@ -144,7 +144,7 @@ def faults_of_runner(config: Mapping[str, Any], runner: int, why: str) -> Iterat
 
 
 def sentence(fault: Fault) -> str:
-    """Of a fault in a resource."""
+    """Return the fault as a sentence about spec.speculation."""
     return f"spec.speculation: {fault.what}: {fault.way_out}."
 
 
