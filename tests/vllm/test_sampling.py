@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.testing.agreement import BUNDLE, engine, speculation
-from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Samples, agreeing, p_value, sample
+from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Ask, Samples, agreeing, ask, p_value, sample
 from eagle.evaluate.prompts import read_prompts
 
 EACH = 240
 """Answers of each kind."""
 CHANCE = 0.001
 """Engines that draw alike are told apart this often; seeds are fixed, so what passes once goes on passing."""
+ALONE = [Ask([{"role": "user", "content": "What is a module?"}], tokens, SAMPLINGS[2], 1) for tokens in (1, 6)]
+"""Requests that the engine dies of as it was released (aerie_vllm_sampling): top_k, no top_p, and a step without a draft."""
 DRAFTS = ("greedy", "probabilistic")
 
 pytestmark = pytest.mark.timeout(2400)  # four engines start, and the first test may have to install vLLM
@@ -35,6 +37,8 @@ def drawn(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
             config = speculation(BUNDLE / "eagle31", draft_sample_method="greedy" if name == "unmended" else name)
             words = () if name == "off" else ("--speculative-config", config)
             with engine("real", vllm, folder, *words, variables=UNMENDED if name == "unmended" else None) as running:
+                if name != "unmended":
+                    ask(running, ALONE)
                 found[name] = sample(running, name, prompts, EACH, PLAIN if name == "unmended" else SAMPLINGS)
         return found[name]
 

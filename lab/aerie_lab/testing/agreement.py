@@ -37,6 +37,8 @@ BUNDLE = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3]
 """The shipped target and drafters."""
 K = 3
 Kind = Literal["real", "simulated"]
+LOG = 6000
+"""Characters of an engine's log that a failure shows."""
 START = 900.0
 """Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
 
@@ -143,10 +145,13 @@ def engine(
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             began = time.monotonic()
             while not healthy(client):
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() - began < START, log.read_text()[-3000:]
+                assert process.poll() is None, "the engine ended before it was healthy"
+                assert time.monotonic() - began < START, "the engine is not healthy in time"
                 time.sleep(0.1)
             yield Engine(process, client, log, kind)
+    except Exception as error:
+        error.add_note(f"The engine's log ends with:\n{log.read_text()[-LOG:]}")
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -81,7 +81,9 @@ async def _ask_all(url: str, requests: Sequence[Ask]) -> list[Answer]:
             async with limit:
                 return _answer(await client.post("/v1/chat/completions", json=_body(request)))
 
-        return list(await asyncio.gather(*map(one, requests)))
+        async with asyncio.TaskGroup() as group:  # one that fails ends the others, before the client is closed
+            answers = [group.create_task(one(request)) for request in requests]
+        return [answer.result() for answer in answers]
 
 
 def _body(request: Ask) -> dict[str, Any]:

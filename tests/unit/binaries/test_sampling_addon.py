@@ -15,6 +15,7 @@ from aerie_lab.binaries import environment
 from aerie_lab.binaries.addons import aerie_vllm_sampling as addon
 from aerie_lab.binaries.families import ENVIRONMENTS
 
+EXPAND, TOP_K = addon.MENDS
 FAULTY = """
 def _expand_kernel_impl(
     output,
@@ -33,6 +34,14 @@ def _expand_kernel_impl(
     )
 """
 """Of vllm/utils/cpu_triton_utils.py, vLLM 0.32.0 and 0.33.0 (Apache-2.0)."""
+EMPTY = """
+import torch
+
+
+def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(torch.arange(logits.shape[1]) >= k.max(), -1.0)
+"""
+"""As vLLM's of that name: it takes the maximum of what may be empty."""
 
 
 def module_with(text: str, folder: Path) -> ModuleType:
@@ -50,9 +59,9 @@ def module_with(text: str, folder: Path) -> ModuleType:
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.33.0"])
 def test_the_known_fault_is_replaced_once(version: str, tmp_path: Path) -> None:
     module = module_with(FAULTY, tmp_path)
-    addon.mend(module, version)
+    addon.apply(EXPAND, module, version)
     assert module._expand_kernel_impl is addon.expand
-    addon.mend(module, version)  # vLLM loads plugins more than once in a process
+    addon.apply(EXPAND, module, version)  # vLLM loads plugins more than once in a process
 
 
 CHANGED = FAULTY.replace("_ensure_int64(output)", "output")
@@ -62,16 +71,16 @@ CHANGED = FAULTY.replace("_ensure_int64(output)", "output")
     ("text", "version", "sentence"),
     [
         (FAULTY, "0.34.0", r"vLLM is 0\.34\.0, and the lab mends sampling on CPU .* in 0\.32\.0 and 0\.33\.0: install"),
-        (CHANGED, "0.33.0+cpu", r"and the lab mends cb72d4d389c5 .*: install vLLM 0\.33\.0 as it was released"),
+        (CHANGED, "0.33.0+cpu", r"and the lab mends cb72d4d389c5: install vLLM 0\.33\.0 as it was released"),
         ("", "0.33.0", "has the digest absent"),
     ],
 )
 def test_what_is_not_known_is_refused(text: str, version: str, sentence: str, tmp_path: Path) -> None:
     module = module_with(text, tmp_path)
-    before = getattr(module, addon.NAME, None)
+    before = getattr(module, EXPAND.name, None)
     with pytest.raises(addon.MendError, match=sentence):
-        addon.mend(module, version)
-    assert getattr(module, addon.NAME, None) is before
+        addon.apply(EXPAND, module, version)
+    assert getattr(module, EXPAND.name, None) is before
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,18 @@ def test_a_request_without_drafts_writes_nothing() -> None:
     output = torch.full((3,), -123.0)
     addon.expand(output, torch.tensor([0.5, 9.0, 2.0]), torch.tensor([2, 2, 3], dtype=torch.int32), 0, 1)
     assert output.tolist() == [0.5, 0.5, 2.0]
+
+
+def test_a_step_without_drafts_is_not_cut(tmp_path: Path) -> None:
+    module = module_with(EMPTY, tmp_path)
+    none, some = torch.zeros(0, 5), torch.zeros(1, 5)
+    with pytest.raises(RuntimeError, match="numel"):
+        module.apply_top_k_only(none, torch.zeros(0))
+    mend = replace(TOP_K, digests={"0.33.0": addon.digest(module.apply_top_k_only)})
+    for _ in range(2):
+        addon.apply(mend, module, "0.33.0")
+    assert module.apply_top_k_only(none, torch.zeros(0)) is none
+    assert module.apply_top_k_only(some, torch.tensor([2])).tolist() == [[0, 0, -1, -1, -1]]
 
 
 def test_it_lies_among_the_packages_with_its_entry_point(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """Mends sampling with speculation on vLLM's CPU backend: a general plugin of vLLM, which loads it in every process.
 
-The fault (vLLM issue 55005, open; 0.32.0 and 0.33.0): where Triton is absent, `_expand_kernel_impl` in
-vllm/utils/cpu_triton_utils.py spreads a value of each request over the request's draft tokens. It hands `_ensure_int64(output)`
-to the C++ kernel, for a float or int32 tensor a copy that is thrown away. So `expand_batch_to_tokens` in
-vllm/v1/sample/rejection_sampler.py returns uninitialised memory, and the logits are divided by it as temperature and cut by it
-as top_k and top_p: requests with a temperature above 0 do not follow the target's distribution, and acceptance is arbitrary.
+The faults, both of 0.32.0 and 0.33.0 and both only where Triton is absent:
 
-Guarantees: only the function of a release and a source text that are listed here is replaced; any other ends vLLM's start with
-a sentence, because a mend of what is not known mends nothing. VLLM_PLUGINS="" starts vLLM without it. Not guaranteed: anything
-about vLLM with Triton, which does not call the function.
+- vLLM issue 55005, open: `_expand_kernel_impl` in vllm/utils/cpu_triton_utils.py spreads a value of each request over the
+  request's draft tokens. It hands `_ensure_int64(output)` to the C++ kernel, for a float or int32 tensor a copy that is thrown
+  away. So `expand_batch_to_tokens` in vllm/v1/sample/rejection_sampler.py returns uninitialised memory; the logits are divided
+  by it as temperature and cut by it as top_k and top_p: requests with a temperature above 0 do not follow the target's
+  distribution, and acceptance is arbitrary.
+- A step in which no request has a draft (a prompt's, for example) ends the engine where some request has a top_k and none a
+  top_p: `apply_top_k_only` in vllm/v1/sample/ops/topk_topp_sampler.py takes the maximum of an empty tensor. A lone request with a
+  top_k suffices; beside others it depends on which share the step, so on the machine's speed.
+
+Guarantees: only a function of a release and a source text that are listed here is replaced; any other ends vLLM's start with a
+sentence, because a mend of what is not known mends nothing. VLLM_PLUGINS="" starts vLLM without it. Not guaranteed: anything
+about vLLM with Triton, which calls neither function.
 """
 
 from __future__ import annotations
@@ -17,48 +22,15 @@ import hashlib
 import importlib
 import inspect
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-KNOWN = {
-    "0.32.0": "cb72d4d389c5be6da303fd70bfd461aaacb238aa014a853e5fb49523fcd5056d",
-    "0.33.0": "cb72d4d389c5be6da303fd70bfd461aaacb238aa014a853e5fb49523fcd5056d",
-}
-"""SHA-256 of the faulty function's source text, by release."""
-
-NAME = "_expand_kernel_impl"
-
 
 class MendError(Exception):
     """This vLLM is not one that the mend is for; the message is a sentence."""
-
-
-def register() -> None:
-    """The entry point. Raises MendError, which ends vLLM's start."""
-    version = importlib.import_module("vllm").__version__
-    mend(importlib.import_module("vllm.utils.cpu_triton_utils"), version)
-    logging.getLogger(f"vllm.{__name__}").info("vLLM issue 55005: sampling with speculation on CPU is mended")
-
-
-def mend(module: Any, version: str) -> None:
-    """Replace the function in `module`; nothing to do where that was done. Raises MendError."""
-    present = getattr(module, NAME, None)
-    if present is expand:
-        return
-    release = version.partition("+")[0]
-    if release not in KNOWN:
-        raise MendError(
-            f"vLLM is {version}, and the lab mends sampling on CPU (vLLM issue 55005) in {' and '.join(KNOWN)}: install one of "
-            f'these, or set VLLM_PLUGINS="" and send no request with a temperature above 0 while it speculates.'
-        )
-    digest = hashlib.sha256(inspect.getsource(present).strip().encode()).hexdigest() if present is not None else "absent"
-    if digest != KNOWN[release]:
-        raise MendError(
-            f"the source of {NAME} in vLLM {version} has the digest {digest[:12]}, and the lab mends {KNOWN[release][:12]} (vLLM "
-            f'issue 55005): install vLLM {release} as it was released, or set VLLM_PLUGINS="" if the change is a mend of its own.'
-        )
-    setattr(module, NAME, expand)
 
 
 def expand(
@@ -78,3 +50,73 @@ def expand(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(input_val == replace_from, replace_to, input_val)
     output.copy_(torch.repeat_interleave(values, counts, output_size=output.shape[0]))
+
+
+def unless_empty(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`apply_top_k_only` that leaves logits [0, vocabulary] as they are."""
+
+    def top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return original(logits, k) if len(logits) else logits
+
+    return top_k_only
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A faulty function of vLLM and what stands in for it."""
+
+    module: str
+    name: str
+    digests: dict[str, str]
+    """SHA-256 of the faulty function's source text, by release."""
+    replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
+    """What stands in for it, made from it; of this module."""
+
+
+MENDS = (
+    Mend(
+        "vllm.utils.cpu_triton_utils",
+        "_expand_kernel_impl",
+        dict.fromkeys(("0.32.0", "0.33.0"), "cb72d4d389c5be6da303fd70bfd461aaacb238aa014a853e5fb49523fcd5056d"),
+        lambda _: expand,
+    ),
+    Mend(
+        "vllm.v1.sample.ops.topk_topp_sampler",
+        "apply_top_k_only",
+        dict.fromkeys(("0.32.0", "0.33.0"), "2d58824a27f72f0a9f8f70b2d80fc212604e4d6177694209efce7aca8d05d57b"),
+        unless_empty,
+    ),
+)
+
+
+def register() -> None:
+    """The entry point. Raises MendError, which ends vLLM's start."""
+    version = importlib.import_module("vllm").__version__
+    for one in MENDS:
+        apply(one, importlib.import_module(one.module), version)
+    logging.getLogger(f"vllm.{__name__}").info("sampling with speculation on CPU is mended (vLLM issue 55005, and empty steps)")
+
+
+def apply(mend: Mend, module: Any, version: str) -> None:
+    """Replace the function in `module`; nothing to do where that was done. Raises MendError."""
+    present: Any = getattr(module, mend.name, None)
+    if getattr(present, "__module__", None) == __name__:
+        return
+    release = version.partition("+")[0]
+    if release not in mend.digests:
+        raise MendError(
+            f"vLLM is {version}, and the lab mends sampling on CPU (vLLM issue 55005) in {' and '.join(mend.digests)}: install "
+            f'one of these, or set VLLM_PLUGINS="" and send no request with a temperature above 0 while it speculates.'
+        )
+    if (found := digest(present)) != mend.digests[release]:
+        raise MendError(
+            f"the source of {mend.name} in vLLM {version} has the digest {found[:12]}, and the lab mends "
+            f"{mend.digests[release][:12]}: install vLLM {release} as it was released, or set VLLM_PLUGINS="
+            f'"" if the change is a mend of its own.'
+        )
+    setattr(module, mend.name, mend.replacement(present))
+
+
+def digest(function: Callable[..., Any] | None) -> str:
+    """SHA-256 of the function's source text, or "absent"."""
+    return "absent" if function is None else hashlib.sha256(inspect.getsource(function).strip().encode()).hexdigest()
