@@ -74,8 +74,10 @@ def test_speculation_that_loses_is_turned_off(told: Told) -> None:
 
 
 def test_what_the_tuner_says_is_what_was_measured(told: Told) -> None:
-    """Its forecast of each batch is about a speed-up that was measured. It is fitted over batches, and cores may be busy: how near
-    it is says `make bench NAME=tuning_vllm`."""
+    """Its forecast of each batch is about a speed-up that was measured: it is fitted over batches, and cores may be busy.
+
+    How near it is says `make bench NAME=tuning_vllm`.
+    """
     assert min(told.usual_gain.values()) > 0, told.usual_gain
     measured = [1 + gain for gain in told.gain.values()]  # over all windows, as it has them: what slowed some of them is in both
     for low, _, high in told.forecast.values():
