@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from aerie.rollout.analysis.blocks import Side
 from aerie.rollout.analysis.calibration import Offsets, Scatter
-from aerie.rollout.analysis.criteria import TOKENS_PER_STEP, Terms, Test, criteria
+from aerie.rollout.analysis.criteria import KNOWN_IN_DRAFTS, TOKENS_PER_STEP, Terms, Test, criteria
 from aerie.rollout.analysis.demand import Demand
 from aerie.rollout.analysis.judgement import MOST_DROPPED
 from aerie.rollout.analysis.readings import Counts
@@ -120,7 +120,8 @@ def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter]
         inflation, per_pod, prior = (
             np.array([getattr(scatter, name) for scatter in scatters])[:, None] for name in ("inflation", "variance", "freedom")
         )
-        told = [scatter.offset(Offsets(0.0, 0.0), 1.0, terms.pods) for scatter in scatters]
+        priors = [KNOWN_IN_DRAFTS if scatter.batches else Offsets(0.0, 0.0) for scatter in scatters]
+        told = [scatter.offset(known, 1.0, terms.pods) for scatter, known in zip(scatters, priors, strict=True)]
         offset = np.array([offset_quantile(one.freedom) * one.sd for one in told])[:, None]
         split = 1 / terms.pods[0] + 1 / terms.pods[1]
         alpha = np.full_like(inflation, test.alpha)
