@@ -1,7 +1,7 @@
 """What two arms look like after closing blocks, for many runs at once; and minute by minute, for rules that look at minutes.
 
-`close` is `aerie.rollout.analysis.blocks.observe` done on arrays: the same rule, the same windows, the same pods left out
-(tests/unit/rollout/analysis/test_benchmark.py compares them run by run).
+`close` is `aerie.analysis.measurement.blocks.observe` done on arrays: the same rule, the same windows, the same pods left out
+(tests/unit/analysis/test_benchmark.py compares them run by run).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aerie.rollout.analysis.blocks import Rule
+from aerie.analysis.measurement.blocks import Rule
 from benchmarks._canary_model import SCRAPE, Counters, Floats
 
 

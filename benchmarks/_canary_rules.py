@@ -4,7 +4,7 @@ Each rule gets what a step gave in both arms and says per run: rolled back, prom
 model cuts no answer at its end, so tokens per step, by which Aerie judges, and acceptance length, which the others ask for, are
 the same here; that vLLM's acceptance length flatters the better arm is left out, in the others' favour.
 
-* ours: the criterion of tokens per step of `aerie.rollout.analysis` with its alphas, bounds and minimum of blocks, without the
+* ours: the criterion of tokens per step of `aerie.analysis` with its alphas, bounds and minimum of blocks, without the
   soak and with all other criteria taken to hold. The test compares it with the operator's own functions, run by run.
 * Flagger 1.36.1 (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable. Failed checks add
   up and are never taken off; so many as `threshold` roll back. A passed check moves the weight on by `stepWeight`, so
@@ -31,13 +31,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aerie.rollout.analysis.blocks import Side
-from aerie.rollout.analysis.calibration import Offsets, Scatter
-from aerie.rollout.analysis.criteria import KNOWN_IN_DRAFTS, TOKENS_PER_STEP, Terms, Test, criteria
-from aerie.rollout.analysis.demand import Demand
-from aerie.rollout.analysis.judgement import MOST_DROPPED
-from aerie.rollout.analysis.readings import Counts
-from aerie.rollout.analysis.sequential import offset_quantile, precision, with_deadline
+from aerie.analysis.criteria import KNOWN_IN_DRAFTS, TOKENS_PER_STEP, Terms, Test, criteria
+from aerie.analysis.measurement.blocks import Side
+from aerie.analysis.measurement.counts import Counts
+from aerie.analysis.measurement.load_match import Demand
+from aerie.analysis.statistics.calibration import Offsets, Scatter
+from aerie.analysis.statistics.confidence_sequence import offset_quantile, precision, with_deadline
+from aerie.analysis.verdict import MOST_DROPPED
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
 

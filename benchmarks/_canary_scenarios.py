@@ -13,9 +13,9 @@ from functools import cache
 
 import numpy as np
 
-from aerie.rollout.analysis.blocks import Rule
-from aerie.rollout.analysis.calibration import UNCALIBRATED, History, Scatter
-from aerie.rollout.analysis.criteria import Terms
+from aerie.analysis.criteria import Terms
+from aerie.analysis.measurement.blocks import Rule
+from aerie.analysis.statistics.calibration import UNCALIBRATED, History, Scatter
 from benchmarks._canary_blocks import close, per_scrapes, pods_per_block
 from benchmarks._canary_model import SCRAPE, Floats, Traffic, simulate
 from benchmarks._canary_rules import Decisions, alike, argo, argo_example, flagger, flagger_example, kayenta, ours, paired_z

@@ -11,7 +11,7 @@ from typing import Any
 
 from aerie.checkpoints import read_folder
 from aerie.engine.preflight import Subject, run
-from aerie.engine.versions import NEWEST_KNOWN
+from aerie.engine.releases import NEWEST_KNOWN
 
 SHARDS = 700
 TENSORS = 150

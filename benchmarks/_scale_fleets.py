@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aerie.rollout.sentences import PROMOTE
+from aerie.rollout.canary.messages import PROMOTE
 from aerie_lab.cluster import Lab, process
 from aerie_lab.node.support import LOADS, PROCESSLESS
 from benchmarks._hostile_pods import EVIL

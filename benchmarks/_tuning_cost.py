@@ -25,10 +25,10 @@ def main() -> None:
 
     import numpy as np
 
-    from aerie.engine.samples import Counters
-    from aerie.tuning.decide import decide
-    from aerie.tuning.decision import Situation
-    from aerie.tuning.policy import Policy
+    from aerie.engine.metrics.sample import Counters
+    from aerie.tuning.decision.policy import Policy
+    from aerie.tuning.decision.recommend import decide
+    from aerie.tuning.decision.types import Situation
     from aerie.tuning.telemetry import Reading, Telemetry
     from benchmarks._tuning_replay import ENGINE, counted, grids
 

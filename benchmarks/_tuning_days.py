@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.engine.speculation import Static
-from aerie.tuning.advice import Advice
+from aerie.tuning.recommendation import Advice
 from tests.unit.rollout.world import World, serving
 
 DAYS = 30

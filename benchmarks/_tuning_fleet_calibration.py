@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerie.engine.speculation import Schedule, Setting, Static, Tier, max_tokens
-from aerie.tuning.forecast import drafted
+from aerie.tuning.decision.forecast import drafted
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.request import EngineSettings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.tuning.decision import Action
+from aerie.tuning.decision.types import Action
 from benchmarks._tuning_fleet import INTERVAL, Cost, Fleet, cost, six_hours
 from benchmarks._tuning_fleet_model import Floats, steady
 from benchmarks._tuning_fleet_oracle import oracle

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, Speculation
 from aerie.engine.speculation import Setting, max_tokens
-from aerie.tuning.forecast import drafted
+from aerie.tuning.decision.forecast import drafted
 from aerie_lab.engine.acceptance import CLASSES, Acceptance, expected_survival
 from aerie_lab.engine.step import StepTime
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from aerie.engine.speculation import Off, Setting, Static
-from aerie.tuning.forecast import Forecast, Load
+from aerie.tuning.decision.forecast import Forecast, Load
 from benchmarks._tuning_fleet import DAY, INTERVAL, Fleet
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, lengths, steady
 from benchmarks._tuning_fleet_scenarios import REPLICAS, TICK, TICKS, World

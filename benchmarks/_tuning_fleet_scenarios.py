@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Setting, Static
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
+from aerie.tuning.decision.candidates import Engine
 from aerie_lab.engine import step
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mixed, steady, survival
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aerie.analysis.baseline import Memory
+from aerie.analysis.criteria import Goal, Terms
+from aerie.analysis.measurement.blocks import Block, Side
+from aerie.analysis.measurement.counts import Counts, Kept
+from aerie.analysis.state import State, count
+from aerie.analysis.verdict import judge
 from aerie.engine.speculation import Setting, max_tokens
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.counting import State, count
-from aerie.rollout.analysis.criteria import Goal, Terms
-from aerie.rollout.analysis.judgement import judge
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts, Kept
-from aerie.rollout.evidence import TRIALS_LAST, rule_of
+from aerie.rollout.canary.analysis_run import TRIALS_LAST, rule_of
 from benchmarks._tuning_fleet_model import Floats, Ints, Rows, disturb, steady
 from benchmarks._tuning_fleet_scenarios import TICK, TICKS, World
 

@@ -1,6 +1,6 @@
 """A fleet that tunes itself: the tuner's own code, fed window by window, and what it says done.
 
-`aerie.tuning.telemetry` gets one reading a replica every five minutes, `aerie.tuning.decide` is asked every half hour, with each
+`aerie.tuning.telemetry` gets one reading a replica every five minutes, `aerie.tuning.decision.recommend` is asked every half hour, with each
 reading while a canary explores, and once when it has; then comes a canary (`_tuning_fleet_trial`), and a roll. While any other
 canary, a roll or a cooldown is under way no decision is asked for, since none could be acted on; in the pause after a trial that
 failed, which ends with its traffic, and after six hours in which nothing was done it is asked every hour, unless the acceptance
@@ -19,9 +19,9 @@ import numpy as np
 
 from aerie.api.status import MOST_TRIED
 from aerie.engine.speculation import Adaptive, Schedule, Setting
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.policy import History, Objectives, Policy
+from aerie.tuning.decision.policy import History, Objectives, Policy
+from aerie.tuning.decision.recommend import decide
+from aerie.tuning.decision.types import Action, Decision, Situation
 from aerie.tuning.telemetry import Reading, Telemetry
 from benchmarks._tuning_fleet import DAY, INTERVAL, PLACES, Fleet
 from benchmarks._tuning_fleet_model import MOST, counters, disturb, lengths, steady

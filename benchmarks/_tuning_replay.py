@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from aerie.engine.arguments import Arguments
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, Speculation
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier, max_tokens
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine, fits_graphs
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.forecast import Load, forecast
-from aerie.tuning.policy import Policy
+from aerie.tuning.decision.candidates import Engine, fits_graphs
+from aerie.tuning.decision.forecast import Load, forecast
+from aerie.tuning.decision.policy import Policy
+from aerie.tuning.decision.recommend import decide
+from aerie.tuning.decision.types import Action, Decision, Situation
 from aerie.tuning.telemetry import Reading, Telemetry
 from aerie_lab.engine import step
 from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival

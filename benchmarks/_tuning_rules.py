@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aerie.tuning.candidates import fits_graphs
+from aerie.tuning.decision.candidates import fits_graphs
 from benchmarks._tuning_replay import ENGINE, Published
 
 Rule = Callable[[Published], list[int]]

@@ -16,16 +16,16 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from aerie.analysis import post_promotion
+from aerie.analysis.baseline import Memory
+from aerie.analysis.criteria import Terms
+from aerie.analysis.measurement.blocks import Block
+from aerie.analysis.measurement.counts import Kept
+from aerie.analysis.state import State
+from aerie.analysis.statistics.calibration import BATCH
 from aerie.api.status import Arm, Setting
-from aerie.rollout.analysis import drift
-from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.calibration import BATCH
-from aerie.rollout.analysis.counting import State
-from aerie.rollout.analysis.criteria import Terms
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Kept
-from aerie.rollout.evidence import Evidence, incomparable, rule_of
-from aerie.rollout.machine import SUSPECTED
+from aerie.rollout.canary.analysis_run import Evidence, incomparable, rule_of
+from aerie.rollout.canary.state_machine import SUSPECTED
 from benchmarks._verdict_model import LOADS, Canary, Floats, Life, Traffic, close, drifts, side, simulate
 
 HORIZON = 4 * 3600.0
@@ -165,7 +165,7 @@ def _followed(
     cell: Cell, evidence: Evidence, lives: Sequence[Life], began: float, ended: float, phase: str, random: np.random.Generator
 ) -> tuple[Evidence, str, float]:
     """The evidence after a phase; why it takes the canary back, if it does, and when."""
-    traffic, level = cell.traffic, drift.level_of(evidence.state, evidence.terms)
+    traffic, level = cell.traffic, post_promotion.level_of(evidence.state, evidence.terms)
     shared = drifts(traffic, ended - began + traffic.grid, random)
     canary = simulate(traffic, len(lives), shared, random, cell.canary)
     control = simulate(traffic, max(1, REPLICAS - len(lives)), shared, random)
@@ -179,13 +179,15 @@ def _followed(
         if now - since == traffic.grid:
             block = _block(since, now, mine, lives, control[at])
             if phase == "Watching" and level is not None:
-                watched = drift.count(evidence.watched or State(now), replace(block, control=None), level, evidence.terms)
+                watched = post_promotion.count(
+                    evidence.watched or State(now), replace(block, control=None), level, evidence.terms
+                )
                 evidence = replace(evidence, watched=watched, until=now)
             elif phase != "Watching":
                 evidence = evidence.counted([block])
         if phase == "Watching":
             assert evidence.watched is not None
-            against = drift.stop(evidence.watched, evidence.terms)
+            against = post_promotion.stop(evidence.watched, evidence.terms)
         else:
             evidence, judgement = evidence.watching(_at(now), ())
             against = judgement.reason if judgement.verdict == "Rollback" else ""

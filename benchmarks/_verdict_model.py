@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.rollout.analysis.blocks import Block, Rule, Side
-from aerie.rollout.analysis.readings import Counts
+from aerie.analysis.measurement.blocks import Block, Rule, Side
+from aerie.analysis.measurement.counts import Counts
 
 Floats = NDArray[np.float64]
 

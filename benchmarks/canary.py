@@ -30,12 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.counting import State, count
-from aerie.rollout.analysis.criteria import Terms, criteria
-from aerie.rollout.analysis.judgement import judge
-from aerie.rollout.analysis.readings import Counts
+from aerie.analysis.criteria import Terms, criteria
+from aerie.analysis.measurement.blocks import Block, Side
+from aerie.analysis.measurement.counts import Counts
+from aerie.analysis.state import State, count
+from aerie.analysis.statistics.calibration import Scatter
+from aerie.analysis.verdict import judge
 from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
 
 RUNS = 2000

@@ -27,7 +27,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from aerie.engine.page import parse
+from aerie.engine.metrics.exposition import parse
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.request import EngineSettings

@@ -19,9 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aerie.engine import windows
+from aerie.engine.metrics import rates
 from aerie.engine.speculation import Off, Schedule, Setting, Static
-from aerie.tuning.decision import Decision
+from aerie.tuning.decision.types import Decision
 from aerie_lab.binaries import ensure
 from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, Measured, opinion, tell
 
@@ -66,7 +66,7 @@ def _deviation(one: Measured) -> float:
         wanted = one.setting.tokens_at(batch) if isinstance(one.setting, Schedule) else OTHER.tokens
         wanted = one.setting.tokens if isinstance(one.setting, Static) else wanted
         for window in taken:
-            drafted = windows.mean_draft_length(window.counters)
+            drafted = rates.mean_draft_length(window.counters)
             found = max(found, abs(drafted - wanted) if isinstance(drafted, float) else float("inf"))
     return found
 

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
-from aerie.rollout.analysis.memory import Memory
+from aerie.analysis.baseline import Memory
 from benchmarks._verdict_cells import DAYS, Cell, Outcome, cells, days, figures, oracle, run
 from benchmarks._verdict_model import Traffic
 

@@ -1,4 +1,4 @@
-"""The edge of every command here (`aerie`, `eagle`, `aerie-lab`): what a process ends with, and what it says then.
+"""The edge of every command here (`aerie`, `aerie-drafter`, `aerie-lab`): what a process ends with, and what it says then.
 
     status  meaning
     0       all is well
@@ -29,7 +29,7 @@ from typing import NoReturn, TextIO
 REFUSED, FAILED, DEFECT, INTERRUPTED, CLOSED = 1, 2, 70, 130, 141
 TRACEBACK = "AERIE_TRACEBACK"
 """Variable that asks for tracebacks."""
-_OURS = ("aerie", "eagle", "aerie_lab")
+_OURS = ("aerie", "aerie_drafter", "aerie_lab")
 _MARKS = {"✓": "ok", "✗": "x", "·": "-", "…": "...", "─": "-", "│": "|", "→": "->"}
 _LONGEST = 500
 

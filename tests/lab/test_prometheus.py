@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from aerie.api.metrics import Prometheus
-from aerie.cli.prometheus import Server, read_server
-from aerie.cli.recorded import Recorded
-from aerie.cli.run import run as command
-from aerie.controller.fetch import ScrapeError
-from aerie.controller.prometheus import Access, Servers
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, between
-from aerie.engine.series import Scrape
+from aerie.cli.app import run as command
+from aerie.cli.inputs.prometheus import Server, read_server
+from aerie.cli.inputs.recorded import Recorded
+from aerie.controller.scraping.http_fetch import ScrapeError
+from aerie.controller.scraping.prometheus import Access, Servers
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.promql import Scrape
+from aerie.engine.metrics.sample import Counters, between
 from aerie_lab.testing import agreement, prometheus, until
 
 SPECULATION = ("--speculative-config", agreement.speculation(agreement.BUNDLE / "eagle31"))

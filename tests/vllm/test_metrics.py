@@ -19,10 +19,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import windows
-from aerie.engine.metrics import Kind, Metric
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.names import Kind, Metric
+from aerie.engine.metrics.sample import Counters, Sample, between
 from aerie.engine.speculation import Static
 from aerie_lab.testing import until
 
@@ -112,9 +112,9 @@ def test_what_the_counters_count(engine: Engine) -> None:
     # Accepted tokens behind the end of a request are counted, but were never output.
     emitted = window.generation_tokens - window.first_tokens
     assert emitted <= window.request_steps + speculation.accepted
-    assert windows.acceptance_length(window, Static(3)) == windows.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)
-    batch = windows.batch(window)
-    assert isinstance(batch, windows.Bounds)
+    assert rates.acceptance_length(window, Static(3)) == rates.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)
+    batch = rates.batch(window)
+    assert isinstance(batch, rates.Bounds)
     assert 1 <= batch.low <= 4
 
 
@@ -130,5 +130,5 @@ def test_a_cached_prompt_with_one_token_left_counts_as_a_draft(engine: Engine) -
     assert (window.speculation.drafts, window.speculation.draft_tokens, window.speculation.accepted) == (7, 21, 0)
     assert window.request_steps == 0
     assert window.prompt_tokens - window.computed_prompt_tokens == 7 * BLOCK
-    assert windows.true_drafts(window, Static(3)) == windows.Bounds(0, 7)
-    assert windows.acceptance_length(window, Static(3)) == windows.Bounds(1, 4)
+    assert rates.true_drafts(window, Static(3)) == rates.Bounds(0, 7)
+    assert rates.acceptance_length(window, Static(3)) == rates.Bounds(1, 4)

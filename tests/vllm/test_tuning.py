@@ -13,9 +13,9 @@ from statistics import median
 
 import pytest
 
-from aerie.engine import windows
+from aerie.engine.metrics import rates
 from aerie.engine.speculation import Off, Schedule, Static, max_tokens
-from aerie.tuning.decision import Action
+from aerie.tuning.decision.types import Action
 from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, SCHEDULE, STEPS, Told, tell
 
 SOME_STEPS = 6 / STEPS
@@ -40,10 +40,10 @@ def test_an_engine_drafts_what_its_setting_says(told: Told, setting: Static | Sc
     batches, verified = [], []
     for window in told.engines[setting].windows[batch]:
         counted = window.counters
-        known = windows.batch(counted)
-        assert isinstance(known, windows.Bounds)
+        known = rates.batch(counted)
+        assert isinstance(known, rates.Bounds)
         batches.append((known.low, known.high))
-        assert windows.mean_draft_length(counted) == wanted
+        assert rates.mean_draft_length(counted) == wanted
         assert counted.speculation is not None
         verified.append(counted.speculation.drafts / counted.request_steps)
         # Every position that the engine is built for is counted, and none beyond what it drafted.
@@ -57,7 +57,7 @@ def test_an_engine_without_speculation_counts_no_drafts(told: Told) -> None:
     for batch in BATCHES:
         counted = [window.counters for window in told.engines[Off()].windows[batch]]
         assert all(one.speculation is None for one in counted)
-        tokens = [known for one in counted if not isinstance(known := windows.tokens_per_step(one), windows.Unknown)]
+        tokens = [known for one in counted if not isinstance(known := rates.tokens_per_step(one), rates.Unknown)]
         assert len(tokens) == len(counted)
         assert median(tokens) == pytest.approx(1, rel=SOME_STEPS)
 

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from aerie.engine import windows
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.sample import Counters, Sample, between
+from aerie.engine.releases import NEWEST_KNOWN
 from aerie.engine.speculation import Static
-from aerie.engine.versions import NEWEST_KNOWN
+from aerie_drafter.evaluate.prompts import read_prompts
 from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, healthy, speculation
-from eagle.evaluate.prompts import read_prompts
 from tests.vllm.parser import flags_of_the_simulator, flags_of_vllm
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
@@ -85,8 +85,8 @@ def test_its_page_is_read(served: Served) -> None:
     assert len(counted.accepted_per_position) == K
     assert list(counted.accepted_per_position) == sorted(counted.accepted_per_position, reverse=True)
     assert sum(counted.accepted_per_position) == counted.accepted
-    length = windows.acceptance_length(window, Static(K))
-    assert isinstance(length, windows.Bounds)
+    length = rates.acceptance_length(window, Static(K))
+    assert isinstance(length, rates.Bounds)
     assert 1.5 < length.low <= length.high < K + 1  # the drafter is of use: it was trained for this target
 
 
@@ -117,7 +117,7 @@ def test_what_a_paused_engine_refuses_is_no_failure_of_its_own(served: Served, p
         window = between(before, scrape(running))
         assert isinstance(window, Counters)
         assert not any(window.finished.values())
-        assert isinstance(windows.error_share(window), windows.Unknown)
+        assert isinstance(rates.error_share(window), rates.Unknown)
         assert window.speculation is not None
         assert window.speculation.drafts == window.request_steps == window.first_tokens == 0
     assert ask(running, prompts[0]).status_code == 200

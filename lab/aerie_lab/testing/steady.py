@@ -26,17 +26,17 @@ from statistics import median
 import httpx
 import numpy as np
 
-from aerie.engine import arguments, flags
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
+from aerie.engine import arguments, command_line
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.sample import Counters, Sample, between
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine as Known
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.explain import explain
-from aerie.tuning.numeric import quantiles
-from aerie.tuning.policy import Policy
+from aerie.tuning.decision.candidates import Engine as Known
+from aerie.tuning.decision.explain import explain
+from aerie.tuning.decision.policy import Policy
+from aerie.tuning.decision.recommend import decide
+from aerie.tuning.decision.types import Action, Decision, Situation
+from aerie.tuning.models.numeric import quantiles
 from aerie.tuning.telemetry import Reading, Scale, Telemetry
 from aerie_lab.testing.agreement import BUNDLE, START, Engine, engine
 from aerie_lab.testing.sampled import seed
@@ -110,8 +110,8 @@ def serving(vllm: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[l
 
 def words(setting: Setting) -> list[str]:
     """The arguments by which Aerie gives an engine the setting."""
-    drafter = flags.Drafter(str(BUNDLE / "eagle31"))
-    config = flags.speculative_config(setting, drafter, VERSION, arguments.Arguments())
+    drafter = command_line.Drafter(str(BUNDLE / "eagle31"))
+    config = command_line.speculative_config(setting, drafter, VERSION, arguments.Arguments())
     return [] if config is None else ["--speculative-config", json.dumps(config)]
 
 

@@ -5,7 +5,7 @@ unknown="refuse" it reads what a person wrote. What only the schema and its CEL 
 reading, but by the API server at apply, and by `admission.refusals` before that.
 """
 
-from aerie.api.base import ResourceError
 from aerie.api.resource import API_VERSION, GROUP, KIND, PLURAL, VERSION, SpeculativeDeployment
+from aerie.api.types.base import ResourceError
 
 __all__ = ["API_VERSION", "GROUP", "KIND", "PLURAL", "VERSION", "ResourceError", "SpeculativeDeployment"]

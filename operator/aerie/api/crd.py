@@ -20,9 +20,9 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from aerie.api import duration
-from aerie.api.base import Json, Model
 from aerie.api.resource import GROUP, KIND, LONGEST_NAME, PLURAL, VERSION, SpeculativeDeployment
+from aerie.api.types import duration
+from aerie.api.types.base import Json, Model
 
 SINGULAR = KIND.lower()
 SHORT_NAME = "specdep"

@@ -13,15 +13,15 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from aerie.api.base import Model, Name, Quantity, Rule, rules
 from aerie.api.pod_template import PodTemplate
+from aerie.api.types.base import Model, Name, Quantity, Rule, rules
 
 _VERSION = r"[0-9]+[.][0-9]+[.][0-9]+"
 _PUBLISHED = f"([^@]*/)?vllm-openai(-cpu|-rocm|-xpu)?:v?{_VERSION}[^/@]*"
 _SAYS_SO = f"[^@]*:([^/@]*[-_.])?vllm[-_]?v?{_VERSION}([-_][^/@]*)?"
 IMAGE_WITH_VERSION = f"^({_PUBLISHED}|{_SAYS_SO})(@.*)?$"
 """An image reference whose tag is a version of vLLM; for Python's `re` and for RE2 alike. What the version is, and the few that
-look so and are none, `aerie.engine.versions` knows."""
+look so and are none, `aerie.engine.releases` knows."""
 IMAGE_OF_LMCACHE = "(^|/)lmcache/vllm-openai:v?[0-9]"
 """LMCache's image has the name of vLLM's, and counts LMCache's releases."""
 

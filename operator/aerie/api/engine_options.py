@@ -2,7 +2,7 @@
 
 A row is a key of `SpeculativeConfig` in vllm/config/speculative.py, looked up in the published wheels of vLLM 0.15.1 to 0.33.0:
 0.21.0, of which there is no such wheel, counts as lacking what 0.22.0 brings. The schema of the field is made of the rows, and
-docs/reference.md of the schema; `aerie.engine.options` holds what is given against a version of vLLM.
+docs/reference.md of the schema; `aerie.engine.speculative_config` holds what is given against a version of vLLM.
 
 Guarantees: a key that is taken cannot change what the model answers, nor anything that another field of the resource says. The
 schema keeps keys that it does not know, so that the operator refuses them by name; the API server would drop them in silence.
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from aerie.api.base import Json, Rule, rules
+from aerie.api.types.base import Json, Rule, rules
 
 SOURCE = "vllm/config/speculative.py, SpeculativeConfig"
 Kind = Literal["boolean", "integer", "number", "string", "array", "object"]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from aerie.api.base import Between, Model, Rule, rules
+from aerie.api.types.base import Between, Model, Rule, rules
 
 _LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 _HOST = r"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]+\\])"

@@ -1,8 +1,8 @@
 """What a user may merge into the engine's pods, and what is refused of it at apply.
 
-A pod's spec is not repeated here: any field of it is kept as it is written and merged (aerie.resources.merge). Only the fields
+A pod's spec is not repeated here: any field of it is kept as it is written and merged (aerie.manifests.pod.strategic_merge). Only the fields
 without which Aerie would not find its engine again, or would judge another one than it preflights, are declared, so that the
-API server can run rules on them. What only shows in the merged pod, resources/pod.py refuses, and what Kubernetes refuses of
+API server can run rules on them. What only shows in the merged pod, manifests/pod/engine_pod.py refuses, and what Kubernetes refuses of
 the rest ends up in a condition.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from aerie.api.base import Json, Model, Rule, rules
+from aerie.api.types.base import Json, Model, Rule, rules
 
 _ENGINE = "has(self.name) && self.name == 'engine'"
 

@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from aerie.api.base import Model, Rule, Time, rules, unless_malformed
 from aerie.api.engine import Engine
 from aerie.api.metrics import Metrics
 from aerie.api.rollout import Rollout
 from aerie.api.source import Drafter, Target
 from aerie.api.speculation import Speculation
 from aerie.api.status import Status
+from aerie.api.types.base import Model, Rule, Time, rules, unless_malformed
 
 GROUP = "aerie.dev"
 VERSION = "v1alpha1"

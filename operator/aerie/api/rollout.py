@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from aerie.api.base import DNS_LABEL, Between, Model, Name, Rule, number_as_text, rules, unless_malformed
+from aerie.api.types.base import DNS_LABEL, Between, Model, Name, Rule, number_as_text, rules, unless_malformed
 
 
 class Canary(Model):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from aerie.api.base import Model, Name, Rule, rules
+from aerie.api.types.base import Model, Name, Rule, rules
 
 
 class HuggingFaceSource(Model):

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from aerie.api.base import Between, Model, Rule, rules, unless_malformed
 from aerie.api.engine_options import EngineOptions
+from aerie.api.types.base import Between, Model, Rule, rules, unless_malformed
 
 MOST_TOKENS = 15
 """Most tokens that may be proposed per step."""

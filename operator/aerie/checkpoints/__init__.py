@@ -1,7 +1,7 @@
 """Reads the configs and headers of checkpoints from where they lie: a folder, the Hugging Face Hub, or its
 cache.
 
-The pure core (`aerie.engine.checkpoint`) takes bytes; this package is the edge that fetches them, as few as it can. It stands
+The pure core (`aerie.engine.models.checkpoint`) takes bytes; this package is the edge that fetches them, as few as it can. It stands
 above the core and below the controller, because the command line and a preflight Job both read with it.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from aerie.checkpoints.cache import is_offline, read_cached
-from aerie.checkpoints.folder import read_folder
-from aerie.checkpoints.hub import Hub, HubError, HubRefusalError
-from aerie.engine.checkpoint import Checkpoint
+from aerie.checkpoints.directory import read_folder
+from aerie.checkpoints.hub_cache import is_offline, read_cached
+from aerie.checkpoints.hugging_face import Hub, HubError, HubRefusalError
+from aerie.engine.models.checkpoint import Checkpoint
 
 __all__ = ["Hub", "HubError", "HubRefusalError", "is_offline", "read_folder", "read_repository"]
 

@@ -18,6 +18,6 @@ def main() -> None:
 
 
 def _load() -> Callable[[], int]:
-    from aerie.cli.run import run
+    from aerie.cli.app import run
 
     return run

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from aerie.engine import windows
-from aerie.engine.samples import Counters
+from aerie.engine.metrics import rates as windows
+from aerie.engine.metrics.sample import Counters
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, max_tokens
 
 HOUR = 3600.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.api import duration
+from aerie.api.types import duration
 from aerie_lab.errors import KubeError
 
 Changes = Mapping[str, Any]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.admission import pruned, refusals
 from aerie.api.crd import root_schema
+from aerie.api.validation.admission import pruned, refusals
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
 from tests.lab.api.conftest import LEAST, WHERE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aerie.api.admission import refusals
+from aerie.api.validation.admission import refusals
 from aerie_lab.errors import KubeError, LabError
 from aerie_lab.testing import Namespace
 from tests.lab.api.conftest import changed

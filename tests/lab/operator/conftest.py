@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.sentences import PROMOTE
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.canary.messages import PROMOTE
+from aerie.rollout.revision.desired import read_wanted
 from aerie_lab.cluster import Lab, process
 from aerie_lab.kube.client import path
 from aerie_lab.testing import Namespace, until

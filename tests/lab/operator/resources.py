@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.sentences import PROMOTE
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.canary.messages import PROMOTE
+from aerie.rollout.revision.desired import read_wanted
 
 Object = dict[str, Any]
 

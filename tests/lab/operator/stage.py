@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.rollout.course import RETRY
-from aerie.rollout.sentences import PROMOTE, ROLL_BACK
+from aerie.rollout.canary.messages import PROMOTE, ROLL_BACK
+from aerie.rollout.progression import RETRY
 from aerie_lab.cluster import Lab
 from aerie_lab.faults import Fault, Faults
 from aerie_lab.kube.client import KubeClient, core

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from aerie.rollout.sentences import ROLL_BACK
+from aerie.rollout.canary.messages import ROLL_BACK
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
 from aerie_lab.testing import Namespace, until

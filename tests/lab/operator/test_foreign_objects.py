@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.revision.desired import read_wanted
 from aerie_lab.testing import Namespace, until
 
 Object = dict[str, Any]

@@ -8,11 +8,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from aerie.rollout.analysis.blocks import Block, Rule, Side
-from aerie.rollout.analysis.calibration import BATCH, ENOUGH
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts
+from aerie.analysis.baseline import Memory
+from aerie.analysis.criteria import ACCEPTANCE_LENGTH
+from aerie.analysis.measurement.blocks import Block, Rule, Side
+from aerie.analysis.measurement.counts import Counts
+from aerie.analysis.statistics.calibration import BATCH, ENOUGH
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
 from aerie_lab.testing import Namespace, until

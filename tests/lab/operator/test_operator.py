@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from aerie.engine.page import parse
-from aerie.rollout.figures import Figures, figures_of, settled
+from aerie.engine.metrics.exposition import parse
+from aerie.rollout.facts.arm_metrics import Figures, figures_of, settled
 from aerie_lab.testing import Namespace, until
 
 Wait = Callable[..., dict[str, Any]]

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.machine import TABLE
-from aerie.rollout.notices import notices
+from aerie.rollout.canary.state_machine import TABLE
+from aerie.rollout.status.notifications import notices
 from aerie_lab.cluster import Lab, process
 from aerie_lab.faults import Faults
 from aerie_lab.testing.plugin import new_namespace

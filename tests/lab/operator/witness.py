@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.rollout.machine import TABLE
-from aerie.rollout.sentences import PROMOTE
+from aerie.rollout.canary.messages import PROMOTE
+from aerie.rollout.canary.state_machine import TABLE
 from aerie_lab.errors import KubeError
 from aerie_lab.kube.client import KubeClient, path
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie.api.admission import pruned, refusals
-from aerie.cli.run import run
+from aerie.api.validation.admission import pruned, refusals
+from aerie.cli.app import run
 from tests.lab.api.conftest import LEAST, Changes, changed
 from tests.lab.api.test_rules import CASES, NAME, Case
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aerie.api.base import Json
-from aerie.api.cel import CelError, compiled
 from aerie.api.crd import root_schema
+from aerie.api.types.base import Json
+from aerie.api.validation.cel import CelError, compiled
 
 
 def rules(node: Any) -> Iterator[Json]:

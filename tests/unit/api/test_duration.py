@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aerie.api import duration
+from aerie.api.types import duration
 
 UNITS = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.base import Json
 from aerie.api.engine import IMAGE_OF_LMCACHE, IMAGE_WITH_VERSION, Resources
 from aerie.api.source import HuggingFaceSource, ImageSource, VolumeClaimSource
 from aerie.api.status import Condition, Outcome, Setting, SpeculationStatus, Status
-from aerie.engine.versions import NoVersion, from_image
+from aerie.api.types.base import Json
+from aerie.engine.releases import NoVersion, from_image
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"

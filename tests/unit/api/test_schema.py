@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aerie.api.base import Json, Model
 from aerie.api.crd import SchemaError, annotated_schema, custom_resource_definition
+from aerie.api.types.base import Json, Model
 
 ROOT = Path(__file__).resolve().parents[3]
 PRESERVED = "x-kubernetes-preserve-unknown-fields"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.api.crd import custom_resource_definition
-from aerie.api.skew import carried, dropped, lacking
 from aerie.api.status import Status
+from aerie.api.validation.release_skew import carried, dropped, lacking
 
 ARM = {"revision": "a", "replicas": 2, "readyReplicas": 2}
 CONDITION = {

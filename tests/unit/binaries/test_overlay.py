@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.versions import NEWEST_KNOWN, Version
+from aerie.engine.releases import NEWEST_KNOWN, Version
 from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
 from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, Environment, Over

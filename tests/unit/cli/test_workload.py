@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie.cli.run import run
-from aerie.cli.shell import Room, behind_serve, served
-from aerie.cli.workload import Workload, find_workloads
+from aerie.cli.app import run
+from aerie.cli.inputs.shell_command import Room, behind_serve, served
+from aerie.cli.inputs.workload import Workload, find_workloads
 
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 FOLDERS = ("--target", f"{BUNDLE}/target", "--drafter", f"{BUNDLE}/eagle31")

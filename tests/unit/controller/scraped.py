@@ -11,11 +11,11 @@ import httpx
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller.prometheus import Access
-from aerie.controller.queue import Key
-from aerie.controller.scrape import Scraper
-from aerie.rollout.figures import Figures
-from aerie.rollout.observed import Observed
+from aerie.controller.scraping.prometheus import Access
+from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.work_queue import Key
+from aerie.rollout.facts.arm_metrics import Figures
+from aerie.rollout.facts.snapshot import Observed
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 BEFORE, AFTER = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))

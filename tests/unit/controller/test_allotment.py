@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aerie.controller.allotment import Allotter
-from aerie.controller.queue import Key
-from aerie.rollout.slots import Limits
+from aerie.controller.concurrency import Allotter
+from aerie.controller.work_queue import Key
+from aerie.rollout.facts.concurrency import Limits
 
 
 def document(name: str, **status: Any) -> dict[str, Any]:

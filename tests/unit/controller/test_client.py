@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from aerie.controller.client import LEASES, SERVICES, ApiError, Cluster
+from aerie.controller.kubernetes.client import LEASES, SERVICES, ApiError, Cluster
 
 from .served import served
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from aerie.api.rollout import Analysis
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Setting, Status
-from aerie.controller.compare import Comparison, Subject, subject
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Gauges, Sample, Speculation
-from aerie.rollout.evidence import Evidence, begun
+from aerie.controller.collection.blocks import Comparison, Subject, subject
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, Gauges, Sample, Speculation
+from aerie.rollout.canary.analysis_run import Evidence, begun
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 T0 = NOW.timestamp()

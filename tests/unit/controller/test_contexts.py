@@ -12,10 +12,10 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller.contexts import LARGEST, Contexts
-from aerie.controller.queue import Key
-from aerie.rollout.context import ContextLengths
-from aerie.rollout.observed import Observed
+from aerie.controller.probes.context_length import LARGEST, Contexts
+from aerie.controller.work_queue import Key
+from aerie.rollout.facts.context_length import ContextLengths
+from aerie.rollout.facts.snapshot import Observed
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.test_probe import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, observed, pod, status
 

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.controller.fair import FairQueue
-from aerie.controller.queue import Key
+from aerie.controller.fair_queue import FairQueue
+from aerie.controller.work_queue import Key
 
 from .conftest import run_virtually
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from aerie.controller import fetch
-from aerie.engine.page import PageError, parse
+from aerie.controller.scraping import http_fetch
+from aerie.engine.metrics.exposition import PageError, parse
 from benchmarks._hostile_pods import serve
 
 from .served import Answer, served
@@ -25,14 +25,14 @@ def got(answer: Answer, path: str = "/metrics") -> bytes:
     """What is fetched from a server that answers so."""
 
     async def run() -> bytes:
-        async with served("GET", "/metrics", answer) as url, fetch.client() as through:
-            return await fetch.fetch(through, f"{url}{path}")
+        async with served("GET", "/metrics", answer) as url, http_fetch.client() as through:
+            return await http_fetch.fetch(through, f"{url}{path}")
 
     return asyncio.run(run())
 
 
 def fails(reason: str, answer: Answer) -> None:
-    with pytest.raises(fetch.ScrapeError) as failure:
+    with pytest.raises(http_fetch.ScrapeError) as failure:
         got(answer)
     assert failure.value.reason == reason
 
@@ -72,7 +72,7 @@ def test_a_page_without_end() -> None:
 
 
 def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(http_fetch, "SECONDS", 0.3)
 
     async def answer(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -82,7 +82,7 @@ def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_page_that_trickles_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.5)
+    monkeypatch.setattr(http_fetch, "SECONDS", 0.5)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -135,9 +135,9 @@ def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(for
     async def run() -> str:
         server = await serve("127.0.0.1", 0, form)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        async with server, fetch.client() as through:
-            with pytest.raises(fetch.ScrapeError) as failure:
-                await fetch.fetch(through, url)
+        async with server, http_fetch.client() as through:
+            with pytest.raises(http_fetch.ScrapeError) as failure:
+                await http_fetch.fetch(through, url)
         assert failure.value.reason == reason
         return str(failure.value).removeprefix(url).strip()
 
@@ -146,14 +146,14 @@ def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(for
 
 @pytest.mark.parametrize("form", ["drip", "silent"])
 def test_servers_that_take_their_time_are_left_when_it_is_over(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(http_fetch, "SECONDS", 0.3)
 
     async def run() -> None:
         server = await serve("127.0.0.1", 0, form)
-        async with server, fetch.client() as through:
-            await fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+        async with server, http_fetch.client() as through:
+            await http_fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
 
-    with pytest.raises(fetch.ScrapeError) as failure:
+    with pytest.raises(http_fetch.ScrapeError) as failure:
         asyncio.run(run())
     assert failure.value.reason == "timeout"
 
@@ -187,13 +187,13 @@ def test_where_a_body_ends(sent: bytes, body: bytes | None) -> None:
 
     async def run() -> bytes:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, fetch.client() as through:
-            return await fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+        async with server, http_fetch.client() as through:
+            return await http_fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
 
     if body is not None:
         assert asyncio.run(run()) == body
         return
-    with pytest.raises(fetch.ScrapeError) as failure:
+    with pytest.raises(http_fetch.ScrapeError) as failure:
         asyncio.run(run())
     assert failure.value.reason == "broken"
     assert str(failure.value).endswith("did not answer as a server of HTTP does")
@@ -205,10 +205,10 @@ def test_nobody_listens() -> None:
         port = taken.getsockname()[1]
 
         async def run() -> None:
-            async with fetch.client() as through:
-                await fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
+            async with http_fetch.client() as through:
+                await http_fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
 
-        with pytest.raises(fetch.ScrapeError) as failure:
+        with pytest.raises(http_fetch.ScrapeError) as failure:
             asyncio.run(run())
     assert failure.value.reason == "unreachable"
 
@@ -221,10 +221,10 @@ def test_what_speaks_no_http() -> None:
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, fetch.client() as through:
+        async with server, http_fetch.client() as through:
             port = server.sockets[0].getsockname()[1]
-            await fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
+            await http_fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
 
-    with pytest.raises(fetch.ScrapeError) as failure:
+    with pytest.raises(http_fetch.ScrapeError) as failure:
         asyncio.run(run())
     assert failure.value.reason == "broken"

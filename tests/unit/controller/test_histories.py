@@ -9,12 +9,12 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
-from aerie.controller.compare import Comparison, Subject
-from aerie.controller.histories import Histories
-from aerie.controller.queue import Key
-from aerie.controller.scrape import Scraper
-from aerie.rollout import history
-from aerie.rollout.observed import Observed
+from aerie.controller.collection.blocks import Comparison, Subject
+from aerie.controller.collection.calibration import Histories
+from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.work_queue import Key
+from aerie.rollout.canary import calibration_record
+from aerie.rollout.facts.snapshot import Observed
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.controller.test_compare import sample
@@ -120,12 +120,12 @@ def test_another_operator_goes_on_from_what_is_written() -> None:
     grown(histories, mine, 5)
     known = histories.memory(CHAT, "uid-chat")
     assert known is not None
-    written = history.record(mine, known)
+    written = calibration_record.record(mine, known)
     written["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
     later = Histories()
     followed(later, mine, written)
     assert later.memory(CHAT, "uid-chat") == known
-    assert not history.due(known, history.written(Observed(mine, (written,))), rolling=True)
+    assert not calibration_record.due(known, calibration_record.written(Observed(mine, (written,))), rolling=True)
     stranger = Histories()
     followed(stranger, mine, {**written, "metadata": {**written["metadata"], "ownerReferences": []}})
     assert stranger.memory(CHAT, "uid-chat") is None
@@ -191,7 +191,7 @@ async def told_by_a_scraper() -> None:
             held = scraper.memory(CHAT, "uid-chat")
             assert held is not None
             told.append(held.blocks)
-            written = history.record(of, held)
+            written = calibration_record.record(of, held)
             written["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
             scraper.follow(CHAT, Observed(of, (deployment(), written), pods=pods), of.status or Status())
         assert scraper.blocks(CHAT) == (), "an analysis that begins finds no blocks of before"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aerie.controller import lease
-from aerie.controller.client import ApiError, Kind, Object
-from aerie.controller.lease import Elector, Timing
+from aerie.controller import leader_election
+from aerie.controller.kubernetes.client import ApiError, Kind, Object
+from aerie.controller.leader_election import Elector, Timing
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 TIMING = Timing(duration=12, retry=2, margin=3, limit=4)
@@ -236,7 +236,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing(run: Run, monkeypatch: pytest.
         def now(cls, tz: tzinfo | None = None) -> Any:
             return datetime(2026, 1, 1, tzinfo=tz) + timedelta(days=next(days))
 
-    monkeypatch.setattr(lease, "datetime", Jumping)
+    monkeypatch.setattr(leader_election, "datetime", Jumping)
 
     async def work() -> None:
         server = Server()

@@ -12,13 +12,13 @@ from typing import Any, Self, cast
 import pytest
 from kubernetes.aio.client import ApiClient
 
-from aerie.controller import listing
-from aerie.controller.client import DEPLOYMENTS, PODS, RESOURCES, ROUTES, ApiError, Cluster, Kind, Object
-from aerie.controller.listing import Lister
-from aerie.controller.mirror import Mirror
-from aerie.controller.queue import Key, WorkQueue
-from aerie.controller.telemetry import STUCK_AFTER, Telemetry
-from aerie.resources import names
+from aerie.controller.kubernetes import listing
+from aerie.controller.kubernetes.cache import Mirror
+from aerie.controller.kubernetes.client import DEPLOYMENTS, PODS, RESOURCES, ROUTES, ApiError, Cluster, Kind, Object
+from aerie.controller.kubernetes.listing import Lister
+from aerie.controller.metrics import STUCK_AFTER, Telemetry
+from aerie.controller.work_queue import Key, WorkQueue
+from aerie.manifests import naming
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 FORBIDDEN = ApiError(403, "Forbidden", "httproutes is forbidden")
@@ -58,7 +58,7 @@ class Api(Cluster):
 
     @staticmethod
     def item(kind: Kind, namespace: str) -> Object:
-        metadata = {"name": "chat", "namespace": namespace, "resourceVersion": "3", "labels": {names.NAME: "chat"}}
+        metadata = {"name": "chat", "namespace": namespace, "resourceVersion": "3", "labels": {naming.NAME: "chat"}}
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": {}}
 
 

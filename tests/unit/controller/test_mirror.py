@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from aerie.controller import mirror as mirrors
-from aerie.controller.client import DEPLOYMENTS, PODS, RESOURCES, SERVICES
-from aerie.controller.mirror import Listing, Mirror
-from aerie.controller.queue import Key
-from aerie.resources import names
+from aerie.controller.kubernetes import cache as mirrors
+from aerie.controller.kubernetes.cache import Listing, Mirror
+from aerie.controller.kubernetes.client import DEPLOYMENTS, PODS, RESOURCES, SERVICES
+from aerie.controller.work_queue import Key
+from aerie.manifests import naming as names
 
 CHAT = Key("default", "chat")
 OTHER = Key("default", "other")

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from aerie.controller import nodes
-from aerie.controller.client import ApiError, Cluster, Kind, Object
-from aerie.controller.nodes import AT_ONCE, FAILED, NODES, REFUSED, VALID, NodeLabels
+from aerie.controller.kubernetes import nodes
+from aerie.controller.kubernetes.client import ApiError, Cluster, Kind, Object
+from aerie.controller.kubernetes.nodes import AT_ONCE, FAILED, NODES, REFUSED, VALID, NodeLabels
 from tests.unit.controller.served import served
 
 Run = Callable[[Coroutine[Any, Any, None]], None]

@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from aerie.api import SpeculativeDeployment
-from aerie.controller import notify
-from aerie.controller.notify import Hook, HookError, Notifier
-from aerie.controller.queue import Key
+from aerie.controller import notifier as notify
+from aerie.controller.notifier import Hook, HookError, Notifier
+from aerie.controller.work_queue import Key
 from tests.unit.rollout.world import World, canarying
 
 CHAT = Key("default", "chat")

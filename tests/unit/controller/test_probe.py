@@ -13,17 +13,17 @@ import httpx
 import pytest
 from aiohttp import web
 
+from aerie.analysis.equivalence import Answers, Prompt
 from aerie.api import SpeculativeDeployment
 from aerie.api.rollout import Analysis
 from aerie.api.status import Status
-from aerie.controller import probe
-from aerie.controller.fetch import client
-from aerie.controller.probe import AT_ONCE, LARGEST, SECONDS, TRIES, Prober, QuestionError
-from aerie.controller.queue import Key
-from aerie.engine.answers import PROMPTS, question
-from aerie.rollout.analysis.lossless import Answers, Prompt
-from aerie.rollout.evidence import begun
-from aerie.rollout.observed import Observed
+from aerie.controller.probes import equivalence
+from aerie.controller.probes.equivalence import AT_ONCE, LARGEST, SECONDS, TRIES, Prober, QuestionError
+from aerie.controller.scraping.http_fetch import client
+from aerie.controller.work_queue import Key
+from aerie.engine.completions import PROMPTS, question
+from aerie.rollout.canary.analysis_run import begun
+from aerie.rollout.facts.snapshot import Observed
 
 from .served import Answer, served
 
@@ -157,16 +157,18 @@ def test_one_pod_of_each_arm_is_asked_every_prompt_once_within_half_of_the_warm_
 
 @pytest.mark.parametrize(("warmup", "seconds"), [("10s", 10 / 2 / NUMBER), ("0s", 0.2), ("24h", 5.0)])
 def test_the_pace_follows_the_warm_up(warmup: str, seconds: float) -> None:
-    assert probe.pace(observed(analysis={"warmup": warmup, "deadline": "48h"}), status()) == pytest.approx(max(0.2, seconds))
+    assert equivalence.pace(observed(analysis={"warmup": warmup, "deadline": "48h"}), status()) == pytest.approx(
+        max(0.2, seconds)
+    )
 
 
 def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
-    assert probe.pace(observed(), status("Analyzing")) == 60.0
+    assert equivalence.pace(observed(), status("Analyzing")) == 60.0
     slow = status("Analyzing")
     assert slow.analysis is not None
     parameters = Analysis.model_validate({"block": "10s"})
     quick = slow.model_copy(update={"analysis": slow.analysis.model_copy(update={"parameters": parameters})})
-    assert probe.pace(observed(), quick) == 5.0
+    assert equivalence.pace(observed(), quick) == 5.0
 
 
 @pytest.mark.parametrize(
@@ -183,15 +185,15 @@ def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
     ],
 )
 def test_whom(found: tuple[dict[str, Any], ...], expected: tuple[str, str, str] | None) -> None:
-    pods = probe.whom(observed(*found), status())
-    urls = expected and probe.Pods(*(f"http://{address}:8000/v1/completions" for address in expected))
+    pods = equivalence.whom(observed(*found), status())
+    urls = expected and equivalence.Pods(*(f"http://{address}:8000/v1/completions" for address in expected))
     assert pods == urls
 
 
 def test_pods_that_the_resource_does_not_own_are_not_asked() -> None:
     strange = pod("a", "chat-new", CANARY)
     strange["metadata"]["ownerReferences"] = []
-    assert probe.whom(observed(strange, *PODS[1:]), status()) is None
+    assert equivalence.whom(observed(strange, *PODS[1:]), status()) is None
 
 
 @pytest.mark.parametrize(
@@ -372,7 +374,7 @@ def asked(answer: Answer) -> Any:
 
     async def work() -> Any:
         async with served("POST", "/v1/completions", answer) as url, client() as through:
-            return await probe.ask(through, f"{url}/v1/completions", question("chat", "Hello"))
+            return await equivalence.ask(through, f"{url}/v1/completions", question("chat", "Hello"))
 
     return asyncio.run(work())
 
@@ -412,7 +414,7 @@ def test_a_redirect_is_not_followed() -> None:
 def test_a_port_that_is_closed() -> None:
     async def work() -> None:
         async with client() as through:
-            await probe.ask(through, "http://127.0.0.1:1/v1/completions", b"{}")
+            await equivalence.ask(through, "http://127.0.0.1:1/v1/completions", b"{}")
 
     with pytest.raises(QuestionError, match="cannot be reached") as failure:
         asyncio.run(work())

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from aerie.api.metrics import MetricsSource, Prometheus
-from aerie.controller.fetch import LARGEST, SECONDS, ScrapeError
-from aerie.controller.lanes import UNBELIEVABLE
-from aerie.controller.prometheus import AT_ONCE, LASTING, PODS, Access, Servers, Standing
-from aerie.controller.queue import Key
-from aerie.engine.series import Scrape
-from aerie.rollout.figures import Figures
-from aerie.rollout.observed import Observed
+from aerie.controller.scraping.http_fetch import LARGEST, SECONDS, ScrapeError
+from aerie.controller.scraping.prometheus import AT_ONCE, LASTING, PODS, Access, Servers, Standing
+from aerie.controller.scraping.scrape_pool import UNBELIEVABLE
+from aerie.controller.work_queue import Key
+from aerie.engine.metrics.promql import Scrape
+from aerie.rollout.facts.arm_metrics import Figures
+from aerie.rollout.facts.snapshot import Observed
 from aerie_lab.testing.prometheus import answer
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from aerie.api.metrics import Prometheus
-from aerie.controller.fetch import ScrapeError
-from aerie.controller.prometheus import Access, Servers
-from aerie.engine.series import Scrape
+from aerie.controller.scraping.http_fetch import ScrapeError
+from aerie.controller.scraping.prometheus import Access, Servers
+from aerie.engine.metrics.promql import Scrape
 from aerie_lab.cluster.certificates import Authority
 from aerie_lab.testing.prometheus import answer
 

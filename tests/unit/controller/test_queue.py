@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aerie.controller.queue import Backoff, Key, WorkQueue
+from aerie.controller.work_queue import Backoff, Key, WorkQueue
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 A, B = Key("default", "a"), Key("default", "b")

@@ -13,13 +13,13 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller import scrape
-from aerie.controller.lanes import AT_ONCE, OF_NAMESPACE, SPEED
-from aerie.controller.queue import Key
-from aerie.controller.readings import Readings
-from aerie.engine.page import LARGEST, parse
-from aerie.engine.samples import Counters, Sample
-from aerie.rollout.observed import Observed
+from aerie.controller.scraping import scraper
+from aerie.controller.scraping.scrape_pool import AT_ONCE, OF_NAMESPACE, SPEED
+from aerie.controller.scraping.sliding_window import Readings
+from aerie.controller.work_queue import Key
+from aerie.engine.metrics.exposition import LARGEST, parse
+from aerie.engine.metrics.sample import Counters, Sample
+from aerie.rollout.facts.snapshot import Observed
 from benchmarks._hostile_pods import PAGES
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
@@ -121,7 +121,7 @@ def test_one_page_at_a_time_is_parsed_and_then_others_have_their_time(run: Run, 
         parsed.append((asyncio.get_running_loop().time(), len(body)))
         return parse(body)
 
-    monkeypatch.setattr(scrape, "parse", timed)
+    monkeypatch.setattr(scraper, "parse", timed)
     evil = [PAGES[form]() for form in ("families", "labels", "reasons", "newlines")]
 
     async def answer(request: httpx.Request) -> httpx.Response:

@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 from pathlib import Path
 
-from aerie.controller.readings import HALF, LONGEST, REQUESTS, Readings
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample
+from aerie.controller.scraping.sliding_window import HALF, LONGEST, REQUESTS, Readings
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.sample import Counters, Sample
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 BEFORE, AFTER = (parse((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes()) for number in (1, 2))

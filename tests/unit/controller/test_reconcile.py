@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from aerie.api.crd import custom_resource_definition
-from aerie.controller.client import ApiError, Cluster, Kind, Object, Patience
-from aerie.controller.listing import Gaps, Lister
-from aerie.controller.mirror import Mirror
-from aerie.controller.probe import Prober
-from aerie.controller.queue import Key, WorkQueue
-from aerie.controller.reconcile import Reconciler
-from aerie.controller.scrape import Scraper
-from aerie.controller.telemetry import Telemetry
-from aerie.resources import names
-from aerie.resources.preflight import Runner
-from aerie.rollout.slots import Limits
+from aerie.controller.kubernetes.cache import Mirror
+from aerie.controller.kubernetes.client import ApiError, Cluster, Kind, Object, Patience
+from aerie.controller.kubernetes.listing import Gaps, Lister
+from aerie.controller.metrics import Telemetry
+from aerie.controller.probes.equivalence import Prober
+from aerie.controller.reconciler import Reconciler
+from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.work_queue import Key, WorkQueue
+from aerie.manifests import naming
+from aerie.manifests.preflight_job import Runner
+from aerie.rollout.facts.concurrency import Limits
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Place = tuple[str, str]
@@ -167,7 +167,7 @@ class Server(Cluster):
                     if ("Pod", f"{name}-{number}") not in self.objects:
                         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
                         self._pod(f"{name}-{number}", item, ready)
-            if kind == "Pod" and names.NAME in item["metadata"]["labels"]:
+            if kind == "Pod" and naming.NAME in item["metadata"]["labels"]:
                 owner = self.objects.get(("Deployment", name.rpartition("-")[0]))
                 if owner is None or int(name.rpartition("-")[2]) >= owner["spec"]["replicas"]:
                     self.remove("Pod", name)

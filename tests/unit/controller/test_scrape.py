@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.controller.lanes import AT_ONCE, LONGEST_WAIT
-from aerie.controller.queue import Key
-from aerie.controller.scrape import Scraper
-from aerie.controller.targets import Target, targets
-from aerie.engine.samples import Sample
-from aerie.rollout.figures import Figures
-from aerie.rollout.observed import Observed
+from aerie.controller.scraping.scrape_pool import AT_ONCE, LONGEST_WAIT
+from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.scraping.targets import Target, targets
+from aerie.controller.work_queue import Key
+from aerie.engine.metrics.sample import Sample
+from aerie.rollout.facts.arm_metrics import Figures
+from aerie.rollout.facts.snapshot import Observed
 
 from .scraped import AFTER, BEFORE, FIGURES, OLD, Reader, deployment, pod, resource
 

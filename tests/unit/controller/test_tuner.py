@@ -17,19 +17,19 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.rollout import Canary
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
-from aerie.controller.decider import Decider, DeciderError
-from aerie.controller.queue import Key
-from aerie.controller.targets import Target
-from aerie.controller.tuned import reload_of
-from aerie.controller.tuner import Tuner
-from aerie.engine.samples import Counters, Gauges, Sample
+from aerie.controller.scraping.targets import Target
+from aerie.controller.tuning.session import reload_of
+from aerie.controller.tuning.tuner import Tuner
+from aerie.controller.tuning.worker_client import Decider, DeciderError
+from aerie.controller.work_queue import Key
+from aerie.engine.metrics.sample import Counters, Gauges, Sample
 from aerie.engine.speculation import Off, Static
-from aerie.resources import preflight, tuning
-from aerie.rollout.observed import Observed
-from aerie.tuning.advice import Advice
-from aerie.tuning.order import Answer, Order
-from aerie.tuning.store import pack
+from aerie.manifests import preflight_job, tuning_config_map
+from aerie.rollout.facts.snapshot import Observed
+from aerie.tuning.recommendation import Advice
 from aerie.tuning.telemetry import Scale, Telemetry
+from aerie.tuning.worker.codec import pack
+from aerie.tuning.worker.protocol import Answer, Order
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.tuning.windows import K3, window
@@ -118,7 +118,7 @@ class Story:
     def follow(self, of: SpeculativeDeployment, *revisions: SpeculativeDeployment) -> None:
         """As it is now; `revisions` are the specs that made r1, r2, ..."""
         for number, spec in enumerate(revisions or (of,), 1):
-            record = preflight.record(spec, f"r{number}", {})
+            record = preflight_job.record(spec, f"r{number}", {})
             self.children[f"r{number}"] = record
         children = (deployment(), *self.children.values())
         pods = (pod(), pod(1, address="10.0.0.2"))
@@ -127,7 +127,7 @@ class Story:
     def written(self) -> None:
         kept = self.tuner.kept(CHAT, "uid-chat")
         assert kept is not None
-        made = tuning.config_map("chat", kept)
+        made = tuning_config_map.config_map("chat", kept)
         made["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
         self.children["tuning"] = made
 
@@ -500,8 +500,8 @@ def test_a_pods_start_tells_what_a_reload_costs() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- the real process
 def order(**changes: Any) -> Order:
-    from aerie.tuning.order import EngineFacts
-    from aerie.tuning.policy import History, Objectives, Policy
+    from aerie.tuning.decision.policy import History, Objectives, Policy
+    from aerie.tuning.worker.protocol import EngineFacts
     from tests.unit.tuning.windows import spread, telemetry
 
     since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))

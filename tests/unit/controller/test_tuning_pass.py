@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aerie.controller.queue import Key
-from aerie.controller.targets import Target
-from aerie.controller.tuner import Tuner
-from aerie.engine.samples import Gauges, Sample
-from aerie.resources.tuning import Kept
+from aerie.controller.scraping.targets import Target
+from aerie.controller.tuning.tuner import Tuner
+from aerie.controller.work_queue import Key
+from aerie.engine.metrics.sample import Gauges, Sample
+from aerie.manifests.tuning_config_map import Kept
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.test_reconcile import CHAT, Operator, settled
 from tests.unit.controller.test_tuner import BUSY, INTERVAL, ZERO, Fake, Virtual

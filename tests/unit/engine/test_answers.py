@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.answers import LIKELIEST, PROMPTS, TOKENS, Answer, AnswerError, complaint, question, read
+from aerie.engine.completions import LIKELIEST, PROMPTS, TOKENS, Answer, AnswerError, complaint, question, read
 
 # As vLLM 0.32.0 answered a question with max_tokens 2, shortened.
 BODY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.context import length
+from aerie.engine.context_length import length
 from aerie_lab.engine.api import models
 
 ADAPTER = {"id": "chat", "object": "model", "root": "/adapter", "parent": "base"}

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from aerie.engine.arguments import ArgumentError, Arguments, read
-from aerie.engine.flags import (
+from aerie.engine.command_line import (
     LOSSLESS,
     OWNED,
     Drafter,
@@ -20,8 +20,8 @@ from aerie.engine.flags import (
     speculative_config,
     unsupported,
 )
+from aerie.engine.releases import NEWEST_KNOWN, Version
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.engine.versions import NEWEST_KNOWN, Version
 
 EAGLE = Drafter("/models/drafter")
 SCHEDULE = Schedule((Tier(1, 4, 5), Tier(5, 64, 1)), 5)

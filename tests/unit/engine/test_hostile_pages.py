@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import page as pages
-from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Sample
+from aerie.engine.metrics import exposition as pages
+from aerie.engine.metrics.exposition import PageError, parse
+from aerie.engine.metrics.sample import Sample
 from benchmarks._hostile_pods import PAGES, filled, honest
 
 ACCEPTED = {"families", "ranks"}

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.admission import refusals
 from aerie.api.engine_options import BY_NAME, KEYS
+from aerie.api.validation.admission import refusals
 from aerie.engine.arguments import read
-from aerie.engine.flags import Drafter, lossy, speculative_config, unsupported
-from aerie.engine.options import Fault, faults, faults_of_runner, misplaced
+from aerie.engine.command_line import Drafter, lossy, speculative_config, unsupported
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Static
-from aerie.engine.versions import Version
-from aerie.resources.revision import revision
+from aerie.engine.speculative_config import Fault, faults, faults_of_runner, misplaced
+from aerie.manifests.revision_hash import revision
 
 PUBLISHED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "data" / "speculative_config.json").read_text())
 """By key: its annotation from a release of 0.26.0 to 0.33.0 on (data/README.md)."""

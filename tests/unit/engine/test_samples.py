@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine.histogram import Histogram
-from aerie.engine.metrics import Kind, Metric
-from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Counters, Gauges, Reset, Sample, Speculation, between
+from aerie.engine.metrics.exposition import PageError, parse
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.names import Kind, Metric
+from aerie.engine.metrics.sample import Counters, Gauges, Reset, Sample, Speculation, between
 
 DATA = Path(__file__).parent / "data"
 PAGES = sorted(DATA.glob("*.prom"))

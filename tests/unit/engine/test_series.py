@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Counters, Reset, between
-from aerie.engine.series import MOST_SERIES, AnswerError, Scrape, query, read
+from aerie.engine.metrics.exposition import PageError, parse
+from aerie.engine.metrics.promql import MOST_SERIES, AnswerError, Scrape, query, read
+from aerie.engine.metrics.sample import Counters, Reset, between
 from aerie_lab.testing.prometheus import answer, merged
 
 DATA = Path(__file__).parent / "data"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aerie.engine.arguments import ArgumentError
-from aerie.engine.served import read_served
+from aerie.engine.serve_command import read_served
 
 EAGLE: dict[str, Any] = {"method": "eagle3", "model": "me/eagle", "num_speculative_tokens": 5}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.version import InvalidVersion
 from packaging.version import Version as Pep440
 
-from aerie.engine.versions import (
+from aerie.engine.releases import (
     NEWEST_KNOWN,
     RECOMMENDED,
     SECURITY_FLOOR,

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
 from aerie.checkpoints import Hub
-from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.models.checkpoint import Checkpoint
 from aerie_lab.cli.show import SHOWS, Show
 from aerie_lab.engine.arguments import parse
 from aerie_lab.engine.files import EngineError

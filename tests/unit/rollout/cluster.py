@@ -6,7 +6,7 @@ operator writes, at fleet size, with all that goes wrong there.
 Time jumps to the next moment at which anything changes, or at which the decision wants to be made again.
 
 Guarantees: everything follows from the arguments and from what is called, in the order in which it is called. Writes are carried
-out as the operator's edge does (controller/act.py): every object is tried, deletions wait for those that requests depend on, and
+out as the operator's edge does (controller/kubernetes/apply.py): every object is tried, deletions wait for those that requests depend on, and
 the status is written in any case. Deployments have maxSurge 1 and maxUnavailable 0, and give up pods that do not serve first.
 Not here: proxies and endpoints that lag behind what the API server has; quota and scheduling by anything but a number of places.
 """
@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from aerie.analysis.measurement.blocks import Block
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.resources import names
-from aerie.resources.placement import LABELS
-from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.decide import decide, refused
-from aerie.rollout.machine import GROWING
-from aerie.rollout.observed import Observed
+from aerie.api.status import GROWING_PHASES
+from aerie.manifests import naming
+from aerie.manifests.pod.placement import LABELS
+from aerie.rollout.facts.snapshot import Observed
 from aerie.rollout.plan import Plan
+from aerie.rollout.reconcile import decide, refused
 from tests.unit.rollout.world import IMAGE, World, side
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -95,7 +95,7 @@ class Pod:
 
     @property
     def revision(self) -> str:
-        return self.labels[names.REVISION]
+        return self.labels[naming.REVISION]
 
     @property
     def product(self) -> str:
@@ -124,7 +124,7 @@ class Pod:
             "status": "True" if self.state == "Serving" else "False",
             "lastTransitionTime": self.since.isoformat(),
         }
-        engine: dict[str, Any] = {"name": names.ENGINE, "image": "vllm", "ready": self.state == "Serving"}
+        engine: dict[str, Any] = {"name": naming.ENGINE, "image": "vllm", "ready": self.state == "Serving"}
         engine |= {"restartCount": self.restarts, "started": self.state in ("Serving", "NotReady"), "state": {"running": {}}}
         if self.state == "Crashing":
             engine |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
@@ -231,7 +231,7 @@ class Cluster(World):
         return look
 
     def _carry_out(self, observed: Observed, plan: Plan, parts: int) -> timedelta | None:
-        """As controller/act.py does; when to look again."""
+        """As controller/kubernetes/apply.py does; when to look again."""
         refusals, failed, carried = [], False, True
         for item in plan.apply[:parts]:
             code = self._answer(item["kind"])
@@ -319,7 +319,7 @@ class Cluster(World):
             same = before is not None and before["spec"] == made["spec"]
             generation = (before or {}).get("metadata", {}).get("generation", 0) + (not same)
             time = before["metadata"]["managedFields"][0]["time"] if before and same else self.now.isoformat()
-            made["metadata"] |= {"generation": generation, "managedFields": [{"manager": names.FIELD_MANAGER, "time": time}]}
+            made["metadata"] |= {"generation": generation, "managedFields": [{"manager": naming.FIELD_MANAGER, "time": time}]}
         self.objects[kind, name] = made
 
     def delete(self, kind: str, name: str) -> None:
@@ -381,7 +381,7 @@ class Cluster(World):
 
     def _make(self, name: str, item: dict[str, Any], template: str) -> None:
         labels = item["spec"]["template"]["metadata"]["labels"]
-        revision = labels[names.REVISION]
+        revision = labels[naming.REVISION]
         self.drafters.setdefault(revision, _drafter(template))
         made = Pod(f"{name}-{next(self.counter):05d}", name, labels, template, self.now, "Roomless", self.now)
         self.fleet.append(made)
@@ -453,15 +453,15 @@ class Cluster(World):
 
     # --------------------------------------------------------------------------------------------------------- clients and blocks
     def _arms(self) -> tuple[str, str | None] | None:
-        """The Deployments that the block under way compares, as controller/compare.py has them; the second is None where there is
+        """The Deployments that the block under way compares, as controller/collection/blocks.py has them; the second is None where there is
         nothing to compare with."""
         status = self.document.get("status") or {}
         if not (status.get("analysis") or {}).get("state") or not self.requests:
             return None
         stable, canary, previous = status.get("stable"), status.get("canary"), status.get("previous")
-        name = functools.partial(names.deployment, self.document["metadata"]["name"])
+        name = functools.partial(naming.deployment, self.document["metadata"]["name"])
         if stable and canary and canary["phase"] != "RollingBack":
-            controlled = canary.get("control") is not None and canary["phase"] not in GROWING
+            controlled = canary.get("control") is not None and canary["phase"] not in GROWING_PHASES
             return name(canary["revision"], control=False), name(stable["revision"], control=controlled)
         if stable and previous:
             rechecks = previous["phase"] == "Rechecking"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from aerie.rollout.rollback import cause_of
+from aerie.rollout.canary.blocked_rollback import cause_of
 from tests.unit.rollout.cluster import Cluster, Look
 
 ALONE = timedelta(hours=72)

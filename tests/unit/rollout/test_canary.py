@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.traffic import ALL
+from aerie.rollout.capacity.traffic_weights import ALL
 from tests.unit.rollout.world import World, canarying, serving
 
 MINUTE = timedelta(minutes=1)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aerie.api.rollout import Canary
-from aerie.rollout import traffic
-from aerie.rollout.capacity import Arms, Places, Pods, grown, judged, kept, ramp_goal, standing_in, withdrawn
-from aerie.rollout.traffic import ALL
+from aerie.rollout.capacity import traffic_weights
+from aerie.rollout.capacity.replica_counts import Arms, Places, Pods, grown, judged, kept, ramp_goal, standing_in, withdrawn
+from aerie.rollout.capacity.traffic_weights import ALL
 
 
 def places(replicas: int, /, **canary: object) -> Places:
@@ -113,29 +113,33 @@ def test_a_ramp_by_weight_needs_pods_for_its_load_and_one_by_pods_for_its_share(
     ],
 )
 def test_weights_while_judging(arms: Arms, serving: tuple[int, int, int], weights: tuple[int, int, int]) -> None:
-    found = traffic.in_proportion(arms, *(Pods(serving=count) for count in serving))
+    found = traffic_weights.in_proportion(arms, *(Pods(serving=count) for count in serving))
     assert tuple(found.values()) == weights
 
 
 def test_weights_of_a_ramp() -> None:
     quarter = ALL // 4
-    assert traffic.ramped(quarter, Pods(4, 0, 4), Pods(1, 0, 1)) == {"stable": ALL - quarter, "canary": quarter, "control": 0}
-    assert traffic.ramped(quarter, Pods(4, 0, 4), Pods(1, 0, 0)) == {"stable": ALL, "canary": 0, "control": 0}
-    assert traffic.ramped(quarter, Pods(4, 0, 0), Pods(1, 0, 1)) == {"stable": 0, "canary": ALL, "control": 0}
+    assert traffic_weights.ramped(quarter, Pods(4, 0, 4), Pods(1, 0, 1)) == {
+        "stable": ALL - quarter,
+        "canary": quarter,
+        "control": 0,
+    }
+    assert traffic_weights.ramped(quarter, Pods(4, 0, 4), Pods(1, 0, 0)) == {"stable": ALL, "canary": 0, "control": 0}
+    assert traffic_weights.ramped(quarter, Pods(4, 0, 0), Pods(1, 0, 1)) == {"stable": 0, "canary": ALL, "control": 0}
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 40, 150, 200, 400, 700, 1000])
 @pytest.mark.parametrize("canary", [1, 3])
 def test_a_pod_of_the_canary_has_the_load_of_a_stable_pod(replicas: int, canary: int) -> None:
     arms = judged(places(replicas, replicas=canary))
-    weights = traffic.in_proportion(arms, *(Pods(serving=count) for count in (arms.stable, arms.canary, arms.control)))
+    weights = traffic_weights.in_proportion(arms, *(Pods(serving=count) for count in (arms.stable, arms.canary, arms.control)))
     stable = weights["stable"] / arms.stable
     assert abs(weights["canary"] / arms.canary / stable - 1) < 0.01
     assert weights["control"] == weights["canary"]
 
 
 def test_the_status_shows_whole_percents_and_a_small_share_as_one() -> None:
-    assert [traffic.percent(weight) for weight in (0, 1, 100, 16_667, ALL)] == [0, 1, 1, 17, 100]
+    assert [traffic_weights.percent(weight) for weight in (0, 1, 100, 16_667, ALL)] == [0, 1, 1, 17, 100]
 
 
 CANARIES = st.builds(
@@ -149,7 +153,7 @@ CANARIES = st.builds(
 @given(replicas=st.integers(1, 20), canary=CANARIES, serving=st.tuples(*[st.integers(0, 20)] * 3))
 def test_weights_sum_up_and_go_to_pods_that_serve(replicas: int, canary: Canary, serving: tuple[int, int, int]) -> None:
     arms = judged(Places.of(replicas, canary))
-    found = traffic.in_proportion(arms, *(Pods(serving=count) for count in serving))
+    found = traffic_weights.in_proportion(arms, *(Pods(serving=count) for count in serving))
     assert sum(found.values()) == ALL
     assert all(weight >= 0 for weight in found.values())
     for weight, count in zip(found.values(), serving, strict=True):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.engine.catalog import Catalog, published
+from aerie.engine.models.drafter_catalog import Catalog, published
 from aerie.engine.speculation import Static
-from aerie.resources.preflight import Runner
-from aerie.resources.revision import revision
-from aerie.rollout.choice import choose
-from aerie.rollout.decide import decide
-from aerie.rollout.observed import Observed
+from aerie.manifests.preflight_job import Runner
+from aerie.manifests.revision_hash import revision
+from aerie.rollout.facts.snapshot import Observed
 from aerie.rollout.plan import Plan
+from aerie.rollout.reconcile import decide
+from aerie.rollout.revision.drafter_selection import choose
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OLD, NEW = "a" * 40, "b" * 40

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.context import ContextLengths, shorter
+from aerie.rollout.facts.context_length import ContextLengths, shorter
 from tests.unit.rollout.world import World, canarying
 
 

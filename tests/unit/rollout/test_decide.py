@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.catalog import Catalog
-from aerie.resources import preflight
-from aerie.rollout.decide import refused
+from aerie.engine.models.drafter_catalog import Catalog
+from aerie.manifests import preflight_job
+from aerie.rollout.reconcile import refused
 from tests.unit.rollout.world import START, World, serving
 
 
@@ -22,7 +22,7 @@ def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
     world.step()
     assert world.status["phase"] == "Preflight"
     assert world.deployments() == {}
-    assert ("Job", preflight.name("chat", world.wanted)) in world.objects
+    assert ("Job", preflight_job.name("chat", world.wanted)) in world.objects
     world.check()
     world.step()
     assert list(world.deployments()) == [world.wanted]
@@ -96,7 +96,7 @@ def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
 def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
     world = World()
     world.step()
-    name = preflight.name("chat", world.wanted)
+    name = preflight_job.name("chat", world.wanted)
     world.conclude(name, {"ok": None, "error": "the Hub does not answer"})
     plan = world.step()
     assert plan.again is not None

@@ -9,8 +9,8 @@ import pytest
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.engine.speculation import Off, Setting, Static
-from aerie.rollout.evidence import incomparable
-from aerie.rollout.wanted import read_wanted, recommended_sampling
+from aerie.rollout.canary.analysis_run import incomparable
+from aerie.rollout.revision.desired import read_wanted, recommended_sampling
 
 
 def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> SpeculativeDeployment:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aerie.analysis.criteria import OUTPUT_TIME, TOKENS_PER_STEP, Goal, criteria
+from aerie.analysis.measurement.blocks import Block
 from aerie.api.rollout import Analysis
 from aerie.api.status import Arm, Setting
-from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.criteria import OUTPUT_TIME, TOKENS_PER_STEP, Goal, criteria
-from aerie.rollout.evidence import Evidence, begun, incomparable, rule_of
+from aerie.rollout.canary.analysis_run import Evidence, begun, incomparable, rule_of
 from tests.unit.rollout.world import side
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.capacity import Pods
-from aerie.rollout.faults import stops
-from aerie.rollout.fleet import Group
-from aerie.rollout.lateness import Lateness
-from aerie.rollout.pods import ready
+from aerie.rollout.canary.abort_rules import stops
+from aerie.rollout.capacity.arms import Group
+from aerie.rollout.capacity.replica_counts import Pods
+from aerie.rollout.facts.late_pods import Lateness
+from aerie.rollout.facts.pod_failures import ready
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 PATIENCE = timedelta(minutes=30)

@@ -11,13 +11,13 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm, Status
-from aerie.engine.page import parse
-from aerie.engine.samples import Reset, between
-from aerie.resources.preflight import Runner
-from aerie.rollout.decide import decide
-from aerie.rollout.figures import Figures, Sums, figures_of, settled, with_figures
-from aerie.rollout.observed import Observed
-from aerie.rollout.wanted import read_wanted
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.sample import Reset, between
+from aerie.manifests.preflight_job import Runner
+from aerie.rollout.facts.arm_metrics import Figures, Sums, figures_of, settled, with_figures
+from aerie.rollout.facts.snapshot import Observed
+from aerie.rollout.reconcile import decide
+from aerie.rollout.revision.desired import read_wanted
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

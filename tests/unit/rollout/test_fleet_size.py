@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout import pods
+from aerie.manifests import naming
+from aerie.rollout.facts import pod_failures
 from tests.unit.rollout.world import START, World, canarying, of, serving, watching
 
 MINUTE = timedelta(minutes=1)
@@ -32,7 +32,7 @@ class Slow(World):
         deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         for item in deployments:
             alive = [pod for pod in self.pods if of(pod, item) and not ended(pod) and not deleted(pod)]
-            for pod in sorted(alive, key=lambda pod: (pods.ready(pod), pod["metadata"]["creationTimestamp"]))[
+            for pod in sorted(alive, key=lambda pod: (pod_failures.ready(pod), pod["metadata"]["creationTimestamp"]))[
                 : max(0, len(alive) - item["spec"]["replicas"])
             ]:
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
@@ -46,10 +46,10 @@ class Slow(World):
                 self.pods.append(
                     {"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}, "ready_at": self._ready_at(name)}
                 )
-        keys = {(item["metadata"]["labels"][names.REVISION], item["metadata"]["labels"][names.CONTROL]) for item in deployments}
+        keys = {(item["metadata"]["labels"][naming.REVISION], item["metadata"]["labels"][naming.CONTROL]) for item in deployments}
         for pod in self.pods:
             label = pod["metadata"]["labels"]
-            if (label[names.REVISION], label[names.CONTROL]) not in keys and not deleted(pod):
+            if (label[naming.REVISION], label[naming.CONTROL]) not in keys and not deleted(pod):
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
                 pod["gone"] = now + timedelta(seconds=self.drain)
             if pod["ready_at"] is not None and pod["ready_at"] <= now and pod["status"]["phase"] == "Pending":
@@ -317,8 +317,8 @@ def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
         for _ in range(times):
             world.schedule()
             for pod in world.pods:
-                revision = pod["metadata"]["labels"][names.REVISION]
-                if revision == old and not pods.ready(pod):
+                revision = pod["metadata"]["labels"][naming.REVISION]
+                if revision == old and not pod_failures.ready(pod):
                     pod["status"] = {"phase": "Pending", "containerStatuses": [waiting("ImagePullBackOff")]}
                 elif revision != old:
                     pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -351,8 +351,8 @@ def waiting(reason: str) -> dict[str, Any]:
 def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
     from aerie.api.status import Trial
     from aerie.engine.speculation import Static
-    from aerie.resources.revision import revision
-    from aerie.rollout.wanted import shown
+    from aerie.manifests.revision_hash import revision
+    from aerie.rollout.revision.desired import shown
 
     world = serving(replicas=2)
     resource = world.observed().resource
@@ -405,7 +405,7 @@ def test_a_word_of_any_length_is_heard_once() -> None:
 def test_a_promoted_fleet_is_not_taken_back_for_one_crashing_pod() -> None:
     world, _ = watching(replicas=20)
     assert world.status["phase"] == "Watching"
-    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][names.REVISION] == world.wanted)
+    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION] == world.wanted)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}
     world.step()
     assert world.status["phase"] == "Watching"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout.decide import decide
-from aerie.rollout.handover import AHEAD, ENDPOINTS
-from aerie.rollout.traffic import ALL
+from aerie.manifests import naming
+from aerie.rollout.capacity.service_handover import AHEAD, ENDPOINTS
+from aerie.rollout.capacity.traffic_weights import ALL
+from aerie.rollout.reconcile import decide
 from tests.unit.rollout.test_route import GATEWAY
 from tests.unit.rollout.world import IMAGE, World, canarying, serving, watching
 
@@ -30,7 +30,7 @@ def shares(world: World) -> dict[str, int]:
 
 def leads(world: World, arm: str) -> str:
     """The revision that the arm's Service leads to."""
-    return str(world.objects["Service", f"chat-{arm}"]["spec"]["selector"][names.REVISION])
+    return str(world.objects["Service", f"chat-{arm}"]["spec"]["selector"][naming.REVISION])
 
 
 def lives(world: World, until: Callable[[], bool], places: int = 1000, heaviest: float = 100) -> list[dict[str, int]]:
@@ -176,7 +176,7 @@ def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> N
     world.dated = True
     world.schedule()
     for pod in world.pods:
-        if pod["metadata"]["labels"][names.CONTROL] == "true":
+        if pod["metadata"]["labels"][naming.CONTROL] == "true":
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     del world.objects["Service", "chat-stable"]
     world.step()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout.evidence import Evidence
-from aerie.rollout.failures import AFTER_ROLLBACK
-from aerie.rollout.hardware import MOST, Nodes, _sample, unlike
-from aerie.tuning.policy import lengthened
+from aerie.manifests import naming
+from aerie.rollout.canary.analysis_run import Evidence
+from aerie.rollout.facts.hardware import MOST, Nodes, _sample, unlike
+from aerie.rollout.trials.failures import AFTER_ROLLBACK
+from aerie.tuning.decision.policy import lengthened
 from tests.unit.rollout.test_tuned import K5, MINUTE, advise, look, speculation, tuned
 from tests.unit.rollout.world import World, canarying, serving, watching
 
@@ -87,7 +87,7 @@ def place(world: World, canary: str, others: str) -> None:
     world.nodes = {"one": {PRODUCT: canary}, "other": {PRODUCT: others}}
     mine = (world.status.get("canary") or {}).get("revision")
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][names.REVISION] == mine else "other"}
+        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION] == mine else "other"}
 
 
 def evidence(world: World) -> Evidence:
@@ -216,7 +216,7 @@ def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
     assert world.status["phase"] == "Rechecking"
     world.nodes = {"one": {PRODUCT: A100}, "other": {PRODUCT: H100}}
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][names.REVISION] == old else "one"}
+        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][naming.REVISION] == old else "one"}
     assert world.plan().nodes == ("one", "other")
     world.measure_time(8, 4.0)
     assert world.status["phase"] == "Rechecking"

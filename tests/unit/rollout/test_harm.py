@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aerie.rollout.pods import restarts_since
+from aerie.rollout.facts.pod_failures import restarts_since
 from tests.unit.rollout.world import World, canarying, watching
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.resources import history as child
-from aerie.rollout import history
-from aerie.rollout.analysis import packing
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.criteria import Terms
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts
-from aerie.rollout.evidence import rule_of
-from aerie.rollout.history import OFTEN, Written, due
+from aerie.analysis.baseline import Memory
+from aerie.analysis.criteria import Terms
+from aerie.analysis.measurement import codec
+from aerie.analysis.measurement.blocks import Block, Side
+from aerie.analysis.measurement.counts import Counts
+from aerie.manifests import calibration_config_map as child
+from aerie.rollout.canary import calibration_record
+from aerie.rollout.canary.analysis_run import rule_of
+from aerie.rollout.canary.calibration_record import OFTEN, Written, due
 from tests.unit.rollout.world import START, World, canarying, serving, side
 
 PLACE = ("ConfigMap", "chat-aerie-history")
@@ -29,8 +29,8 @@ def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
     resource = world.observed().resource
     assert resource.status is not None
     assert resource.status.stable is not None
-    terms = history.terms(resource, resource.status.stable)
-    engine = history.engine(world.observed(), resource.status.stable.revision)
+    terms = calibration_record.terms(resource, resource.status.stable)
+    engine = calibration_record.engine(world.observed(), resource.status.stable.revision)
     memory = (world.memory or Memory(terms)).fitted(terms, engine)
     for _ in range(blocks):
         began = world.now.timestamp()
@@ -225,7 +225,7 @@ def test_a_resource_made_anew_does_not_inherit_it() -> None:
     assert recalled(world) is not None
     world.document["metadata"]["uid"] = "u2"
     assert recalled(world) is None
-    assert history.written(world.observed()) == Written()
+    assert calibration_record.written(world.observed()) == Written()
 
 
 # ------------------------------------------------------------------------------------------------------------- another engine
@@ -233,17 +233,17 @@ def recalled(world: World) -> Memory | None:
     observed = world.observed()
     assert observed.resource.status is not None
     assert observed.resource.status.stable is not None
-    return history.recalled(observed, observed.resource.status.stable)
+    return calibration_record.recalled(observed, observed.resource.status.stable)
 
 
 def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
     world = serving()
-    assert history.engine(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
-    assert history.engine(world.observed(), "another") == ""
+    assert calibration_record.engine(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
+    assert calibration_record.engine(world.observed(), "another") == ""
     world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
-    assert history.engine(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
+    assert calibration_record.engine(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
     del world.objects["ConfigMap", f"chat-{world.wanted}-preflight"]
-    assert history.engine(world.observed(), world.wanted) == "registry/vllm:latest"
+    assert calibration_record.engine(world.observed(), world.wanted) == "registry/vllm:latest"
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> Non
     world.step()
     world.memory = None
     data = world.objects[PLACE]["data"]
-    found = packing.unpack(data[child.MEMORY])
+    found = codec.unpack(data[child.MEMORY])
     del found["engine"]
-    data[child.MEMORY] = packing.pack(found)
+    data[child.MEMORY] = codec.pack(found)
     assert recalled(world) is None
     assert "historyBlocks" not in analysis(world)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from aerie.resources import tuning
-from aerie.resources.tuning import Kept
-from aerie.rollout import kept
-from aerie.rollout.decide import decide
+from aerie.manifests import tuning_config_map
+from aerie.manifests.tuning_config_map import Kept
+from aerie.rollout.children import tuning_record
 from aerie.rollout.plan import Plan
+from aerie.rollout.reconcile import decide
 from tests.unit.rollout.world import IMAGE, World, serving
 
 PLACE = ("ConfigMap", "chat-aerie-tuning")
@@ -36,13 +36,13 @@ def test_it_is_written_once_for_each_decision_and_stays() -> None:
     assert names(step(world, None)) == []
     assert names(step(world, KEPT)) == ["ConfigMap chat-aerie-tuning"]
     assert names(step(world, KEPT)) == []
-    found = kept.written(world.observed())
+    found = tuning_record.written(world.observed())
     assert found is not None
     assert replace(found, at=KEPT.at) == KEPT
     assert found.at == pytest.approx(KEPT.at, abs=0.002)
     later = replace(KEPT, at=KEPT.at + 1800.0, explanation="CHANGE\n")
     assert names(step(world, later)) == ["ConfigMap chat-aerie-tuning"]
-    assert world.objects[PLACE]["data"][tuning.EXPLANATION] == "CHANGE\n"
+    assert world.objects[PLACE]["data"][tuning_config_map.EXPLANATION] == "CHANGE\n"
     assert step(world, None).delete == (), "an operator that knows nothing yet leaves it"
     assert PLACE in world.objects
 
@@ -67,7 +67,7 @@ def test_another_resources_is_no_knowledge_of_this_one() -> None:
     world = serving()
     step(world, KEPT)
     world.objects[PLACE]["metadata"]["ownerReferences"][0]["uid"] = "another"
-    assert kept.written(world.observed()) is None
+    assert tuning_record.written(world.observed()) is None
 
 
 @pytest.mark.parametrize("data", [{}, {"at": "yesterday"}, {**KEPT.to_data(), "at": "2026"}], ids=["empty", "few", "no moment"])
@@ -75,6 +75,6 @@ def test_what_a_hand_has_done_to_it_is_written_over(data: dict[str, str]) -> Non
     world = serving()
     step(world, KEPT)
     world.objects[PLACE]["data"] = data
-    assert kept.written(world.observed()) is None
+    assert tuning_record.written(world.observed()) is None
     assert names(step(world, KEPT)) == ["ConfigMap chat-aerie-tuning"]
     assert world.objects[PLACE]["data"] == KEPT.to_data()

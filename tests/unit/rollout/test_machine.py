@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aerie.api.rollout import Analysis, Canary
-from aerie.rollout.machine import TABLE, End, Input, Looks, Phase, Stage, Step, Terms, advance
+from aerie.rollout.canary.state_machine import TABLE, End, Input, Looks, Phase, Stage, Step, Terms, advance
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.notices import Notice, notices
+from aerie.rollout.status.notifications import Notice, notices
 from tests.unit.rollout.world import World, canarying, serving
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import placement
-from aerie.resources.names import CONTROL, NAME, REVISION
-from aerie.rollout import templates
+from aerie.manifests.naming import CONTROL, NAME, REVISION
+from aerie.manifests.pod import placement
+from aerie.rollout.revision import pod_template
 from tests.unit.rollout.world import World, canarying
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -117,13 +117,13 @@ def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pods of the stable revision are then as its Deployment has them, with what the API server has added."""
     world, old = canarying("Analyzing")
     before = affinity(control(world, old))
-    found = templates.template_of
+    found = pod_template.template_of
 
     def defaulted(*given: Any) -> dict[str, Any] | None:
         template = copy.deepcopy(found(*given))
         return template and {**template, "spec": {**template["spec"], "schedulerName": "default-scheduler"}}
 
-    monkeypatch.setattr("aerie.rollout.children.template_of", defaulted)
+    monkeypatch.setattr("aerie.rollout.children.desired.template_of", defaulted)
     world.step()
     assert control(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
     assert affinity(control(world, old)) == before

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import preflight
-from aerie.resources.preflight import Runner
-from aerie.rollout.decide import decide
+from aerie.manifests import preflight_job as preflight
+from aerie.manifests.preflight_job import Runner
 from aerie.rollout.plan import Plan
+from aerie.rollout.reconcile import decide
 from tests.unit.rollout.world import IMAGE, World
 
 PASSES = {"ok": True, "summary": "checked.", "refused": [], "warned": ["⚠ C3 norms: a bit low."]}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aerie.api.status import Status
-from aerie.rollout.evidence import Evidence
-from aerie.rollout.questions import unasked
+from aerie.rollout.canary.analysis_run import Evidence
+from aerie.rollout.canary.equivalence_probe import unasked
 from tests.unit.rollout.world import World, canarying, serving, told
 
 

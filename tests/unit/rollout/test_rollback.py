@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aerie.api.status import Status
-from aerie.resources import names
-from aerie.rollout.rollback import given_up
+from aerie.manifests import naming
+from aerie.rollout.canary.blocked_rollback import given_up
 from tests.unit.rollout.world import World, canarying
 
 MINUTE = timedelta(minutes=1)
@@ -51,7 +51,7 @@ def go_on(world: World, serve: set[str], looks: int) -> None:
         for pod in world.pods:
             waiting = {"name": "engine", "ready": False, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
             pod["status"] = {"phase": "Pending", "containerStatuses": [{**waiting, "restartCount": 0, "image": "gone"}]}
-            if pod["metadata"]["labels"][names.REVISION] in serve:
+            if pod["metadata"]["labels"][naming.REVISION] in serve:
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         world.step()
         if [one for one in world.status["history"] if "cause" in one] != turned:

@@ -16,7 +16,7 @@ from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerie.rollout.pods import ready
+from aerie.rollout.facts.pod_failures import ready
 from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}

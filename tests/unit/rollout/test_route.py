@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.route import PATIENCE, refusal
+from aerie.rollout.facts.route_status import PATIENCE, refusal
 from tests.unit.rollout.world import World, canarying, serving
 
 PARENT = {"name": "public", "namespace": "gateways", "sectionName": "https"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from aerie.rollout.settling import PATIENCE, SETTLES
-from aerie.rollout.traffic import ALL
+from aerie.rollout.capacity.drain_order import PATIENCE, SETTLES
+from aerie.rollout.capacity.traffic_weights import ALL
 from tests.unit.rollout.test_route import GATEWAY, PARENT
 from tests.unit.rollout.world import World, canarying
 

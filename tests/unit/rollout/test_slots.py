@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.engine.speculation import Static
-from aerie.rollout.sentences import PROMOTE
-from aerie.rollout.slots import Claim, Limits, Place, Turn, allot, claim_of
+from aerie.rollout.canary.messages import PROMOTE
+from aerie.rollout.facts.concurrency import Claim, Limits, Place, Turn, allot, claim_of
 from tests.unit.rollout.test_tuned import MINUTE, advise, tuned, until
 from tests.unit.rollout.world import World, canarying, serving
 

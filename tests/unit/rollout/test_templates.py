@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import pod
-from aerie.resources.revision import RENEW
+from aerie.manifests.pod import engine_pod
+from aerie.manifests.revision_hash import RENEW
 from tests.unit.rollout.world import World, canarying, serving
 
 CONTAINER = "engine"
@@ -18,14 +18,14 @@ CONTAINER = "engine"
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begins to build pods with a variable more, as a later release may."""
-    before = pod.template
+    before = engine_pod.template
 
     def template(*given: Any) -> dict[str, Any]:
         built = copy.deepcopy(before(*given))
         built["spec"]["containers"][0].setdefault("env", []).append({"name": "NEW", "value": "1"})
         return built
 
-    return lambda: monkeypatch.setattr(pod, "template", template)
+    return lambda: monkeypatch.setattr(engine_pod, "template", template)
 
 
 def templates(world: World) -> dict[str, Any]:

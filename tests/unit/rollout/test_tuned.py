@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aerie.api.status import Status
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.rollout.failures import without_room
-from aerie.rollout.wanted import read_shown, read_wanted, shown
-from aerie.tuning.advice import Action, Advice, AdviceError
+from aerie.rollout.revision.desired import read_shown, read_wanted, shown
+from aerie.rollout.trials.failures import without_room
+from aerie.tuning.recommendation import Action, Advice, AdviceError
 from tests.unit.rollout.world import World, serving
 
 MINUTE = timedelta(minutes=1)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from aerie.engine.speculation import Off, Setting, Static
-from aerie.rollout.wanted import read_wanted
-from aerie.tuning.advice import Action, Advice
+from aerie.rollout.revision.desired import read_wanted
+from aerie.tuning.recommendation import Action, Advice
 from tests.unit.rollout.test_rollouts import Rollouts
 from tests.unit.rollout.world import K_OF_SPEC
 

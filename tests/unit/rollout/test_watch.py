@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from aerie.api.status import Arm
-from aerie.resources import names
-from aerie.rollout import report
-from aerie.rollout.decide import decide
-from aerie.rollout.figures import Figures
-from aerie.rollout.traffic import ALL
+from aerie.manifests import naming
+from aerie.rollout.capacity.traffic_weights import ALL
+from aerie.rollout.facts.arm_metrics import Figures
+from aerie.rollout.reconcile import decide
+from aerie.rollout.status import build
 from tests.unit.rollout.world import IMAGE, World, watching
 
 GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
@@ -54,7 +54,7 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     new = world.wanted
     assert world.status["phase"] == "Watching"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
-    assert selector(world) == {names.NAME: "chat", names.REVISION: new}
+    assert selector(world) == {naming.NAME: "chat", naming.REVISION: new}
     world.step()  # the stable Service first, and then the route
     assert weights(world) == {"stable": ALL}
     assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
@@ -65,7 +65,7 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     previous = world.status["previous"]
     assert (previous["revision"], previous["replicas"], previous["readyReplicas"], previous["weight"]) == (old, 2, 2, 0)
     assert (world.status["replicas"], world.status["readyReplicas"]) == (4, 4)
-    assert world.status["selector"] == f"{names.NAME}=chat,{names.REVISION}={new}", "an autoscaler must not count idle pods"
+    assert world.status["selector"] == f"{naming.NAME}=chat,{naming.REVISION}={new}", "an autoscaler must not count idle pods"
     assert world.condition("Ready") == ("True", "Serving")
     assert world.condition("Progressing") == ("True", "Watching")
     assert f"aerie.dev/rollback={new}" in world.message("Progressing")
@@ -77,7 +77,7 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.replicas() == {f"chat-{new}": 4}
-    assert selector(world) == {names.NAME: "chat"}
+    assert selector(world) == {naming.NAME: "chat"}
     assert "previous" not in world.status
     assert world.status["analysis"].get("state", "") == ""
 
@@ -129,7 +129,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
     world.annotate(rollback=new)
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
-    assert selector(world) == {names.NAME: "chat"}
+    assert selector(world) == {naming.NAME: "chat"}
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
     assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
     assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
@@ -211,7 +211,7 @@ def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with() -> None:
     world, _ = fallen()
     world.step()  # their Service first, and then the route
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
-    assert selector(world) == {names.NAME: "chat"}
+    assert selector(world) == {naming.NAME: "chat"}
     assert "2.40 since the promotion, 20 % below the 3.0" in world.status["analysis"]["reason"]
     assert world.status["analysis"]["reason"] in world.message("Progressing")
     assert (world.status["replicas"], world.status["previous"]["weight"]) == (6, 33)
@@ -265,7 +265,7 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
 def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
     arm: dict[str, Any], reason: str | None
 ) -> None:
-    found = report._drift(Arm.model_validate({"revision": "r1", **arm}))
+    found = build._drift(Arm.model_validate({"revision": "r1", **arm}))
     assert (found and found.reason) == reason
     assert found is None or "after a sleep of level 2" in found.message
 
@@ -276,7 +276,7 @@ def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.condition("Degraded")[0] == "False"
-    group = names.deployment("chat", world.wanted, control=False)
+    group = naming.deployment("chat", world.wanted, control=False)
 
     def look(length: float) -> None:
         figures = {group: Figures(acceptance_length=length)}

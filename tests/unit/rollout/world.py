@@ -14,25 +14,25 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from aerie.engine.catalog import Catalog
-from aerie.resources import names
-from aerie.resources.preflight import Runner
-from aerie.rollout import pods
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.lossless import Answers, Prompt
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts
-from aerie.rollout.choice import choose
-from aerie.rollout.context import ContextLengths
-from aerie.rollout.decide import decide
-from aerie.rollout.handover import ENDPOINTS
-from aerie.rollout.last_spec import read_resource
-from aerie.rollout.observed import Observed
+from aerie.analysis.baseline import Memory
+from aerie.analysis.equivalence import Answers, Prompt
+from aerie.analysis.measurement.blocks import Block, Side
+from aerie.analysis.measurement.counts import Counts
+from aerie.engine.models.drafter_catalog import Catalog
+from aerie.manifests import naming
+from aerie.manifests.preflight_job import Runner
+from aerie.rollout.capacity.service_handover import ENDPOINTS
+from aerie.rollout.facts import pod_failures
+from aerie.rollout.facts.concurrency import Turn
+from aerie.rollout.facts.context_length import ContextLengths
+from aerie.rollout.facts.last_valid_spec import read_resource
+from aerie.rollout.facts.snapshot import Observed
 from aerie.rollout.plan import Plan
-from aerie.rollout.slots import Turn
-from aerie.rollout.tuned import asked
-from aerie.rollout.wanted import read_wanted
-from aerie.tuning.advice import Advice
+from aerie.rollout.reconcile import decide
+from aerie.rollout.revision.desired import read_wanted
+from aerie.rollout.revision.drafter_selection import choose
+from aerie.rollout.trials.effective_setting import asked
+from aerie.tuning.recommendation import Advice
 
 IMAGE = Runner("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -154,7 +154,7 @@ class World:
                 led.append((self.now, copy.deepcopy(item["spec"]["selector"])))
         if item["kind"] in ("HTTPRoute", "Service") and self.dated:
             metadata["generation"] = before.get("metadata", {}).get("generation", 0) + 1
-            metadata["managedFields"] = [{"manager": names.FIELD_MANAGER, "time": self.now.isoformat()}]
+            metadata["managedFields"] = [{"manager": naming.FIELD_MANAGER, "time": self.now.isoformat()}]
         if kept:
             self.objects[key]["status"] = kept
 
@@ -164,13 +164,13 @@ class World:
         traffic = self.document["spec"].get("rollout", {}).get("traffic", {})
         if self.document["spec"]["replicas"] == 0 or traffic.get("mode") != "Gateway":
             return
-        mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pods.ready(pod)]
+        mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pod_failures.ready(pod)]
         route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
         for backend in route["spec"]["rules"][0]["backendRefs"] if route and mine else ():
             selector = self.objects["Service", backend["name"]]["spec"]["selector"]
             hit = any(selector.items() <= labels.items() for labels in mine)
             left = any(
-                selector.items() <= pod["metadata"]["labels"].items() and pods.ready(pod) and not of(pod, deployment)
+                selector.items() <= pod["metadata"]["labels"].items() and pod_failures.ready(pod) and not of(pod, deployment)
                 for pod in self.pods
             )
             assert not hit or left or backend["weight"] == 0, f"{backend} gets requests, and its last pods go"
@@ -189,7 +189,7 @@ class World:
         known = [one for one in self.led[item["metadata"]["uid"]] if one[0] + LAG <= at] if item else []
         if not known or known[-1][0] + age > at:
             return 0
-        return sum(known[-1][1].items() <= pod["metadata"]["labels"].items() and pods.ready(pod) for pod in self.pods)
+        return sum(known[-1][1].items() <= pod["metadata"]["labels"].items() and pod_failures.ready(pod) for pod in self.pods)
 
     def lost(self) -> list[str]:
         """Arms that get requests, now or when endpoints have followed, and of which nobody serves then, while another one could
@@ -213,7 +213,7 @@ class World:
         found = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         wanted = "true" if control else "false"
         labels = [(item["metadata"]["labels"], item) for item in found]
-        return {label[names.REVISION]: item for label, item in labels if label[names.CONTROL] == wanted}
+        return {label[naming.REVISION]: item for label, item in labels if label[naming.CONTROL] == wanted}
 
     def replicas(self) -> dict[str, int]:
         """What each Deployment asks for, by name."""
@@ -237,7 +237,7 @@ class World:
 
     def ready(self, revision: str | None = None, value: str = "True") -> None:
         for pod in self.pods:
-            if revision in (None, pod["metadata"]["labels"][names.REVISION]):
+            if revision in (None, pod["metadata"]["labels"][naming.REVISION]):
                 condition = {"type": "Ready", "status": value, "lastTransitionTime": self.now.isoformat()}
                 known = (pod["status"].get("conditions") or [{}])[0]
                 if known.get("status") != value:
@@ -245,7 +245,7 @@ class World:
 
     def crash(self, revision: str, restarts: int) -> None:
         for pod in self.pods:
-            if pod["metadata"]["labels"][names.REVISION] == revision:
+            if pod["metadata"]["labels"][naming.REVISION] == revision:
                 state = {"terminated": {"exitCode": 1, "reason": "Error"}}
                 engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
                 pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
@@ -254,15 +254,15 @@ class World:
         """The engines of a revision's pods, at most so many, have ended just now, for the so many-th time, and serve again."""
         for pod in self.pods:
             labels = pod["metadata"]["labels"]
-            if most and labels[names.REVISION] == revision and (labels[names.CONTROL] == "true") is control:
+            if most and labels[naming.REVISION] == revision and (labels[naming.CONTROL] == "true") is control:
                 most -= 1
                 ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": self.now.isoformat()}}
                 engine = {"name": "engine", "ready": True, "restartCount": restarts, "lastState": ended}
                 pod["status"] = {**pod["status"], "containerStatuses": [engine]}
 
     def serving(self, revision: str | None = None) -> int:
-        found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][names.REVISION])]
-        return sum(bool(pods.ready(pod)) for pod in found)
+        found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][naming.REVISION])]
+        return sum(bool(pod_failures.ready(pod)) for pod in found)
 
     def measure(self, blocks: int, better: float, *, scatter: float = 0.01, seconds: float = 120, step: bool = True) -> None:
         """So many blocks in which the canary's acceptance length is the control's times (1 + better), each looked at."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from aerie.engine.page import PageError, parse
+from aerie.engine.metrics.exposition import PageError, parse
 from aerie_lab.engine import lies
 from aerie_lab.engine.options import from_document
 from aerie_lab.errors import StateError

@@ -16,8 +16,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import answers as greedy
-from aerie.rollout.analysis import lossless
+from aerie.analysis import equivalence
+from aerie.engine import completions as greedy
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.traffic import Target, closed_loop
 from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
@@ -106,8 +106,8 @@ def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_
     read = [[greedy.read(engine.client.post(greedy.PATH, content=asked).content) for asked in QUESTIONS] for engine in engines]
     assert read[0] == read[1]
     assert len({len(one.tokens) for one in read[0]}) > 1, "not all prompts are answered at equal length"
-    found = [lossless.compared(*three) for three in zip(read[2], read[0], read[1], strict=True)]
-    assert lossless.Answers(tuple(found), len(found)).lossy(lossless.ALPHA)
+    found = [equivalence.compared(*three) for three in zip(read[2], read[0], read[1], strict=True)]
+    assert equivalence.Answers(tuple(found), len(found)).lossy(equivalence.ALPHA)
     assert all(one.control is None for one in found)
     body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
     text = ask(engines[2], **body).json()["choices"][0]["text"]

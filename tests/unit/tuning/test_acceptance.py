@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.samples import Counters
+from aerie.engine.metrics.rates import Unknown
+from aerie.engine.metrics.sample import Counters
 from aerie.engine.speculation import Adaptive, Schedule, Setting, Static, Tier
-from aerie.engine.windows import Unknown
-from aerie.tuning.acceptance import Acceptance, acceptance
+from aerie.tuning.models.acceptance import Acceptance, acceptance
 from aerie.tuning.telemetry import Block
 from aerie_lab.engine import acceptance as truth
 from aerie_lab.engine.acceptance import CLASSES

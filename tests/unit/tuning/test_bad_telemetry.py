@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.arguments import Arguments
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, Speculation
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.explain import explain, to_json
-from aerie.tuning.policy import Policy
+from aerie.tuning.decision.candidates import Engine
+from aerie.tuning.decision.explain import explain, to_json
+from aerie.tuning.decision.policy import Policy
+from aerie.tuning.decision.recommend import decide
+from aerie.tuning.decision.types import Action, Decision, Situation
 from aerie.tuning.telemetry import HOUR, Reading, Telemetry
 from tests.unit.tuning.windows import EDGES, K3, spread, telemetry, window
 

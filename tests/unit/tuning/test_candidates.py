@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Static
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Candidates, Engine, candidates, fits_graphs
+from aerie.tuning.decision.candidates import Candidates, Engine, candidates, fits_graphs
 
 LIGHT = [(4.0, 0.5), (16.0, 0.5)]
 HEAVY = [(4.0, 0.5), (128.0, 0.5)]

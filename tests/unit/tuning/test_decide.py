@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Schedule, Setting, Static, max_tokens, named
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.explain import explain
-from aerie.tuning.policy import Failed, History, Objectives, Policy
+from aerie.tuning.decision.candidates import Engine
+from aerie.tuning.decision.explain import explain
+from aerie.tuning.decision.policy import Failed, History, Objectives, Policy
+from aerie.tuning.decision.recommend import decide
+from aerie.tuning.decision.types import Action, Decision, Situation
 from aerie.tuning.telemetry import HOUR, Telemetry
 from tests.unit.tuning.windows import K3, spread, telemetry
 

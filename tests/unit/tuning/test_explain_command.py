@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.cli.run import run
-from aerie.cli.tune_explain import account
-from aerie.controller.client import Cluster, Kind, Object
+from aerie.cli.app import run
+from aerie.cli.commands.tune_explain import account
+from aerie.controller.kubernetes.client import Cluster, Kind, Object
 from aerie.engine.speculation import Schedule, Tier
-from aerie.resources.tuning import Kept
-from aerie.tuning.advice import Advice
+from aerie.manifests.tuning_config_map import Kept
+from aerie.tuning.recommendation import Advice
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
 KEPT = Kept(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
-from aerie.tuning.forecast import WORTH_A_TIER, Forecast, Load, _tiers, load, unseen
+from aerie.tuning.decision.candidates import Engine
+from aerie.tuning.decision.forecast import WORTH_A_TIER, Forecast, Load, _tiers, load, unseen
 from tests.unit.tuning.windows import K3, spread, telemetry
 
 ENGINE = Engine(Version.parse("0.33.0"), experts=False)

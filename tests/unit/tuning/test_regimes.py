@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aerie.engine.speculation import Static
-from aerie.tuning.forecast import load
-from aerie.tuning.regimes import DAY, LEAST_LOAD, WEEK, Regimes, Steps, newest_changes, planned, regimes, stability
+from aerie.tuning.decision.forecast import load
+from aerie.tuning.models.change_points import DAY, LEAST_LOAD, WEEK, Regimes, Steps, newest_changes, planned, regimes, stability
 from aerie.tuning.telemetry import HOUR, Block, Reading, Telemetry
 from tests.unit.tuning.windows import K3, window
 

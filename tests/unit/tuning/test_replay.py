@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.tuning.acceptance import Acceptance
+from aerie.tuning.models.acceptance import Acceptance
 from benchmarks._tuning_replay import choose, grids
 from benchmarks._tuning_rules import RULES, profiled
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from aerie.engine.arguments import Arguments
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Setting, Static, max_tokens
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.forecast import Load
-from aerie.tuning.policy import History, Policy
+from aerie.tuning.decision.candidates import Engine
+from aerie.tuning.decision.forecast import Load
+from aerie.tuning.decision.policy import History, Policy
+from aerie.tuning.decision.recommend import decide
+from aerie.tuning.decision.types import Action, Decision, Situation
 from aerie.tuning.telemetry import HOUR, Reading, Telemetry
 from aerie_lab.engine.acceptance import Acceptance, expected_survival
 from tests.unit.tuning.windows import K3, StepSeconds, window

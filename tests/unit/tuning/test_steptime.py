@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.rates import Unknown
+from aerie.engine.metrics.sample import Counters, Sample, between
 from aerie.engine.speculation import Off, Static
-from aerie.engine.windows import Unknown
-from aerie.tuning.steptime import StepTime, fit
+from aerie.tuning.models.step_time import StepTime, fit
 from aerie.tuning.telemetry import Reading, Telemetry
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod

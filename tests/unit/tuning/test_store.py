@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.engine.samples import Counters
+from aerie.engine.metrics.sample import Counters
 from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.tuning.store import from_json, pack, to_json, unpack
 from aerie.tuning.telemetry import HOUR, Key, Reading, Scale, Telemetry
+from aerie.tuning.worker.codec import from_json, pack, to_json, unpack
 from tests.unit.tuning.windows import K3, window
 
 SETTINGS: tuple[Setting, ...] = (Off(), K3, Static(5), Schedule((Tier(1, 8, 4), Tier(9, 64, 0)), 4), Adaptive(7))

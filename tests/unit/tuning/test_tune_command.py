@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie.cli.app import run
 from aerie.cli.console import CommandError
-from aerie.cli.recorded import read_recorded
-from aerie.cli.run import run
+from aerie.cli.inputs.recorded import read_recorded
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.page import page
@@ -115,5 +115,5 @@ def test_a_schedule_that_is_none_is_refused(pages: Path, schedule: str, capsys: 
 
 def test_who_does_not_tune_does_not_load_numpy() -> None:
     """It takes 16 MiB, and the operator is held to 150."""
-    code = "import sys, aerie.cli.run, aerie.controller.run, aerie.tuning; sys.exit('numpy' in sys.modules)"
+    code = "import sys, aerie.cli.app, aerie.controller.operator, aerie.tuning; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

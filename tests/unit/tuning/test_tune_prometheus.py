@@ -21,13 +21,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from aerie.cli import prometheus
+from aerie.cli.app import run
 from aerie.cli.console import CommandError
-from aerie.cli.prometheus import Server, read_server
-from aerie.cli.recorded import read_recorded
-from aerie.cli.run import run
-from aerie.engine.page import parse
-from aerie.engine.samples import Sample
+from aerie.cli.inputs import prometheus
+from aerie.cli.inputs.prometheus import Server, read_server
+from aerie.cli.inputs.recorded import read_recorded
+from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.sample import Sample
 from aerie_lab.testing.prometheus import answer, merged
 
 TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, Speculation
 from aerie.engine.speculation import Schedule, Setting, Static, max_tokens
 from aerie.tuning.telemetry import Reading, Telemetry
 

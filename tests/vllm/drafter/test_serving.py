@@ -1,7 +1,7 @@
-"""The shipped drafters served by real vLLM: no answer changes, and as much is accepted as `eagle.evaluate` says.
+"""The shipped drafters served by real vLLM: no answer changes, and as much is accepted as `aerie_drafter.evaluate` says.
 
 Also what vLLM does with a drafter whose configuration does not say what its weights are: mostly nothing that anyone would see,
-which is why `eagle.export` writes every switch and `eagle.inspect` compares.
+which is why `aerie_drafter.export` writes every switch and `aerie_drafter.inspect` compares.
 
 One server at a time, each started once and ended before the next; what tests look at is measured in between.
 """
@@ -24,20 +24,20 @@ import httpx
 import pytest
 import torch
 
-import eagle
-from aerie.engine.answers import PATH, PROMPTS, Answer, question, read
-from aerie.rollout.analysis.lossless import Answers, compared, difference
-from eagle import checkpoint
-from eagle.evaluate import Prompt, read_prompts
-from eagle.evaluate.acceptance import Text
-from eagle.evaluate.offline import Asking, Pair, acceptance
-from eagle.evaluate.offline import texts as answered
-from eagle.model import Drafter
+import aerie_drafter
+from aerie.analysis.equivalence import Answers, compared, difference
+from aerie.engine.completions import PATH, PROMPTS, Answer, question, read
+from aerie_drafter import checkpoint
+from aerie_drafter.evaluate import Prompt, read_prompts
+from aerie_drafter.evaluate.acceptance import Text
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance
+from aerie_drafter.evaluate.offline import texts as answered
+from aerie_drafter.model import Drafter
 
 # Most of it is for installing vLLM, which the first test's fixtures may have to do.
 pytestmark = pytest.mark.timeout(2400)
 
-BUNDLE = Path(eagle.__file__).parents[1] / "bundle"
+BUNDLE = Path(aerie_drafter.__file__).parents[1] / "bundle"
 COUNT, MAX_TOKENS, K = 200, 64, 3
 FEW = 80
 """Prompts for drafters that are wrongly configured."""
@@ -131,7 +131,7 @@ def asked(client: httpx.Client, prompt: str) -> Answer:
 
 
 def offline(drafter: Path, texts: list[Text]) -> float:
-    """Acceptance length by `eagle.evaluate`."""
+    """Acceptance length by `aerie_drafter.evaluate`."""
     return acceptance(Pair.load(BUNDLE / "target", drafter), texts, K).length
 
 

@@ -9,7 +9,20 @@ Figures are rounded by whoever writes them, so that a status changes when someth
 """
 
 from aerie.api.status.analysis import AnalysisStatus, Cause, Comparison, Outcome
-from aerie.api.status.arms import Arm, CanaryArm, Phase, PreviousArm, Purpose, Queued, Setting, Tier, Waiting
+from aerie.api.status.arms import (
+    GROWING_PHASES,
+    Arm,
+    CanaryArm,
+    CanaryPhase,
+    Phase,
+    PreviousArm,
+    Purpose,
+    Queued,
+    Setting,
+    Tier,
+    Waiting,
+)
+from aerie.api.status.status import MOST_CHOICES, ChosenDrafter, Condition, Status
 from aerie.api.status.tuning import (
     MOST_EXPLORED,
     MOST_FAILURES,
@@ -24,7 +37,6 @@ from aerie.api.status.tuning import (
     Trial,
     Tried,
 )
-from aerie.api.status.whole import MOST_CHOICES, ChosenDrafter, Condition, Status
 
 __all__ = [
     "MOST_CHOICES",
@@ -45,6 +57,8 @@ __all__ = [
     "FailureReason",
     "Gain",
     "Outcome",
+    "CanaryPhase",
+    "GROWING_PHASES",
     "Phase",
     "PreviousArm",
     "Purpose",

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
 from aerie.api.rollout import Analysis
-from aerie.api.status.words import Count, Text, Word
+from aerie.api.status.types import Count, Text, Word
+from aerie.api.types.base import Model, Time
 
 
 class Comparison(Model):

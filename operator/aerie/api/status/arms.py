@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
 from aerie.api.speculation import MOST_TOKENS, DraftSampling
-from aerie.api.status.words import Count, Text, Word
+from aerie.api.status.types import Count, Text, Word
+from aerie.api.types.base import Model, Time
 
 Phase = Literal[
     "Pending",
@@ -31,6 +31,8 @@ Phase = Literal[
 ]
 Purpose = Literal["Rollout", "Trial"]
 CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
+GROWING_PHASES: tuple[CanaryPhase, ...] = ("Ramping", "Promoting")
+"""Phases in which an accepted canary is compared with the stable pods, whatever its control."""
 
 
 class Tier(Model):

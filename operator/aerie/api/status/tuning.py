@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
 from aerie.api.speculation import DraftSampling, LatencyObjective
 from aerie.api.status.arms import Setting
-from aerie.api.status.words import Count, Word
+from aerie.api.status.types import Count, Word
+from aerie.api.types.base import Model, Time
 
 MOST_TRIED = 5
 """Trials that a status remembers."""

@@ -11,9 +11,9 @@ Not guaranteed: that a drafter which passes is any good. Acceptance is only know
 from __future__ import annotations
 
 from aerie.engine.preflight import checks as _checks  # noqa: F401 - importing it fills the table
-from aerie.engine.preflight.check import CHECKS, Check
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import CHECKS, Check
 from aerie.engine.preflight.report import Finding, Report, Severity
-from aerie.engine.preflight.subject import Subject
 
 __all__ = ["CHECKS", "Check", "Finding", "Report", "Severity", "Subject", "run", "table"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.catalog import Catalog, CatalogError, Entry, Kind, NoDrafter, parse, published
+from aerie.engine.models.drafter_catalog import Catalog, CatalogError, Entry, Kind, NoDrafter, parse, published
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
 KIMI = {"model_type": "kimi_k25", "text_config": {"hidden_size": 7168, "num_hidden_layers": 61, "vocab_size": 163840}}

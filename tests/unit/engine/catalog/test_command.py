@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aerie.cli.files import read_usable_catalog
-from aerie.cli.run import run
+from aerie.cli.app import run
+from aerie.cli.inputs.files import read_usable_catalog
 
 NEAR = "Qwen/Qwen3-8B, Qwen/Qwen3-4B, Qwen/Qwen3-32B"
 
@@ -54,7 +54,9 @@ def test_all(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_narrow_terminal_gets_a_line_for_each_field(
     width: int, header: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aerie.cli.catalog.out", Console(width=width, force_terminal=True, no_color=True, color_system=None))
+    monkeypatch.setattr(
+        "aerie.cli.commands.catalog.out", Console(width=width, force_terminal=True, no_color=True, color_system=None)
+    )
     assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
@@ -79,7 +81,7 @@ def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
         "The catalog has no drafter for Qwen/Qwen3-9B.",
         f"The nearest targets that it has: {NEAR}. A drafter of another target does not work.",
         "If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.",
-        "If there is none, train one on this target's own answers: `eagle --help`.",
+        "If there is none, train one on this target's own answers: `aerie-drafter --help`.",
     ]
     assert run(["catalog", "x/y", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out) == []

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.checkpoint import BITS, Checkpoint, Header, assemble, parse_header
+from aerie.engine.models.checkpoint import BITS, Checkpoint, Header, assemble, parse_header
 from aerie.engine.preflight import Finding, Subject, run
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 
 Specs = Mapping[str, tuple[str, tuple[int, ...]]]
 """Tensors by name: type and shape."""

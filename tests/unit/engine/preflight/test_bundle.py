@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.cli.run import run
+from aerie.cli.app import run
 
 BUNDLE = Path(__file__).resolve().parents[4] / "drafter" / "bundle"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.checkpoint import (
+from aerie.engine.models.checkpoint import (
     BITS,
     MAX_HEADER,
     CheckpointError,

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.arguments import Arguments
-from aerie.engine.checkpoint import Header, Tensor, assemble
-from aerie.engine.memory import GIB
+from aerie.engine.models.checkpoint import Header, Tensor, assemble
+from aerie.engine.models.gpu_memory import GIB
 from aerie.engine.preflight import Severity, Subject, run, table
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 
 Change = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 """What is different from the small pair that fits: fields of the subject, or a function of the models that gives them."""
@@ -115,7 +115,7 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         WARN,
         (
             "[1, 3, 4] at the top level: these look like layers counted by their output; to vLLM they are [2, 4, 5], and vLLM "
-            "reads [1, 3, 4], one layer too early. Convert the drafter with `eagle convert`, which writes "
+            "reads [1, 3, 4], one layer too early. Convert the drafter with `aerie-drafter convert`, which writes "
             "eagle_aux_hidden_state_layer_ids: [2, 4, 5] to the top level."
         ),
     ),
@@ -130,7 +130,7 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         "C2",
         nested_only([1, 3, 5]),
         REFUSE,
-        "ignores it there and reads [2, 4, 5]. Convert the drafter with `eagle convert`, which writes",
+        "ignores it there and reads [2, 4, 5]. Convert the drafter with `aerie-drafter convert`, which writes",
     ),
     (
         "C2",

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from aerie.api import SpeculativeDeployment
+from aerie.cli.app import run
 from aerie.cli.console import CommandError
-from aerie.cli.files import read_memory
-from aerie.cli.run import run
-from aerie.cli.subject import Given, of_deployment
-from aerie.engine.catalog import Catalog
+from aerie.cli.inputs.files import read_memory
+from aerie.cli.inputs.preflight_input import Given, of_deployment
+from aerie.engine.models.drafter_catalog import Catalog
 
 Folders = Callable[..., tuple[Path, Path]]
 File = Callable[..., str]

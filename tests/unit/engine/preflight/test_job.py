@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.cli.preflight_job import fitted
-from aerie.cli.run import run
+from aerie.cli.app import run
+from aerie.cli.commands.preflight_job import fitted
 
 DIGEST = "sha256:" + "0" * 64
 

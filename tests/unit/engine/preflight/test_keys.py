@@ -8,7 +8,7 @@ import pytest
 
 from aerie.engine.arguments import Arguments
 from aerie.engine.preflight import Severity
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 from tests.unit.engine.preflight.conftest import Small
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.checkpoint import Checkpoint, Tensor
-from aerie.engine.memory import GIB, RESERVE, Drawn, Layout, estimate
+from aerie.engine.models.checkpoint import Checkpoint, Tensor
+from aerie.engine.models.gpu_memory import GIB, RESERVE, Drawn, Layout, estimate
 
 LLAMA_8B = {
     "dtype": "bfloat16",

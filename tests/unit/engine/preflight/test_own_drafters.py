@@ -9,10 +9,10 @@ import pytest
 
 from aerie.checkpoints import read_folder
 from aerie.engine.preflight import Severity, run
-from eagle import checkpoint
-from eagle.config import DrafterConfig, Family, MlaDims
-from eagle.export import Form, export
-from eagle.model import Drafter
+from aerie_drafter import checkpoint
+from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.export import Form, export
+from aerie_drafter.model import Drafter
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

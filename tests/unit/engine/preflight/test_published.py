@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.checkpoint import assemble
+from aerie.engine.models.checkpoint import assemble
 from aerie.engine.preflight import Finding, Severity, Subject, run
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 from tests.unit.engine.preflight.published import KEY, ROWS, Row
 
 VERSIONS = tuple(f"0.{minor}.0" for minor in range(22, 34))

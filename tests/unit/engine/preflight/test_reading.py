@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerie.checkpoints import Hub, HubError, HubRefusalError, read_folder, read_repository
-from aerie.engine.checkpoint import CheckpointError
+from aerie.engine.models.checkpoint import CheckpointError
 
 
 def shards(small: Any, folder: Path, count: int) -> Path:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from aerie.engine.preflight.check import check, eagle3_only
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import check, eagle3_only
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
-from aerie.engine.preflight.subject import Subject
-from aerie.engine.versions import SECURITY_FLOOR, Feature, Version
+from aerie.engine.releases import SECURITY_FLOOR, Feature, Version
 
 _RAISED = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
 """RoPE types whose table vLLM makes longer for a drafter."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aerie.engine.layer_ids import Counting
-from aerie.engine.preflight.check import check, eagle3_only
+from aerie.engine.models.layer_ids import Counting
+from aerie.engine.models.supported_targets import Eagle3, eagle3, first_release
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import check, eagle3_only
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
-from aerie.engine.preflight.subject import Subject
-from aerie.engine.targets import Eagle3, eagle3, first_release
 
 _OTHER = "use a drafter that was trained for this target: `aerie catalog` names them"
 
@@ -125,9 +125,9 @@ def _write(way: Counting | None, ids: tuple[int, ...]) -> str:
         return f"copy {_KEY}: {list(ids)} to the top level of the drafter's config.json"
     shifted = list(Counting.OUTPUTS.to_vllm(ids))
     if way is Counting.OUTPUTS:
-        return f"convert the drafter with `eagle convert`, which writes {_KEY}: {shifted} to the top level"
+        return f"convert the drafter with `aerie-drafter convert`, which writes {_KEY}: {shifted} to the top level"
     return (
-        f"convert the drafter with `eagle convert --layer-ids inputs` if vLLM's ids are {list(ids)}, or with "
+        f"convert the drafter with `aerie-drafter convert --layer-ids inputs` if vLLM's ids are {list(ids)}, or with "
         f"`--layer-ids outputs` if they are {shifted}"
     )
 

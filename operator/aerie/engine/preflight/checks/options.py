@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aerie.api.engine_options import BY_NAME
-from aerie.engine.options import faults, faults_of_runner
-from aerie.engine.preflight.check import check
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import check
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
-from aerie.engine.preflight.subject import Subject
+from aerie.engine.speculative_config import faults, faults_of_runner
 
 _OWN = frozenset({"method", "model", "revision", "num_speculative_tokens", "draft_tensor_parallel_size", "tensor_parallel_size"})
 """Keys that other checks are about, or that every config has."""

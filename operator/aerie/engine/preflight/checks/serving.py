@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aerie.engine.memory import GIB
-from aerie.engine.preflight.check import check
+from aerie.engine.models.gpu_memory import GIB
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import check
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
-from aerie.engine.preflight.subject import Subject
-from aerie.engine.versions import Feature, Version, for_cpu
+from aerie.engine.releases import Feature, Version, for_cpu
 
 
 @check(

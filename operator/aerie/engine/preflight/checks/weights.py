@@ -12,11 +12,11 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from aerie.engine.checkpoint import Checkpoint, Tensor
-from aerie.engine.models import DrafterModel
-from aerie.engine.preflight.check import check, eagle3_only
+from aerie.engine.models.checkpoint import Checkpoint, Tensor
+from aerie.engine.models.config import DrafterModel
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import check, eagle3_only
 from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, warn
-from aerie.engine.preflight.subject import Subject
 
 _EXPORT = "export the drafter again"
 _KNOWN = frozenset(

@@ -1,0 +1,1 @@
+"""Confidence sequences, exact bounds of counts, and how blocks of equal arms scatter."""

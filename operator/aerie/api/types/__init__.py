@@ -1,0 +1,1 @@
+"""The types that all models of the resource are built of."""

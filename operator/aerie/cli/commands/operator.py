@@ -1,0 +1,182 @@
+"""`aerie operator`: the operator itself, as its pod runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import kopf
+import typer
+
+from aerie.api import ResourceError
+from aerie.api.engine import Resources, Variable
+from aerie.cli.console import CommandError
+from aerie.cli.inputs.files import CATALOG, read_usable_catalog
+from aerie.manifests.preflight_job import RESOURCES, Runner
+from aerie.rollout.facts.concurrency import Limits
+
+
+class LogFormat(Enum):
+    """How to write the log."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+def operator(
+    namespace: Annotated[list[str] | None, typer.Option(help="Namespace to work in; may be repeated. Default: all.")] = None,
+    lease_namespace: Annotated[str | None, typer.Option(help="Namespace of the leader's Lease. Default: the pod's own.")] = None,
+    lease_name: Annotated[str, typer.Option(help="Name of the leader's Lease.")] = "aerie-operator",
+    preflight_image: Annotated[
+        str | None, typer.Option(envvar="AERIE_IMAGE", help="Image of the preflight Jobs: the operator's own.")
+    ] = None,
+    preflight_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(help="Secret of each resource's namespace by which that image is pulled; may be repeated."),
+    ] = None,
+    preflight_resources: Annotated[
+        str | None, typer.Option(help="Requests and limits of their container, as JSON. Default: what a usual quota asks for.")
+    ] = None,
+    preflight_env: Annotated[
+        str | None, typer.Option(help="Variables of their container, as a JSON list of {name, value or valueFrom}.")
+    ] = None,
+    max_concurrent_rollouts: Annotated[
+        int, typer.Option(min=0, help="Rollouts under way in the cluster at the same time; further ones wait. 0: any number.")
+    ] = 20,
+    max_concurrent_rollouts_per_namespace: Annotated[
+        int, typer.Option(min=0, help="The same in any one namespace. 0: any number.")
+    ] = 10,
+    max_concurrent_trials: Annotated[
+        int, typer.Option(min=0, help="Trials of speculation settings, by tuning, at the same time. 0: any number.")
+    ] = 10,
+    catalog: Annotated[str | None, typer.Option(help=CATALOG)] = None,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
+    health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
+    notify_url: Annotated[
+        str | None, typer.Option(envvar="AERIE_NOTIFY_URL", help="Where CloudEvents of rollouts are posted. Default: nowhere.")
+    ] = None,
+    notify_headers: Annotated[
+        str | None, typer.Option(help="File with headers for them, one `Name: value` in each line; read for each.")
+    ] = None,
+    notify_source: Annotated[str, typer.Option(help="Their source, which tells one cluster's from another's.")] = "aerie",
+    prometheus_token: Annotated[
+        list[str] | None, typer.Option(help="ADDRESS=FILE: bearer token for the Prometheus server there; may be repeated.")
+    ] = None,
+    prometheus_allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a Prometheus server that resources may name; may be repeated. Default: any address."),
+    ] = None,
+    prometheus_ca: Annotated[
+        str | None, typer.Option(help="File with the authorities of Prometheus servers with https. Default: the public ones.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="How to write the log.")] = LogFormat.TEXT,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done to each resource, and do nothing.")
+    ] = False,
+) -> None:
+    """Run the operator: watch SpeculativeDeployments and keep what they ask for.
+
+    Uses the service account of its pod, or the kubeconfig. Of several operators with one Lease, one acts. Ends on SIGTERM.
+    """
+    # Imported here: the other commands need neither Kopf nor the cluster's client.
+    from aerie.controller.kubernetes.kubeconfig import ConnectError
+    from aerie.controller.notifier import Hook, HookError
+    from aerie.controller.operator import Options, run
+    from aerie.controller.scraping.prometheus import Access
+
+    if preflight_image is None:
+        raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
+    try:
+        hook = Hook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
+    except HookError as error:
+        raise CommandError(f"--notify-url or --notify-headers: {error}") from None
+    rows, problems = read_usable_catalog(catalog)
+    kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
+    logging.getLogger().setLevel(_level(log_level))
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
+    for problem in problems:
+        logging.getLogger(__name__).error("%s", problem)
+    options = Options(
+        runner=Runner(
+            preflight_image,
+            tuple(preflight_pull_secret or ()),
+            _resources(preflight_resources),
+            _variables(preflight_env),
+        ),
+        catalog=rows,
+        identity=f"{socket.gethostname()}_{os.getpid()}",
+        namespaces=tuple(namespace or ()),
+        lease_namespace=lease_namespace,
+        lease_name=lease_name,
+        health_port=health_port,
+        metrics_port=metrics_port,
+        hook=hook,
+        access=Access(
+            dict(map(_token, prometheus_token or [])),
+            Path(prometheus_ca) if prometheus_ca else None,
+            tuple(map(_allowed, prometheus_allow or [])),
+        ),
+        limits=Limits(
+            max_concurrent_rollouts or None, max_concurrent_rollouts_per_namespace or None, max_concurrent_trials or None
+        ),
+        dry_run=dry_run,
+    )
+    try:
+        raise typer.Exit(asyncio.run(run(options)))
+    except ConnectError as error:
+        raise CommandError(str(error)) from None
+
+
+def _variables(text: str | None) -> tuple[dict[str, Any], ...]:
+    try:
+        given = json.loads(text or "[]")
+        if not isinstance(given, list):
+            raise ResourceError("it is no list.")
+        return tuple(Variable.from_dict(one, unknown="refuse").to_dict() for one in given)
+    except (ResourceError, ValueError) as error:
+        raise CommandError(f"--preflight-env: {error}") from None
+
+
+def _resources(text: str | None) -> Resources:
+    if text is None:
+        return RESOURCES
+    try:
+        read = json.loads(text, parse_float=str)  # a quantity: 0.5
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise CommandError(
+            f'--preflight-resources is {text}: write JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.'
+        )
+    try:
+        return Resources.from_dict(read, unknown="refuse")
+    except ResourceError as error:
+        raise CommandError(f"--preflight-resources: {error}") from None
+
+
+def _token(text: str) -> tuple[str, Path]:
+    address, equals, file = text.rpartition("=")
+    if not equals or not file or not address.startswith(("http://", "https://")):
+        raise CommandError(f"--prometheus-token is {text}: write it as http://HOST:PORT=FILE or https://HOST=FILE.")
+    return address, Path(file)
+
+
+def _allowed(address: str) -> str:
+    if not address.startswith(("http://", "https://")):
+        raise CommandError(f"--prometheus-allow is {address}: write it as http://HOST:PORT or https://HOST/PATH.")
+    return address
+
+
+def _level(name: str) -> int:
+    found = logging.getLevelNamesMapping().get(name.upper())
+    if found is None:
+        raise CommandError(f"--log-level is {name}: it has to be one of DEBUG, INFO, WARNING and ERROR.")
+    return found

@@ -1,0 +1,94 @@
+"""`aerie preflight-job`: preflight as a Job of the operator runs it, with its verdict where Kubernetes reads it.
+
+The verdict is the container's termination message, of which Kubernetes keeps 4 KiB: `ok` is true, false, or null where the Hub
+could not be read, so that there is none; `unavailable` is true besides where the Hub has said no, which another try at once would
+not change. The exit status says the same: 0, 1, 2, and 3 for a Hub that has said no. Files that cannot be read as a checkpoint
+are a verdict: an engine could not read them either.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aerie.api import ResourceError
+from aerie.checkpoints import HubError, HubRefusalError, read_repository
+from aerie.cli.console import CommandError
+from aerie.cli.inputs.files import read_deployment
+from aerie.cli.inputs.preflight_input import Given, of_deployment
+from aerie.engine.arguments import ArgumentError
+from aerie.engine.models.checkpoint import CheckpointError
+from aerie.engine.models.drafter_catalog import Catalog
+from aerie.engine.preflight import Report, Severity, run
+
+UNAVAILABLE = 3
+"""Exit status of a Job whose Hub has said no."""
+_KEPT = 4096
+"""Bytes of a termination message that Kubernetes keeps."""
+
+
+def preflight_job(
+    file: Annotated[str, typer.Option(help="The resource.")],
+    report: Annotated[Path, typer.Option(help="File for the verdict.")],
+    target: Annotated[Path | None, typer.Option(help="Folder of the target, where its source is mounted.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="Folder of the drafter, where its source is mounted.")] = None,
+) -> None:
+    """Run preflight in a Job of the operator."""
+    try:
+        subject, remarks = of_deployment(read_deployment(file), Given(target, drafter), Catalog(()), read_repository)
+        found = run(subject)
+    except HubRefusalError as error:
+        report.write_bytes(fitted({"ok": None, "unavailable": True, "error": str(error)}))
+        typer.echo(str(error))
+        raise typer.Exit(UNAVAILABLE) from None
+    except HubError as error:
+        report.write_bytes(fitted({"ok": None, "error": str(error)}))
+        raise
+    except (CommandError, CheckpointError, ResourceError, ArgumentError) as error:
+        report.write_bytes(fitted({"ok": False, "summary": str(error), "checks": [], "refused": [str(error)], "warned": []}))
+        typer.echo(str(error))
+        raise typer.Exit(1) from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Files that nobody thought of: as a crash this would be tried again for ever, with the same outcome.
+        said = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
+        report.write_bytes(fitted({"ok": False, "summary": said, "checks": [], "refused": [said], "warned": []}))
+        typer.echo(said)
+        raise typer.Exit(1) from error
+    report.write_bytes(fitted(verdict(found, remarks)))
+    for finding in found.findings:
+        if finding.severity is not Severity.SKIP:
+            typer.echo(finding.sentence)
+    typer.echo(found.summary)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def verdict(report: Report, remarks: tuple[str, ...]) -> dict[str, object]:
+    """What the operator reads."""
+    return {
+        "ok": report.ok,
+        "summary": report.summary + ".",
+        "checks": list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE))),
+        "refused": [finding.sentence for finding in report.of(Severity.REFUSE)],
+        "warned": [*(finding.sentence for finding in report.of(Severity.WARN)), *remarks],
+    }
+
+
+def fitted(document: dict[str, object]) -> bytes:
+    """The document in what Kubernetes keeps: lists lose entries from their end first, then sentences are cut."""
+    while len(text := json.dumps(document, ensure_ascii=False).encode()) > _KEPT:
+        lists = [value for value in (document.get("warned"), document.get("refused")) if isinstance(value, list)]
+        longest = next((value for value in lists if len(value) > 1 or (value and value is lists[0])), None)
+        if longest:
+            longest.pop()
+            continue
+        document = {key: _cut(value) for key, value in document.items()}
+    return text
+
+
+def _cut(value: object) -> object:
+    if isinstance(value, str):
+        return value if len(value) <= 400 else value[:399] + "…"
+    return [_cut(one) for one in value] if isinstance(value, list) else value

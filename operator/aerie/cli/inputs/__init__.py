@@ -1,0 +1,1 @@
+"""What a command reads: manifests, workloads, checkpoints, recorded metrics."""

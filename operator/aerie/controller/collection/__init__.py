@@ -1,0 +1,1 @@
+"""Blocks for analyses and calibration, out of the sliding windows."""

@@ -1,0 +1,1 @@
+"""Asks engines themselves: fixed prompts, and the length of their context."""

@@ -1,0 +1,1 @@
+"""Reads the engines' metrics over HTTP, from pods or from Prometheus."""

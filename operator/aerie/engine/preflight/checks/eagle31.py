@@ -1,0 +1,176 @@
+"""What makes a drafter EAGLE 3.1 instead of 3, and whether config, weights and engine agree about it.
+
+EAGLE 3.1 is two booleans of the drafter's config: `fc_norm` (one norm for each hidden state before fc, with weights of its
+own) and `norm_output` (the next step gets the normed state, with no weights of its own). Nothing fails when they are wrong;
+acceptance falls. The figures are of one small drafter on vLLM 0.32 on CPU, K = 3, trained as EAGLE 3.1 to AL 2.51.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.registry import check, eagle3_only
+from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, warn
+from aerie.engine.releases import Feature
+
+_FIRST_WITH = {"llama": Feature.EAGLE31_LLAMA, "qwen3": Feature.EAGLE31_QWEN3, "mla": Feature.EAGLE31_MLA}
+
+
+@check(
+    "C1",
+    "engine knows EAGLE 3.1",
+    why="an engine that is too old ignores fc_norm or norm_output, and acceptance falls without an error",
+    worst=Severity.REFUSE,
+    source="vLLM pull requests 42764 (Llama), 43482 (MLA), 46488 (speculators format); models/qwen3_eagle3.py",
+)
+@eagle3_only
+def engine_knows_31(subject: Subject) -> Iterable[Outcome]:
+    drafter = subject.drafter_model
+    if not drafter.is_31:
+        yield passed("the drafter is plain EAGLE 3")
+        return
+    flags = " and ".join(name for name, on in (("fc_norm", drafter.fc_norm), ("norm_output", drafter.norm_output)) if on)
+    feature = Feature.EAGLE31_SPECULATORS if drafter.format == "speculators" else _FIRST_WITH.get(drafter.family)
+    if feature is None:
+        yield note(
+            f"the drafter asks for {flags}, and it is not known which vLLM gives it to {drafter.architecture}",
+            "compare its acceptance length with the published one",
+        )
+    elif not subject.supports(feature):
+        limits = f": {feature.limits}" if feature.limits else ""
+        yield refuse(
+            f"the drafter asks for {flags}, and vLLM {subject.version} has no {feature.what}{limits}",
+            f"use vLLM {feature.since} or newer",
+        )
+    else:
+        yield passed(f"the drafter asks for {flags}; vLLM {subject.version} has had it since {feature.since}")
+
+
+@check(
+    "C6",
+    "one kind of norm before fc",
+    why="vLLM applies both, one after the other, and no drafter was trained so",
+    worst=Severity.REFUSE,
+    source="vLLM models/llama_eagle3.py, combine_hidden_states; speculators pull request 670",
+)
+@eagle3_only
+def one_norm_before_fc(subject: Subject) -> Iterable[Outcome]:
+    drafter = subject.drafter_model
+    if drafter.fc_norm and drafter.norm_before_fc:
+        yield refuse(
+            "fc_norm and norm_before_fc are both true, and vLLM applies both",
+            "keep the one that the drafter was trained with: fc_norm has weights fc_norm.N.weight, norm_before_fc has "
+            "input_norm.weight",
+        )
+    elif drafter.norm_before_fc and drafter.family == "mla":
+        yield refuse(
+            "norm_before_fc is true, and vLLM's drafter class for multi-head latent attention ignores it",
+            "use a drafter that was trained with fc_norm",
+        )
+    else:
+        name = "fc_norm" if drafter.fc_norm else "norm_before_fc" if drafter.norm_before_fc else "none"
+        yield passed(f"norm before fc: {name}")
+
+
+@check(
+    "C7",
+    "trained as it is served",
+    why="SpecForge from 2026-07-20 to 2026-09-15 wrote norm_output: true and trained without it",
+    worst=Severity.WARN,
+    source="SpecForge pull requests 568 and 879",
+)
+@eagle3_only
+def trained_as_served(subject: Subject) -> Iterable[Outcome]:
+    assert subject.drafter is not None
+    drafter = subject.drafter_model
+    if not drafter.norm_output:
+        yield passed("norm_output is not true, so SpecForge's mismatch of 2026 cannot matter")
+        return
+    named = [subject.drafter.name, str(subject.drafter.config.get("_name_or_path", "")), *subject.drafter.metadata.values()]
+    trainer = next((known for known in _TRAINERS if any(known in text.lower() for text in named)), None)
+    if trainer == "specforge":
+        yield warn(
+            "norm_output is true and the checkpoint names SpecForge, which from 2026-07-20 to 2026-09-15 wrote the flag and "
+            "trained without it",
+            "if it was trained in that time, set norm_output: false in its config.json or train it again; if later, "
+            "nothing is wrong",
+        )
+    elif drafter.format == "speculators" or trainer is not None:
+        yield passed(f"norm_output is true, and the checkpoint is from {trainer or 'speculators'}, not from SpecForge")
+    else:
+        yield note(
+            "norm_output is true, and headers do not tell who trained it: that it was trained so could not be checked",
+            "if it was trained with SpecForge between 2026-07-20 and 2026-09-15, set norm_output: false in its config.json",
+        )
+
+
+_TRAINERS = ("specforge", "torchspec", "speculators", "aerie")
+
+
+@check(
+    "C8",
+    "norm_before_residual is written down",
+    why="a native config without it means False, a speculators config True: a conversion between them can flip it unseen",
+    worst=Severity.NOTE,
+    source="vLLM transformers_utils/configs/speculators/algos.py, update_eagle3; models/llama_eagle3.py",
+)
+@eagle3_only
+def norm_before_residual_written(subject: Subject) -> Iterable[Outcome]:
+    drafter = subject.drafter_model
+    if drafter.norm_before_residual is not None:
+        yield passed(f"norm_before_residual is {_json(drafter.norm_before_residual)}")
+    else:
+        taken = drafter.format == "speculators"
+        yield note(
+            f"norm_before_residual is not in the drafter's config; vLLM takes {_json(taken)} for the {drafter.format} format",
+            f"write {_json(taken)} into it if the drafter was trained so, so that no conversion can flip it",
+        )
+
+
+@check(
+    "C27",
+    "both halves of EAGLE 3.1",
+    why="a 3.1 drafter without norm_output gets hidden states that it was not trained on: AL 2.08 instead of 2.51",
+    worst=Severity.REFUSE,
+    source="vLLM pull request 42764; measured on vLLM 0.32, K = 3; arXiv 2605.09992 for norm_output without training",
+)
+@eagle3_only
+def both_halves(subject: Subject) -> Iterable[Outcome]:
+    assert subject.drafter is not None
+    drafter = subject.drafter_model
+    has_weights = any(name.startswith("fc_norm.") for name in subject.drafter.tensors or ())
+    if drafter.norm_output is None and (drafter.fc_norm or has_weights):
+        betrayed = "there are weights fc_norm.N.weight" if has_weights else "fc_norm is true"
+        yield refuse(
+            f"{betrayed}, so the drafter is EAGLE 3.1, but its config does not say norm_output, which vLLM then takes for false; "
+            "a 3.1 drafter served so lost more than a quarter of its accepted tokens (AL 2.08 instead of 2.51 at K = 3) "
+            "without an error",
+            "write norm_output: true into its config.json, or false if it was trained without",
+        )
+    elif drafter.norm_output is False and (drafter.fc_norm or has_weights):
+        yield warn(
+            "fc_norm is there and norm_output is false: half of EAGLE 3.1",
+            "leave it if the drafter was trained so (SpecForge before 2026-09-15), else write norm_output: true",
+        )
+    elif drafter.norm_output and not (drafter.fc_norm or has_weights or drafter.norm_before_fc):
+        yield warn(
+            "norm_output is true without fc_norm or norm_before_fc; turned on for a drafter that was trained without "
+            "it, it costs "
+            "most of the acceptance (AL 3.06 to 1.33 in the paper)",
+            "set norm_output: false unless the drafter was trained with it",
+        )
+    elif drafter.norm_output:
+        form = "fc_norm" if drafter.fc_norm or has_weights else "norm_before_fc"
+        yield passed(f"{form} and norm_output: the drafter is EAGLE 3.1")
+    elif subject.drafter.tensors is None:
+        yield note("the drafter's weights are not safetensors: whether they hold fc_norm.N.weight could not be checked", _CONVERT)
+    else:
+        yield passed("neither fc_norm nor norm_output: the drafter is plain EAGLE 3")
+
+
+_CONVERT = "convert the drafter to safetensors"
+
+
+def _json(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,77 @@
+"""The Deployment of one group of pods, and the budget that says how many pods of a revision a drain may take at a time.
+
+Guarantees: a budget's selector never changes and takes the pods of one revision alone, so that no two of them ever select the
+same pod (Kubernetes then evicts none), and a revision whose pods load does not keep those of another from being drained; control
+pods have none, because all that a comparison loses by one is time. Not guaranteed: anything where the user has a budget of their
+own on the same pods; `disruption.budget: None` makes room for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.manifests import naming
+
+_LONGEST_START = 7200
+"""Seconds after which Kubernetes calls a Deployment stuck. Aerie judges progress itself, by rollout.progressDeadline; a field
+here that followed it would be one more thing to change on a running fleet."""
+
+
+def deployment(
+    resource: SpeculativeDeployment, template: dict[str, Any], revision: str, arm: str, replicas: int
+) -> dict[str, Any]:
+    """The Deployment of the revision's pods in this arm (stable, canary or control).
+
+    Its template never changes, because a changed pod is another revision with a Deployment of its own; so Kubernetes' rolling
+    update only ever replaces pods that are lost.
+    """
+    name, control = resource.metadata.name, arm == "control"
+    group = naming.group(name, revision, control=control)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": naming.deployment(name, revision, control=control),
+            "labels": {**naming.common(name), **group, naming.ARM: arm},
+            "annotations": {naming.TEMPLATE: digest(template)},
+        },
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": group},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "progressDeadlineSeconds": _LONGEST_START,
+            "revisionHistoryLimit": 1,
+            "template": {**template, "metadata": _with_labels(template.get("metadata") or {}, group)},
+        },
+    }
+
+
+def digest(template: Mapping[str, Any]) -> str:
+    """By which a Deployment tells the template that it was made of from any other."""
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _with_labels(metadata: dict[str, Any], group: dict[str, str]) -> dict[str, Any]:
+    return {**metadata, "labels": {**metadata.get("labels", {}), **group}}
+
+
+def disruption_budget(resource: SpeculativeDeployment, revision: str) -> dict[str, Any]:
+    """The budget of the revision's pods, but for control pods. A percentage is rounded up: a single pod can be drained too."""
+    name = resource.metadata.name
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": naming.deployment(name, revision, control=False),
+            "labels": naming.common(name) | {naming.REVISION: revision},
+        },
+        "spec": {
+            "maxUnavailable": resource.spec.rollout.disruption.amount,
+            "selector": {"matchLabels": naming.group(name, revision, control=False)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

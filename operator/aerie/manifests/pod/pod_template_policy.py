@@ -1,0 +1,69 @@
+"""What podTemplate must leave of the engine's pod, told by the merged pod: however a merge took it away, it is seen.
+
+Guarantee: a pod that passes is the engine that the resource describes (image, arguments, model files), found and probed where
+Services, probes and the scraper look. Not guaranteed: that the API server takes it; what it refuses is shown in a condition.
+A command of the user's runs before the engine's arguments, and what it makes of them is out of sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aerie.manifests import naming
+
+_FIELD = "spec.engine.podTemplate.spec"
+_ENGINE = f"{_FIELD}.containers[{naming.ENGINE}]"
+_MODELS = frozenset({"target", "drafter"})
+
+
+class TemplateError(ValueError):
+    """podTemplate takes away what the engine needs; a sentence that names the field and what to write instead."""
+
+
+def protect(base: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """Check the spec of the merged pod against Aerie's own. Raises TemplateError with all that is wrong."""
+    if problems := list(_problems(base, made)):
+        raise TemplateError(" ".join(problems))
+
+
+def _problems(base: Mapping[str, Any], made: Mapping[str, Any]) -> Iterator[str]:
+    if made.get("restartPolicy", "Always") != "Always":
+        yield f"{_FIELD}.restartPolicy is {made['restartPolicy']}, and engines are restarted always: leave it out."
+    before, after = _engine(base), _engine(made)
+    if after is None or before is None:
+        yield f"{_FIELD}.containers removes the container {naming.ENGINE}, which is the engine: change it instead."
+        return
+    if after.get("args") != before["args"]:
+        yield f"{_ENGINE}.args would replace those by which the engine gets its model and drafter: write spec.engine.args."
+    if after.get("image") != before["image"]:
+        yield f"{_ENGINE}.image hides the engine's version: write spec.engine.image."
+    named = [port for port in after.get("ports") or [] if port.get("name") == naming.PORT_NAME]
+    if named != before["ports"]:
+        yield (
+            f"{_ENGINE}.ports changes the port {naming.PORT} named {naming.PORT_NAME}, by which Services, probes and metrics find "
+            "the engine: give other ports other names and numbers."
+        )
+    for probe, why in (
+        ("readinessProbe", "requests would go to engines that still load"),
+        ("startupProbe", "engines would be killed while they load"),
+    ):
+        if probe not in after:
+            yield f"{_ENGINE}.{probe} cannot be removed, because {why}: change its periodSeconds or failureThreshold."
+    if _model_files(base, before) != _model_files(made, after):
+        yield (
+            f"{_FIELD} changes the volumes or mounts of the model's files, which preflight has not seen: write "
+            "spec.model.source or spec.drafter.source, and give other volumes other names and folders."
+        )
+
+
+def _engine(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    containers = spec.get("containers") or []
+    return next((one for one in containers if isinstance(one, Mapping) and one.get("name") == naming.ENGINE), None)
+
+
+def _model_files(spec: Mapping[str, Any], engine: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The mounts of the models' own volumes in the engine, and those volumes, as far as they are mounted."""
+    mounts = [one for one in engine.get("volumeMounts") or [] if one.get("name") in _MODELS]
+    mounted = {one["name"] for one in mounts}
+    return mounts, [one for one in spec.get("volumes") or [] if one.get("name") in mounted]

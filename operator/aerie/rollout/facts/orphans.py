@@ -1,0 +1,57 @@
+"""What is left of a resource that was deleted, when one of the same name has come after it.
+
+The garbage collector takes it within seconds. Until then it bears the names that the new resource wants and the labels that it
+looks for, and must neither be told as somebody else's nor be taken for the new one's: pods of before would promote a revision
+whose own pods have yet to start, and a finished Job would answer for files that nobody has looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from aerie.api import SpeculativeDeployment
+from aerie.rollout.facts.snapshot import Object, Observed, owned
+
+AGAIN_AFTER = timedelta(seconds=5)
+"""Its end is an event for those kinds only that are watched."""
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Kind and name of each child that is left."""
+
+    names: frozenset[tuple[str, str]] = frozenset()
+
+    def __contains__(self, item: Object) -> bool:
+        return (item["kind"], item["metadata"]["name"]) in self.names
+
+
+def without_leftovers(observed: Observed) -> tuple[Observed, Leftovers]:
+    """What belongs to the resource itself, or to somebody else; and what is left of one before it."""
+    resource = observed.resource
+    old = [child for child in observed.children if _is_left(child, resource)]
+    made = resource.metadata.creation_timestamp
+    pods = tuple(pod for pod in observed.pods if not _before(pod, made))
+    if not old and len(pods) == len(observed.pods):
+        return observed, Leftovers()
+    found = Leftovers(frozenset((child["kind"], child["metadata"]["name"]) for child in old))
+    children = tuple(child for child in observed.children if child not in found)
+    return replace(observed, children=children, pods=pods), found
+
+
+def _is_left(child: Object, resource: SpeculativeDeployment) -> bool:
+    if owned(child, resource.metadata.uid):
+        return False
+    return any(
+        reference.get("controller")
+        and (reference.get("kind"), reference.get("name")) == (resource.kind, resource.metadata.name)
+        and str(reference.get("apiVersion")).partition("/")[0] == resource.api_version.partition("/")[0]
+        for reference in child["metadata"].get("ownerReferences") or []
+    )
+
+
+def _before(pod: Object, made: datetime | None) -> bool:
+    """Whether the pod is older than the resource, by the server's times: pods of a Deployment do not name the resource."""
+    created = pod["metadata"].get("creationTimestamp")
+    return made is not None and created is not None and datetime.fromisoformat(created) < made

@@ -1,0 +1,69 @@
+"""What is stable where the status does not say it any more: after a restore without status, or `status: null` by hand.
+
+The status is the only record of what is stable, but the pods that serve are there to be seen. A resource without a status, of
+which pods serve, gets the revision of most of those pods back as its stable one, and of as many the one that was it; what the
+revision is, its preflight's record says. Another revision of which pods serve is a canary on its way out, so that its pods stay
+as long as they are needed. From there on all is as ever: where the spec asks for another revision, it goes out by a canary.
+
+The same holds where the status says that nothing is stable yet, and pods serve of which it knows nothing; but if these are all of
+the revision that the spec asks for, they are a first revision's, and become stable as such (course.py).
+
+Guarantees: pure; pods that serve are not deleted because nobody remembers them. Not guaranteed: the rest of what was lost, such
+as a canary under way, which begins anew, and the history.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+
+from aerie.api import ResourceError, SpeculativeDeployment
+from aerie.api.status import Arm, CanaryArm, Status
+from aerie.manifests import naming, preflight_job
+from aerie.rollout.facts.snapshot import Observed, labels, owned
+from aerie.rollout.revision.desired import read_wanted
+
+
+def recovered(observed: Observed, now: datetime) -> Observed:
+    """The same, with a stable arm in the status where it has none and pods serve that it does not know."""
+    resource, status = observed.resource, observed.resource.status or Status()
+    first = status.canary
+    if status.stable is not None or (first is not None and observed.serving(first.revision)):
+        return observed
+    serving: dict[str, tuple[int, bool]] = {}
+    for item in observed.of("Deployment"):
+        revision = labels(item).get(naming.REVISION)
+        if revision is None or not owned(item, resource.metadata.uid):
+            continue
+        control = labels(item).get(naming.CONTROL) == "true"  # it is of the stable revision too
+        count, was_stable = serving.get(revision, (0, False))
+        count += observed.serving(revision, control=control)
+        if count:
+            serving[revision] = (count, was_stable or control or labels(item).get(naming.ARM) == "stable")
+    if not serving or (status.phase is not None and set(serving) == {read_wanted(resource).revision}):
+        return observed
+    stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)
+    update: dict[str, Arm] = {"stable": arm_of(observed, stable)}
+    if others and first is None:
+        update["canary"] = leaving(observed, others[0], now)
+    status = status.model_copy(update=update)
+    return replace(observed, resource=resource.model_copy(update={"status": status}))
+
+
+def leaving(observed: Observed, revision: str, now: datetime) -> CanaryArm:
+    """A revision of which pods serve and that nothing names: a canary on its way out."""
+    known = dict(arm_of(observed, revision))
+    return CanaryArm(**known, change="", phase="RollingBack", started_at=now, ready_at=now, step_started_at=now)
+
+
+def arm_of(observed: Observed, revision: str) -> Arm:
+    """What is recorded of the revision; nothing but its name where that is lost too."""
+    record = observed.child("ConfigMap", preflight_job.name(observed.resource.metadata.name, revision))
+    text = ((record or {}).get("data") or {}).get(preflight_job.RESOURCE)
+    replicas = ((observed.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
+    try:
+        wanted = read_wanted(SpeculativeDeployment.from_dict(json.loads(text or "")))
+    except (ValueError, ResourceError):
+        return Arm(revision=revision, replicas=replicas)
+    return wanted.arm.model_copy(update={"revision": revision, "replicas": replicas})

@@ -1,0 +1,1 @@
+"""What is written and sent: the status after a step, and notifications."""
