@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.engine.metrics import rates
-from aerie.engine.metrics.exposition import parse
-from aerie.engine.metrics.sample import Counters, between
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Counters, diff_samples
 from aerie.engine.speculation import Static
 from aerie_drafter.evaluate.offline import Asking, Pair, evaluate, total
 from aerie_drafter.evaluate.prompts import Prompt, read_prompts
@@ -110,10 +110,10 @@ def _run(running: Engine, prompts: Sequence[Prompt], drafts: str, temperature: f
         for index, prompt in enumerate(prompts)
     ]
     running.settled()
-    before = parse(running.page().encode())
+    before = parse_exposition(running.page().encode())
     answers = ask(running, requests)
     running.settled()
-    counted = between(before, parse(running.page().encode()))
+    counted = diff_samples(before, parse_exposition(running.page().encode()))
     assert isinstance(counted, Counters), counted
     length, judged = rates.acceptance_length(counted, Static(K)), rates.tokens_per_step(counted)
     assert isinstance(length, rates.Bounds), length

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 
 from aerie.engine.metrics import rates
-from aerie.engine.speculation import Off, Schedule, Setting, Static
-from aerie.tuning.decision.types import Decision
+from aerie.engine.speculation import Off, Schedule, SpeculationSetting, Static
+from aerie.tuning.decision.types import TuningDecision
 from aerie_lab.binaries import ensure
 from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, Measured, opinion, tell
 
@@ -49,7 +49,7 @@ def measure() -> dict[str, float]:
     }
 
 
-def _key(setting: Setting) -> str:
+def _key(setting: SpeculationSetting) -> str:
     match setting:
         case Off():
             return "off"
@@ -71,7 +71,7 @@ def _deviation(one: Measured) -> float:
     return found
 
 
-def _predicted(name: str, decision: Decision) -> dict[str, float]:
+def _predicted(name: str, decision: TuningDecision) -> dict[str, float]:
     low, _, middle, high = next((one.gain for one in decision.predictions if one.setting == Off()), (float("nan"),) * 4)
     points = {"predicted_pct": middle, "predicted_low_pct": low, "predicted_high_pct": high}
     return {f"{name}_{key}": round(100 * value, 1) for key, value in points.items()}

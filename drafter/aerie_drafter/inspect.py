@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aerie.engine.models.origin import Origin, detect
+from aerie.engine.models.origin import CheckpointOrigin, detect_origin
 from aerie_drafter import checkpoint as checkpoints
 from aerie_drafter.checkpoint import EMBEDDING, Provenance, canonical
 from aerie_drafter.checks import ODD_VALUES, mapping_faults, say, shape_faults
@@ -27,7 +27,7 @@ from aerie_drafter.export import Form, first_vllm
 from aerie_drafter.targets import TargetFacts
 from aerie_drafter.weights import CONFIG, SINGLE, Header, embedding_name, is_finite, read_headers, read_json, read_tensors
 
-_AS_IT_IS = (Origin.AERIE, Origin.OTHER, Origin.SPECULATORS)
+_AS_IT_IS = (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER, CheckpointOrigin.SPECULATORS)
 """Origins whose form vLLM reads as it was meant."""
 
 
@@ -74,7 +74,7 @@ def inspect(folder: Path, target: Path | None = None, *, digests: bool = False) 
     report = Report(folder)
     facts = None if target is None else TargetFacts.read(target)
     try:
-        origin, evidence = detect(raw, header.tensors.keys(), header.metadata)
+        origin, evidence = detect_origin(raw, header.tensors.keys(), header.metadata)
     except ODD_VALUES as error:
         raise CheckpointError(f"{folder / CONFIG}: {say(error)}") from None
     report.facts["origin"] = origin.value
@@ -92,7 +92,7 @@ def inspect(folder: Path, target: Path | None = None, *, digests: bool = False) 
 
 
 def _config(
-    report: Report, raw: Mapping[str, Any], header: Header, origin: Origin, target: TargetFacts | None
+    report: Report, raw: Mapping[str, Any], header: Header, origin: CheckpointOrigin, target: TargetFacts | None
 ) -> DrafterConfig | None:
     """The configuration as the origin meant it; its faults, and those of names and shapes."""
     shapes: dict[str, Tensor] = {
@@ -100,7 +100,7 @@ def _config(
         for name, entry in header.tensors.items()
     }
     wishes = Wishes(target_layers=target.layers if target else None)
-    if origin in (Origin.AERIE, Origin.OTHER):
+    if origin in (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER):
         wishes = Wishes(target_layers=wishes.target_layers, layer_ids=LayerIds.INPUTS)
     else:
         try:
@@ -126,7 +126,7 @@ def _config(
     return config
 
 
-def _describe(report: Report, config: DrafterConfig, header: Header, origin: Origin) -> None:
+def _describe(report: Report, config: DrafterConfig, header: Header, origin: CheckpointOrigin) -> None:
     floats = {name: entry for name, entry in header.tensors.items() if entry.dtype not in ("I64", "I32", "BOOL")}
     numbers = sum(torch.Size(entry.shape).numel() for name, entry in floats.items() if not name.endswith(EMBEDDING))
     report.facts |= {
@@ -148,13 +148,13 @@ def _describe(report: Report, config: DrafterConfig, header: Header, origin: Ori
         "types": sorted({entry.dtype for entry in floats.values()}),
         "bytes": sum(entry.end - entry.begin for entry in header.tensors.values()),
         "own_embedding": embedding_name(header) is not None,
-        "first_vllm": first_vllm(config, Form.SPECULATORS if origin is Origin.SPECULATORS else Form.VLLM),
+        "first_vllm": first_vllm(config, Form.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else Form.VLLM),
     }
 
 
-def _check_keys(report: Report, raw: Mapping[str, Any], config: DrafterConfig, origin: Origin) -> None:
+def _check_keys(report: Report, raw: Mapping[str, Any], config: DrafterConfig, origin: CheckpointOrigin) -> None:
     """Keys that some vLLM looks for in one place only (vLLM 0.33: v1/worker/gpu, model_executor/models/llama_eagle3.py)."""
-    if origin is not Origin.OTHER:
+    if origin is not CheckpointOrigin.OTHER:
         return
     name, count = "eagle_aux_hidden_state_layer_ids", len(config.aux_layer_ids)
     if not raw.get(name):

@@ -26,37 +26,37 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, TextIO
 
-REFUSED, FAILED, DEFECT, INTERRUPTED, CLOSED = 1, 2, 70, 130, 141
-TRACEBACK = "AERIE_TRACEBACK"
+EXIT_REFUSED, EXIT_FAILED, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_OUTPUT_CLOSED = 1, 2, 70, 130, 141
+TRACEBACK_VARIABLE = "AERIE_TRACEBACK"
 """Variable that asks for tracebacks."""
-_OURS = ("aerie", "aerie_drafter", "aerie_lab")
-_MARKS = {"✓": "ok", "✗": "x", "·": "-", "…": "...", "─": "-", "│": "|", "→": "->"}
-_LONGEST = 500
+_OWN_PACKAGES = ("aerie", "aerie_drafter", "aerie_lab")
+_ASCII_REPLACEMENTS = {"✓": "ok", "✗": "x", "·": "-", "…": "...", "─": "-", "│": "|", "→": "->"}
+_MAX_ERROR_CHARACTERS = 500
 
 
-class UndeliverableError(BaseException):
+class OutputUndeliverableError(BaseException):
     """Standard output takes no more. Not an Exception: nothing between the write and the edge may take it for its own."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
-        self.closed = isinstance(error, BrokenPipeError)
+        self.is_closed = isinstance(error, BrokenPipeError)
 
 
-def enter(name: str, extra: str, load: Callable[[], Callable[[], int]]) -> NoReturn:
+def run_process(command_name: str, extra: str, load_command: Callable[[], Callable[[], int]]) -> NoReturn:
     """Run a command as this process. `load` imports it; `extra` is the optional dependency that it needs."""
     # Ctrl-C may come while the imports are still running, in which Python may lose it, or report it as another error.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     _prepare_streams()
 
     def command() -> int:
-        run = load()
+        run = load_command()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return run()
 
-    sys.exit(status(name, extra, command))
+    sys.exit(run_to_exit_status(command_name, extra, command))
 
 
-def status(name: str, extra: str, command: Callable[[], int]) -> int:
+def run_to_exit_status(command_name: str, extra: str, command: Callable[[], int]) -> int:
     """The exit status of a command, whatever it raises."""
     try:
         found = command()
@@ -64,51 +64,60 @@ def status(name: str, extra: str, command: Callable[[], int]) -> int:
         return found
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        return INTERRUPTED
-    except UndeliverableError as error:
+        return EXIT_INTERRUPTED
+    except OutputUndeliverableError as error:
         # What is still in the buffer has no way out, and is not to be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return CLOSED if error.closed else _fail(FAILED, f"standard output cannot be written ({error})")
+        return (
+            EXIT_OUTPUT_CLOSED
+            if error.is_closed
+            else _report_failure(EXIT_FAILED, f"standard output cannot be written ({error})")
+        )
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in _OURS:
-            return _defect(name, error)
-        return _fail(FAILED, f"the package {package} is not installed: run pip install 'aerie[{extra}]'" if extra else str(error))
+        if package in _OWN_PACKAGES:
+            return _report_defect(command_name, error)
+        return _report_failure(
+            EXIT_FAILED, f"the package {package} is not installed: run pip install 'aerie[{extra}]'" if extra else str(error)
+        )
     except OSError as error:
         what = error.filename if isinstance(error.filename, str | bytes) else "a file or a connection"
-        return _fail(FAILED, f"{os.fsdecode(what)} cannot be used ({error.strerror or error})")
+        return _report_failure(EXIT_FAILED, f"{os.fsdecode(what)} cannot be used ({error.strerror or error})")
     except MemoryError:
-        return _fail(FAILED, "there is not enough memory for this")
+        return _report_failure(EXIT_FAILED, "there is not enough memory for this")
     except BaseException as error:  # noqa: BLE001 - the edge: above it is only the interpreter, with a traceback and status 1
-        return _defect(name, error)
+        return _report_defect(command_name, error)
 
 
-def _defect(name: str, error: BaseException) -> int:
-    return _fail(DEFECT, f"{name} has a defect ({type(error).__name__}: {error}): set {TRACEBACK}=1 to see where, and report it")
+def _report_defect(command_name: str, error: BaseException) -> int:
+    return _report_failure(
+        EXIT_INTERNAL_ERROR,
+        f"{command_name} has a defect ({type(error).__name__}: {error}): set {TRACEBACK_VARIABLE}=1 to see where, and report it",
+    )
 
 
-def _fail(code: int, text: str) -> int:
-    if os.environ.get(TRACEBACK):
+def _report_failure(exit_status: int, message: str) -> int:
+    if os.environ.get(TRACEBACK_VARIABLE):
         import traceback  # not needed otherwise
 
         traceback.print_exc()
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-    sys.stderr.write(f"error: {line if len(line) <= _LONGEST else line[: _LONGEST - 1] + '…'}.\n")
-    return code
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
+    sys.stderr.write(f"error: {line if len(line) <= _MAX_ERROR_CHARACTERS else line[: _MAX_ERROR_CHARACTERS - 1] + '…'}.\n")
+    return exit_status
 
 
 # -- Standard streams ----------------------------------------------------------------------------------------------------
 
 
-class _Out(io.FileIO):
+class _CheckedStdout(io.FileIO):
     def write(self, data: object) -> int | None:  # type: ignore[override]
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            raise UndeliverableError(error) from error
+            raise OutputUndeliverableError(error) from error
 
 
-class _Err(io.FileIO):
+class _BestEffortStderr(io.FileIO):
     """Notes for a person: where they cannot be written, the exit status still says whether all is well."""
 
     def write(self, data: object) -> int | None:  # type: ignore[override]
@@ -125,19 +134,19 @@ def _prepare_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)
-    codecs.register_error("marks", _marks)
+    codecs.register_error("marks", _replace_unencodable)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the whole process
-    sys.stdout = _text(_Out(1, "w", closefd=False), sys.stdout)
-    sys.stderr = _text(_Err(2, "w", closefd=False), sys.stderr)
+    sys.stdout = _wrap_text_stream(_CheckedStdout(1, "w", closefd=False), sys.stdout)
+    sys.stderr = _wrap_text_stream(_BestEffortStderr(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
-    direct = isinstance(before, io.TextIOWrapper) and (before.line_buffering or before.write_through)
-    encoding = before.encoding if before is not None else "utf-8"
+def _wrap_text_stream(raw: io.FileIO, previous_stream: TextIO | None) -> TextIO:
+    direct = isinstance(previous_stream, io.TextIOWrapper) and (previous_stream.line_buffering or previous_stream.write_through)
+    encoding = previous_stream.encoding if previous_stream is not None else "utf-8"
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "marks", line_buffering=direct)
 
 
-def _marks(error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(_MARKS.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+    return "".join(_ASCII_REPLACEMENTS.get(letter, "?") for letter in error.object[error.start : error.end]), error.end

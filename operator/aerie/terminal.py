@@ -17,23 +17,25 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 """Notes for a person."""
 
 
-def plain(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Text as it is to be seen: no markup, and no control character but the end of a line."""
     return escape("".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text))
 
 
-def refuse(error: Exception) -> None:
+def print_error(error: Exception) -> None:
     """Say why something cannot be done."""
-    err.print(f"[bold red]error:[/] {plain(str(error))}")
+    err.print(f"[bold red]error:[/] {sanitize_text(str(error))}")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version  # not needed otherwise
 
         typer.echo(f"aerie {version('aerie')}")
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")]
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+]
 """An option of a whole command line."""

@@ -18,43 +18,43 @@ from typing import Any
 
 import yaml
 
-MAX_BYTES = 4 * 2**20
-MAX_VALUES = 100_000
+MAX_FILE_BYTES = 4 * 2**20
+MAX_DOCUMENT_VALUES = 100_000
 """Values of all documents of a file, each table and list counted too."""
-_BITS = 63
+_INTEGER_BITS = 63
 
 
-class DocumentError(Exception):
+class YamlDocumentError(Exception):
     """The file cannot be read, or is no YAML; `str(error)` is a sentence that begins with the file's name."""
 
 
-def read_documents(file: str) -> list[Any]:
+def read_yaml_documents(file: str) -> list[Any]:
     """The documents of a file; `-` is standard input. Raises DocumentError."""
     shown = "standard input" if file == "-" else file
     try:
-        data = _read(file)
+        data = _read_bytes(file)
         text = data.decode("utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise DocumentError(f"{shown} cannot be read ({reason}): give a YAML file.") from None
-    if len(data) > MAX_BYTES:
-        raise DocumentError(f"{shown} has more than {MAX_BYTES >> 20} MiB: give a file with the manifest alone.")
+        raise YamlDocumentError(f"{shown} cannot be read ({reason}): give a YAML file.") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise YamlDocumentError(f"{shown} has more than {MAX_FILE_BYTES >> 20} MiB: give a file with the manifest alone.")
     try:
-        return _load(text)
+        return _load_documents(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(f"{shown} is not YAML: {_line(error)}.") from None
+        raise YamlDocumentError(f"{shown} is not YAML: {_format_yaml_error(error)}.") from None
     except RecursionError:
-        raise DocumentError(f"{shown} is not YAML: it is nested too deeply.") from None
+        raise YamlDocumentError(f"{shown} is not YAML: it is nested too deeply.") from None
 
 
-def _read(file: str) -> bytes:
+def _read_bytes(file: str) -> bytes:
     if file == "-":
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
+        return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     with Path(file).open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
+        return stream.read(MAX_FILE_BYTES + 1)
 
 
-def _line(error: Exception) -> str:
+def _format_yaml_error(error: Exception) -> str:
     text = str(error)
     if isinstance(error, yaml.MarkedYAMLError):
         text = ", ".join(part for part in (error.context, error.problem) if part)
@@ -63,33 +63,33 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:300].rstrip(".")
 
 
-def _load(text: str) -> list[Any]:
-    loader, documents = _Loader(text), []
-    left = MAX_VALUES
+def _load_documents(text: str) -> list[Any]:
+    loader, documents = _JsonLoader(text), []
+    left = MAX_DOCUMENT_VALUES
     try:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None
-            left -= _expanded(node, left)
+            left -= _count_expanded_values(node, left)
             documents.append(loader.construct_document(node))
     finally:
         loader.dispose()
     return documents
 
 
-class _Loader(yaml.SafeLoader):
+class _JsonLoader(yaml.SafeLoader):
     """Types of JSON only; keys once only; a limit on nodes while they are read."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
         letter: [(tag, expression) for tag, expression in known if tag != "tag:yaml.org,2002:timestamp"]
         for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    nodes = 0
+    node_count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.nodes += 1
-        if self.nodes > MAX_VALUES:
-            raise _too_many()
+        self.node_count += 1
+        if self.node_count > MAX_DOCUMENT_VALUES:
+            raise _too_many_values_error()
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -106,25 +106,30 @@ class _Loader(yaml.SafeLoader):
         return found
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    if len(node.value) > 4 * _BITS or not -(2**_BITS) <= (found := loader.construct_yaml_int(node)) < 2**_BITS:
+def _construct_int(loader: _JsonLoader, node: yaml.ScalarNode) -> int:
+    if (
+        len(node.value) > 4 * _INTEGER_BITS
+        or not -(2**_INTEGER_BITS) <= (found := loader.construct_yaml_int(node)) < 2**_INTEGER_BITS
+    ):
         raise yaml.constructor.ConstructorError(None, None, "a whole number has more than 64 bits", node.start_mark)
     return int(found)
 
 
-def _float(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+def _construct_float(loader: _JsonLoader, node: yaml.ScalarNode) -> int | float:
     if not math.isfinite(found := loader.construct_yaml_float(node)):
         raise yaml.constructor.ConstructorError(None, None, f"{node.value[:80]} is no finite number", node.start_mark)
-    return int(found) if found.is_integer() and abs(found) < 2**_BITS else float(found)  # 2.0 is 2, as in Kubernetes' JSON
+    return (
+        int(found) if found.is_integer() and abs(found) < 2**_INTEGER_BITS else float(found)
+    )  # 2.0 is 2, as in Kubernetes' JSON
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _number)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_JsonLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_JsonLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 for _tag in ("binary", "timestamp", "omap", "pairs", "set"):  # no types of JSON
-    del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
+    del _JsonLoader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
 
 
-def _expanded(root: yaml.Node, most: int) -> int:
+def _count_expanded_values(root: yaml.Node, limit: int) -> int:
     """How many values a document has once its aliases are put in. Raises YAMLError: more than `most`, or a value in itself."""
     sizes: dict[Hashable, int] = {}
 
@@ -139,13 +144,13 @@ def _expanded(root: yaml.Node, most: int) -> int:
         total = 1
         for part in parts:
             total += sum(map(size, part)) if isinstance(part, tuple) else size(part)
-            if total > most:
-                raise _too_many()
+            if total > limit:
+                raise _too_many_values_error()
         sizes[key] = total
         return total
 
     return size(root)
 
 
-def _too_many() -> yaml.YAMLError:
-    return yaml.YAMLError(f"it has more than {MAX_VALUES} values, aliases put in")
+def _too_many_values_error() -> yaml.YAMLError:
+    return yaml.YAMLError(f"it has more than {MAX_DOCUMENT_VALUES} values, aliases put in")

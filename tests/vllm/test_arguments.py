@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.arguments import Arguments, read
+from aerie.engine.arguments import EngineArguments, parse_arguments
 from aerie_lab.binaries.families import ENVIRONMENTS
 from tests.vllm.parser import MAKE, flags_of_the_simulator, flags_of_vllm
 
@@ -84,7 +84,7 @@ def test_every_line_means_the_same_to_vllm(vllm: Path) -> None:
     assert answer.returncode == 0, answer.stderr[-2000:]
     printed = next(line for line in answer.stdout.splitlines() if line.startswith("seen"))
     for line, theirs in zip(LINES, json.loads(printed.removeprefix("seen")), strict=True):
-        assert _shown(read(shlex.split(line)), theirs) == theirs, line
+        assert _shown(parse_arguments(shlex.split(line)), theirs) == theirs, line
 
 
 def test_the_simulators_flags_are_those_of_vllms_parser(vllm: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_simulators_flags_are_those_of_vllms_parser(vllm: Path) -> None:
     assert flags_of_the_simulator(ENVIRONMENTS["vllm"].version) == flags_of_vllm(vllm)
 
 
-def _shown(ours: Arguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(ours: EngineArguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Ours in the words of vLLM, which has a value of its own where ours has none."""
     defaults = {"dtype": "auto", "kv_cache_dtype": "auto", "moe_backend": "auto", "structured_backend": "auto"}
     shown = {name: getattr(ours, name) for name in theirs}
@@ -103,7 +103,7 @@ def _shown(ours: Arguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
         shown["max_model_len"] = -1
     if theirs["api_servers"] is None:  # vLLM works it out later
         shown["api_servers"] = None
-    shown["capture_sizes"] = list(ours.capture_sizes) if ours.capture_sizes else None
-    if not ours.lora and theirs["lora"] is None:
+    shown["capture_sizes"] = list(ours.cudagraph_capture_sizes) if ours.cudagraph_capture_sizes else None
+    if not ours.enable_lora and theirs["lora"] is None:
         shown["lora"] = None
     return shown

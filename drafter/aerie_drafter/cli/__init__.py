@@ -12,8 +12,8 @@ from importlib import import_module
 
 import typer
 
-from aerie.boundary import FAILED, enter
-from aerie.terminal import Version, refuse
+from aerie.boundary import EXIT_FAILED, run_process
+from aerie.terminal import VersionOption, print_error
 from aerie_drafter.errors import EagleError
 
 COMMANDS = {
@@ -30,7 +30,7 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point."""
-    enter("aerie-drafter", "drafter", lambda: lambda: run(sys.argv[1:]))
+    run_process("aerie-drafter", "drafter", lambda: lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,8 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         application(next((one for one in arguments if not one.startswith("-")), None))(arguments, prog_name="aerie-drafter")
     except EagleError as error:
-        refuse(error)
-        return FAILED
+        print_error(error)
+        return EXIT_FAILED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
@@ -63,7 +63,7 @@ def application(named: str | None) -> typer.Typer:
     return app
 
 
-def _all(version: Version = False) -> None: ...
+def _all(version: VersionOption = False) -> None: ...
 
 
 def _unnamed() -> None:

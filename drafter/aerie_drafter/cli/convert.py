@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
-from aerie_drafter.convert import LayerIds, Origin, Wishes, bring_in
+from aerie_drafter.convert import CheckpointOrigin, LayerIds, Wishes, bring_in
 from aerie_drafter.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def command(
     folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier conversion in it is replaced.")],
     target: Annotated[Path | None, typer.Option(help="The target's folder, where its number of layers is needed.")] = None,
     target_name: Annotated[str, typer.Option(help="What the checkpoint is to call its target; default: the folder.")] = "",
-    origin: Annotated[Origin | None, typer.Option(help="The project that wrote it; default: found out.")] = None,
+    origin: Annotated[CheckpointOrigin | None, typer.Option(help="The project that wrote it; default: found out.")] = None,
     layers: Annotated[str, typer.Option(help="Auxiliary layers as vLLM counts them, such as 2,16,29.")] = "",
     layer_ids: Annotated[LayerIds, typer.Option(help="Whether its layer ids are inputs or outputs of layers.")] = LayerIds.AUTO,
     trained: Annotated[datetime | None, typer.Option(help="Day of training, for SpecForge.", formats=["%Y-%m-%d"])] = None,
@@ -43,5 +43,5 @@ def command(
     )
     found = bring_in(source, folder, wishes, target=target, name=target_name)
     for finding in found.findings:
-        err.print(plain(finding))
-    out.print(f"{plain(str(folder))}: {found.checkpoint.config.kind}, from {found.origin.value}")
+        err.print(sanitize_text(finding))
+    out.print(f"{sanitize_text(str(folder))}: {found.checkpoint.config.kind}, from {found.origin.value}")

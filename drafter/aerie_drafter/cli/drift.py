@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from transformers.utils import logging
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_drafter.checkpoint import read_config
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.cli.evaluate import Output
@@ -56,11 +56,11 @@ def command(
         )
     else:
         for name, each in found.items():
-            out.print(f"{plain(name)}: norm ratio {each.norm_ratio:.2f}, {each.columns} columns")
+            out.print(f"{sanitize_text(name)}: norm ratio {each.norm_ratio:.2f}, {each.columns} columns")
             out.print(table(each))
     if plot_file is not None:
         plot(found, plot_file)
-        err.print(f"{plain(str(plot_file))} is written")
+        err.print(f"{sanitize_text(str(plot_file))} is written")
 
 
 def table(drift: Drift) -> Table:

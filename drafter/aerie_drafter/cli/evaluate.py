@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from transformers.utils import logging
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.evaluate.offline import Asking, Pair, Result, as_json, by_length, evaluate, total
@@ -89,5 +89,5 @@ def table(found: Result, heading: str) -> Table:
         made.add_column(name, justify="right")
     for name, each in {**found, "total": total(found)}.items():
         numbers: list[Any] = [each.length, *each.rates]
-        made.add_row(plain(name), *("-" if math.isnan(n) else f"{n:.3f}" for n in numbers), str(each.drafts))
+        made.add_row(sanitize_text(name), *("-" if math.isnan(n) else f"{n:.3f}" for n in numbers), str(each.drafts))
     return made

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.export import Form, export, serve_command
 
@@ -52,5 +52,5 @@ def command(
         embeddings=embeddings,
         dtype=dtype.dtype,
     )
-    err.print(f"{plain(str(folder))} is written; serve it with")
-    out.print(plain(serve_command(card, str(folder.resolve()))))
+    err.print(f"{sanitize_text(str(folder))} is written; serve it with")
+    out.print(sanitize_text(serve_command(card, str(folder.resolve()))))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import out
 from aerie_drafter.inspect import inspect
 
@@ -30,13 +30,13 @@ def command(
         table.add_column(overflow="fold")
         for name, value in report.facts.items():
             for key, inner in value.items() if name == "provenance" else [("", value)]:
-                table.add_row(plain(f"{name} {key}".replace("_", " ").strip()), plain(_word(inner)))
+                table.add_row(sanitize_text(f"{name} {key}".replace("_", " ").strip()), sanitize_text(_word(inner)))
         out.print(table)
         for remark in report.remarks:
-            out.print(f"[dim]-[/] {plain(remark)}")
+            out.print(f"[dim]-[/] {sanitize_text(remark)}")
         for problem in report.problems:
-            out.print(f"[bold red]problem:[/] {plain(problem)}")
-        out.print(f"[bold]{plain(report.verdict)}[/]")
+            out.print(f"[bold red]problem:[/] {sanitize_text(problem)}")
+        out.print(f"[bold]{sanitize_text(report.verdict)}[/]")
     if report.problems:
         raise typer.Exit(1)
 

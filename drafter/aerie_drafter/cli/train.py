@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from transformers.utils import logging
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_drafter.cli.console import err, out
 from aerie_drafter.errors import ConfigError
 from aerie_drafter.train import processes
@@ -42,6 +42,6 @@ def command(
             if trainer.resume():
                 err.print(f"going on after step {trainer.place.step} of {trainer.steps}")
             place = trainer.run()
-    best = plain(str(chosen.output.folder / "best"))
+    best = sanitize_text(str(chosen.output.folder / "best"))
     out.print(f"{best}: acceptance length {place.best:.3f} at {chosen.output.tokens} tokens, on held-out text")
     err.print(f"make of it what vLLM serves with: aerie-drafter export {best} FOLDER")

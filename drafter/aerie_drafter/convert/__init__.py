@@ -8,8 +8,8 @@ Guarantees: no weight is changed; whatever was assumed is said as a finding; wha
 (which layers, which feedback) is asked for, not guessed. Not guaranteed: that the checkpoint is any good; measure it.
 """
 
-from aerie.engine.models.origin import Origin
+from aerie.engine.models.origin import CheckpointOrigin
 from aerie_drafter.convert.bring_in import Conversion, bring_in, convert
 from aerie_drafter.convert.settings import LayerIds, Wishes
 
-__all__ = ["Conversion", "LayerIds", "Origin", "Wishes", "bring_in", "convert"]
+__all__ = ["Conversion", "LayerIds", "CheckpointOrigin", "Wishes", "bring_in", "convert"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aerie.engine.models.origin import Origin, detect
+from aerie.engine.models.origin import CheckpointOrigin, detect_origin
 from aerie_drafter import checkpoint as checkpoints
 from aerie_drafter.checkpoint import Checkpoint, Provenance
 from aerie_drafter.checks import ODD_VALUES, mapping_faults, say, shape_faults
@@ -22,7 +22,7 @@ class Conversion:
     """A checkpoint brought in, and what was found on the way, a sentence each."""
 
     checkpoint: Checkpoint
-    origin: Origin
+    origin: CheckpointOrigin
     findings: tuple[str, ...]
 
 
@@ -46,7 +46,7 @@ def convert(source: Path, wishes: Wishes, *, target: Path | None = None) -> Conv
     if target is not None and wishes.target_layers is None:
         wishes = replace(wishes, target_layers=TargetFacts.read(target).layers)
     try:
-        origin, evidence = detect(raw.config, raw.tensors.keys(), raw.metadata)
+        origin, evidence = detect_origin(raw.config, raw.tensors.keys(), raw.metadata)
         if wishes.origin is None:
             findings = [f"Taken to be from {origin.value}: {evidence}."]
         else:

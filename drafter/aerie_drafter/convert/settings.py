@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from aerie.engine.models.layer_ids import Counting, counting
-from aerie.engine.models.origin import Origin
+from aerie.engine.models.layer_ids import LayerNumbering, detect_layer_numbering
+from aerie.engine.models.origin import CheckpointOrigin
 from aerie_drafter.config import ALIASES, ARCHITECTURES, DrafterConfig, Family, default_aux_layers
 from aerie_drafter.errors import ConfigError
 
@@ -41,7 +41,7 @@ class LayerIds(Enum):
 class Wishes:
     """What the one who converts knows and the files do not say."""
 
-    origin: Origin | None = None
+    origin: CheckpointOrigin | None = None
     layers: tuple[int, ...] | None = None
     """Auxiliary layers, as vLLM counts them."""
     layer_ids: LayerIds = LayerIds.AUTO
@@ -53,20 +53,20 @@ class Wishes:
 
 
 def settings(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: Origin, wishes: Wishes, *, vllm_names: bool
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, wishes: Wishes, *, vllm_names: bool
 ) -> tuple[DrafterConfig, list[str]]:
     """The drafter's configuration, and what was assumed; `tensors` by vLLM's names. Raises ConfigError.
 
     `vllm_names` says that the layer was called `layers.0.` and not `midlayer.`.
     """
-    found = dict(_of_speculators(config) if origin is Origin.SPECULATORS else config)
+    found = dict(_of_speculators(config) if origin is CheckpointOrigin.SPECULATORS else config)
     findings: list[str] = []
     for refused, what in (("parallel_drafting", "drafts in parallel (P-EAGLE)"), ("quantization_config", "is quantised")):
         if found.get(refused):
             raise ConfigError(f"{refused} is there: the drafter {what}, which this package does not know.")
     findings += _window(found, wishes)
     if not any(name in ALIASES for name in found.get("architectures") or []):
-        if origin not in (Origin.SAFEAILAB, Origin.NEMO):
+        if origin not in (CheckpointOrigin.SAFEAILAB, CheckpointOrigin.NEMO):
             raise ConfigError(f"architectures is {found.get('architectures')!r}: none of {', '.join(ALIASES)}.")
         found["architectures"] = [ARCHITECTURES[Family.LLAMA]]
     found.setdefault("draft_vocab_size", None)
@@ -116,7 +116,9 @@ def _window(config: Mapping[str, Any], wishes: Wishes) -> list[str]:
     ]
 
 
-def _layers(config: Mapping[str, Any], origin: Origin, wishes: Wishes, *, vllm_names: bool) -> tuple[tuple[int, ...], list[str]]:
+def _layers(
+    config: Mapping[str, Any], origin: CheckpointOrigin, wishes: Wishes, *, vllm_names: bool
+) -> tuple[tuple[int, ...], list[str]]:
     """Auxiliary layers as vLLM counts them."""
     if wishes.layers is not None:
         return wishes.layers, []
@@ -129,22 +131,24 @@ def _layers(config: Mapping[str, Any], origin: Origin, wishes: Wishes, *, vllm_n
     ids = [int(one) for one in ids]
     way = _counting(ids, config, origin, wishes, vllm_names=vllm_names)
     new = way.to_vllm(ids)
-    if way is Counting.INPUTS:
+    if way is LayerNumbering.INPUTS:
         return new, []
     finding = f"Its layers {list(ids)} are counted by what they give; to vLLM they are {list(new)}."
     return new, [f"{finding} If they were counted as vLLM does, convert with --layer-ids inputs."]
 
 
-def _counting(ids: list[int], config: Mapping[str, Any], origin: Origin, wishes: Wishes, *, vllm_names: bool) -> Counting:
+def _counting(
+    ids: list[int], config: Mapping[str, Any], origin: CheckpointOrigin, wishes: Wishes, *, vllm_names: bool
+) -> LayerNumbering:
     if wishes.layer_ids is not LayerIds.AUTO:
-        return Counting[wishes.layer_ids.name]
-    found = counting(
+        return LayerNumbering[wishes.layer_ids.name]
+    found = detect_layer_numbering(
         ids,
         origin,
-        named=wishes.origin is not None,
-        vllm_names=vllm_names,
+        is_origin_explicit=wishes.origin is not None,
+        has_vllm_tensor_names=vllm_names,
         model_type=config.get("model_type"),
-        layers=wishes.target_layers,
+        layer_count=wishes.target_layers,
     )
     if found is None:
         raise ConfigError(
@@ -155,7 +159,7 @@ def _counting(ids: list[int], config: Mapping[str, Any], origin: Origin, wishes:
 
 
 def _switches(
-    config: Mapping[str, Any], found: dict[str, Any], tensors: Mapping[str, Tensor], origin: Origin, wishes: Wishes
+    config: Mapping[str, Any], found: dict[str, Any], tensors: Mapping[str, Tensor], origin: CheckpointOrigin, wishes: Wishes
 ) -> list[str]:
     """Set the norm switches in `found`; findings."""
     findings: list[str] = []
@@ -166,11 +170,11 @@ def _switches(
         if tensor in tensors and found.get(switch) is None and nested.get(switch) is None:
             found[switch] = True
             findings.append(f"{switch} is true, because {tensor} is there and the configuration does not say.")
-    if origin is Origin.SPECULATORS and "norm_before_residual" not in config:
+    if origin is CheckpointOrigin.SPECULATORS and "norm_before_residual" not in config:
         findings.append("norm_before_residual is true, as vLLM takes it where a speculators configuration does not say.")
     if wishes.norm_output is not None:
         found["norm_output"] = wishes.norm_output
-    elif origin is Origin.SPECFORGE:
+    elif origin is CheckpointOrigin.SPECFORGE:
         findings += _specforge(found, wishes.trained)
     return findings
 

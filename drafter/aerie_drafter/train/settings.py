@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from aerie.yaml_documents import DocumentError, read_documents
+from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 from aerie_drafter.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1)]
@@ -157,8 +157,8 @@ class Settings(_Group):
 def read(path: Path) -> Settings:
     """Settings from a YAML file; paths in it are relative to where the command runs. Raises ConfigError."""
     try:
-        raw = next(iter(read_documents(str(path))), None)
-    except DocumentError as error:
+        raw = next(iter(read_yaml_documents(str(path))), None)
+    except YamlDocumentError as error:
         raise ConfigError(f"{error} `aerie-drafter train --init` prints one to start from.") from None
     if not isinstance(raw, dict):
         raise ConfigError(

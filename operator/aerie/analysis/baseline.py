@@ -23,33 +23,33 @@ from dataclasses import dataclass, field, replace
 
 from aerie.analysis.criteria import (
     ACCEPTANCE_LENGTH,
-    SLOW_FIRST,
-    SLOW_OUTPUT,
+    SLOW_TIME_PER_OUTPUT_TOKEN,
+    SLOW_TIME_TO_FIRST_TOKEN,
     TOKENS_PER_STEP,
+    AnalysisPlan,
     Criterion,
-    Terms,
-    criteria,
-    remembered,
+    build_calibration_criteria,
+    build_criteria,
 )
 from aerie.analysis.measurement import codec
-from aerie.analysis.measurement.blocks import Block, Rule
-from aerie.analysis.statistics.calibration import History
-from aerie.analysis.statistics.load_adjustment import LEAST, Elasticity
+from aerie.analysis.measurement.blocks import BlockRule, ClosedBlock
+from aerie.analysis.statistics.calibration import DeviationHistory
+from aerie.analysis.statistics.load_adjustment import MIN_CURVE_BLOCKS, LoadCurveFit
 
-LEAST_SHARE = 0.5
+MIN_POD_SHARE_OF_BLOCK = 0.5
 """Of the drafts and requests that a block is to hold of a pod, the share below which a pod is left out of it: a handful of
 requests would tell of chance, and no block of an analysis is made of one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class BaselineCalibration:
     """See the module."""
 
-    terms: Terms
+    terms: AnalysisPlan
     """By which the blocks were counted."""
-    histories: Mapping[str, History] = field(default_factory=dict)
+    histories: Mapping[str, DeviationHistory] = field(default_factory=dict)
     """By the names of `remembered`."""
-    elasticities: Mapping[str, Elasticity] = field(default_factory=dict)
+    elasticities: Mapping[str, LoadCurveFit] = field(default_factory=dict)
     """By the same names, of those that are adjusted."""
     blocks: int = 0
     """Blocks counted."""
@@ -58,67 +58,71 @@ class Memory:
     engine: str = ""
     """Of which engine the blocks are: its image, and the version that is written beside it (`aerie.rollout.canary.calibration_record`)."""
 
-    def counted(self, block: Block, rule: Rule) -> Memory:
+    def add_block(self, block: ClosedBlock, rule: BlockRule) -> BaselineCalibration:
         """With one more block. One in which fewer than two pods were counted tells nothing."""
-        least = LEAST_SHARE / max(1, rule.per)
+        least = MIN_POD_SHARE_OF_BLOCK / max(1, rule.pods_per_minimum)
         pods = {
             name: counts
-            for name, counts in (block.control.by_pod if block.control is not None else {}).items()
-            if counts.drafts >= least * rule.drafts and counts.finished >= least * rule.finished
+            for name, counts in (block.control.counts_by_pod if block.control is not None else {}).items()
+            if counts.drafts >= least * rule.min_drafts and counts.finished >= least * rule.min_finished_requests
         }
         if len(pods) < 2:
             return self
-        seconds = block.ended - block.began
+        seconds = block.end_time - block.start_time
         outputs = {name: counts.output_tokens / seconds for name, counts in pods.items()}
         usual = math.fsum(outputs.values()) / len(outputs)
         histories, elasticities = dict(self.histories), dict(self.elasticities)
-        for row in remembered(self.terms):
-            parts = {name: row.value(counts) for name, counts in pods.items()}
+        for row in build_calibration_criteria(self.terms):
+            parts = {name: row.fraction(counts) for name, counts in pods.items()}
             values = {name: part / whole for name, (part, whole) in parts.items() if whole > 0}
-            if row.adjusted:
-                known = elasticities.get(row.name, Elasticity())
-                elasticities[row.name] = known.add(values, outputs)
-                if known.blocks < LEAST:
+            if row.is_load_adjusted:
+                known = elasticities.get(row.name, LoadCurveFit())
+                elasticities[row.name] = known.add_block(values, outputs)
+                if known.blocks < MIN_CURVE_BLOCKS:
                     continue  # blocks at unlike outputs would tell of a scatter that no analysis has
                 if (curve := known.curve) is not None:
-                    values = {name: curve.at(value, outputs[name], usual) for name, value in values.items()}
-            histories[row.name] = histories.get(row.name, History()).add(values, row.relative)
-        return replace(self, histories=histories, elasticities=elasticities, blocks=self.blocks + 1, until=block.ended)
+                    values = {name: curve.adjust(value, outputs[name], usual) for name, value in values.items()}
+            histories[row.name] = histories.get(row.name, DeviationHistory()).add_block(values, row.relative)
+        return replace(self, histories=histories, elasticities=elasticities, blocks=self.blocks + 1, until=block.end_time)
 
-    def fitted(self, terms: Terms, engine: str) -> Memory:
+    def compatible_with(self, plan: AnalysisPlan, engine: str) -> BaselineCalibration:
         """What of it holds for blocks of this engine that are counted by these terms: nothing of another engine's."""
         if engine != self.engine:
-            return Memory(terms, engine=engine)
-        if terms == self.terms:
+            return BaselineCalibration(plan, engine=engine)
+        if plan == self.terms:
             return self
-        rows = [(row, before) for row in remembered(terms) if (before := self._name(row, terms)) is not None]
+        rows = [
+            (row, before) for row in build_calibration_criteria(plan) if (before := self._calibrated_name(row, plan)) is not None
+        ]
         histories = {row.name: self.histories[before] for row, before in rows}
         elasticities = {row.name: self.elasticities[before] for row, before in rows if before in self.elasticities}
         return (
-            replace(self, terms=terms, histories=histories, elasticities=elasticities) if rows else Memory(terms, engine=engine)
+            replace(self, terms=plan, histories=histories, elasticities=elasticities)
+            if rows
+            else BaselineCalibration(plan, engine=engine)
         )
 
-    def _name(self, row: Criterion, terms: Terms) -> str | None:
+    def _calibrated_name(self, row: Criterion, terms: AnalysisPlan) -> str | None:
         """Under which name the same is remembered; None where it is not, or what is remembered are other numbers."""
-        name = next((before.name for before in remembered(self.terms) if before.value is row.value), None)
+        name = next((before.name for before in build_calibration_criteria(self.terms) if before.fraction is row.fraction), None)
         if name is None or name not in self.histories or terms.block != self.terms.block:
             return None
         kept, known = terms.kept, self.terms.kept
         alike = {
             TOKENS_PER_STEP: kept.positions <= known.positions,
             ACCEPTANCE_LENGTH: kept.positions <= known.positions,
-            SLOW_OUTPUT: kept.output_edge == known.output_edge,
-            SLOW_FIRST: kept.first_edge == known.first_edge,
+            SLOW_TIME_PER_OUTPUT_TOKEN: kept.output_edge == known.output_edge,
+            SLOW_TIME_TO_FIRST_TOKEN: kept.first_edge == known.first_edge,
         }
         return name if alike.get(name, True) else None
 
-    def informed(self, terms: Terms) -> Terms:
+    def calibrate_plan(self, plan: AnalysisPlan) -> AnalysisPlan:
         """The terms of an analysis that begins, with what is known; nothing of criteria of which that is too little."""
-        found = {row.name: name for row in criteria(terms) if (name := self._name(row, terms)) is not None}
-        scatters = {name: self.histories[before].scatter() for name, before in found.items()}
+        found = {row.name: name for row in build_criteria(plan) if (name := self._calibrated_name(row, plan)) is not None}
+        scatters = {name: self.histories[before].estimate_dispersion() for name, before in found.items()}
         curves = {name: self.elasticities[before].curve for name, before in found.items() if before in self.elasticities}
         return replace(
-            terms,
+            plan,
             scatters={name: scatter for name, scatter in scatters.items() if scatter.batches},
             curves={name: curve for name, curve in curves.items() if curve is not None},
         )
@@ -131,13 +135,13 @@ class Memory:
         return codec.pack({"terms": self.terms.to_dict(), "engine": self.engine, **told})
 
     @classmethod
-    def unpack(cls, text: str) -> Memory | None:
+    def unpack(cls, text: str) -> BaselineCalibration | None:
         """What `pack` made; None for what is none of this release's."""
         try:
             found = codec.unpack(text)
-            histories = {name: History.from_dict(history) for name, history in found["histories"].items()}
-            elasticities = {name: Elasticity(*values) for name, values in found["elasticities"].items()}
-            terms, engine = Terms.from_dict(found["terms"]), str(found["engine"])
+            histories = {name: DeviationHistory.from_dict(history) for name, history in found["histories"].items()}
+            elasticities = {name: LoadCurveFit(*values) for name, values in found["elasticities"].items()}
+            terms, engine = AnalysisPlan.from_dict(found["terms"]), str(found["engine"])
             return cls(terms, histories, elasticities, found["blocks"], found["until"], engine)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -76,55 +76,55 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from aerie.analysis.measurement.counts import Counts, Kept
-from aerie.analysis.statistics.calibration import UNCALIBRATED, Offsets, Scatter
-from aerie.analysis.statistics.confidence_sequence import Pairs, Tuning, with_deadline
-from aerie.analysis.statistics.load_adjustment import Curve
+from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
+from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, Dispersion, PodEffect
+from aerie.analysis.statistics.confidence_sequence import PairedMoments, SequenceParameters, alpha_with_deadline
+from aerie.analysis.statistics.load_adjustment import LoadCurve
 
 TOKENS_PER_STEP = "TokensPerStep"
 ACCEPTANCE_LENGTH = "AcceptanceLength"
-OUTPUT_TIME = "TimePerOutputToken"
-SLOW_OUTPUT = "SlowTimePerOutputToken"
-GOODPUT = "TokensPerBusySecond"
-FIRST_TIME = "TimeToFirstToken"
-SLOW_FIRST = "SlowTimeToFirstToken"
-ERRORS = "FailedRequests"
+TIME_PER_OUTPUT_TOKEN = "TimePerOutputToken"
+SLOW_TIME_PER_OUTPUT_TOKEN = "SlowTimePerOutputToken"
+TOKENS_PER_BUSY_SECOND = "TokensPerBusySecond"
+TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
+SLOW_TIME_TO_FIRST_TOKEN = "SlowTimeToFirstToken"
+FAILED_REQUESTS = "FailedRequests"
 OUTPUT_LENGTH = "OutputLength"
-CUT = "CutRequests"
+TRUNCATED_REQUESTS = "CutRequests"
 PREEMPTIONS = "Preemptions"
-GIVEN_UP = "GivenUpRequests"
+ABANDONED_REQUESTS = "GivenUpRequests"
 
-ACCEPT_ALPHA = 0.05
+PROMOTE_ALPHA = 0.05
 FASTER_ALPHA = 0.025
 """Of being certainly faster, which stands in for tokens per step: half of what accepts, because there are two ways then."""
-ERRORS_ALPHA = 0.003
+FAILED_REQUESTS_ALPHA = 0.003
 CRASHES_ALPHA = 0.002
-SLOWER_AT_MOST, SLOWER_AT_MOST_BY_PODS = 1.025, 1.04
+MAX_TIME_RATIO_MEASURED_PODS, MAX_TIME_RATIO_ANY_PODS = 1.025, 1.04
 """Up to what of the control's time per output token a canary is accepted: as these pods have it, and for a fleet of others."""
-UNKNOWN_PODS, KNOWN_PODS = Offsets(0.0175, 3.0), Offsets(0.01, 1.0)
+UNCALIBRATED_POD_EFFECT, CALIBRATED_POD_EFFECT = PodEffect(0.0175, 3.0), PodEffect(0.01, 1.0)
 """By how much the times of two pods of one GPU model differ for good (clocks, power caps, cooling): while no history tells, and
 beside one, so that two or three pods that happen to be alike do not prove that all are. An assumption: 2 to 5 % are reported."""
-PODS_IN_DRAFTS, PODS_TO_ACCEPT, PODS_TO_REJECT = 0.975, 0.99, 0.9975
+TOKENS_PER_STEP_POD_EFFECT_SHARE, PROMOTE_POD_EFFECT_SHARE, ROLLBACK_POD_EFFECT_SHARE = 0.975, 0.99, 0.9975
 """Of what pods differ by for good, the share that a bound keeps clear of: of tokens per step, and of time."""
-KNOWN_IN_DRAFTS = Offsets(0.003, 2.0)
+CALIBRATED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.003, 2.0)
 """The same of tokens per step, beside a history."""
-TIGHTEST_TO_ACCEPT, TIGHTEST_TO_REJECT, TIGHTEST_OF_TRIALS = 20.0, 30.0, 20.0
+PROMOTE_TIGHTEST_BLOCK_COUNT, ROLLBACK_TIGHTEST_BLOCK_COUNT, TRIAL_TIGHTEST_BLOCK_COUNT = 20.0, 30.0, 20.0
 """Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with each; they are
 for those that are a little better, a little worse, and for settings that are slower by a tenth."""
 
 
-BEYOND = 0.05
+DEFAULT_SHARE_OVER_OBJECTIVE = 0.05
 """Share of the requests that the objective's default percentile leaves."""
 
-Goal = Literal["NonInferior", "Superior", "Faster", "Explore"]
+AnalysisGoal = Literal["NonInferior", "Superior", "Faster", "Explore"]
 """What a canary has to show: the spec's NonInferior and Superior; of a trial of a setting Faster, or for Explore nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AnalysisPlan:
     """All that an analysis is judged by; fixed before its first block."""
 
-    goal: Goal = "NonInferior"
+    goal: AnalysisGoal = "NonInferior"
     margin: float = 0.02
     failure_margin: float = 0.005
     min_blocks: int = 5
@@ -136,13 +136,13 @@ class Terms:
     """Seconds of a block."""
     pods: tuple[int, int] = (1, 1)
     """Pods of canary and control."""
-    kept: Kept = field(default_factory=lambda: Kept(positions=1))
+    kept: SampleProjection = field(default_factory=lambda: SampleProjection(positions=1))
     incomparable: str = ""
     """Why tokens per step do not decide; empty where they do."""
     steady: bool = True
     """Whether the canary drafts the same number of tokens at any load, so that its tokens per step can be shown and followed even
     where they do not decide."""
-    beyond: float = BEYOND
+    beyond: float = DEFAULT_SHARE_OVER_OBJECTIVE
     """Share of the requests that may be beyond an objective: what its percentile leaves."""
     adaptive: bool = False
     """Whether both verify adaptively up to the same number of tokens."""
@@ -153,37 +153,42 @@ class Terms:
     """Why greedy answers are not asked for, as a clause; empty where they are."""
     attempt: int = 0
     """How many analyses of this revision were inconclusive lately: each halves the alphas, or trying again would get there."""
-    scatters: Mapping[str, Scatter] = field(default_factory=dict)
+    scatters: Mapping[str, Dispersion] = field(default_factory=dict)
     """By criterion, how blocks of equal arms scatter."""
-    curves: Mapping[str, Curve] = field(default_factory=dict)
+    curves: Mapping[str, LoadCurve] = field(default_factory=dict)
     """By criterion, how it goes with a pod's output."""
 
     def to_dict(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in self.__slots__}
-        found["kept"] = {name: getattr(self.kept, name) for name in Kept.__slots__}
+        found["kept"] = {name: getattr(self.kept, name) for name in SampleProjection.__slots__}
         found["pods"] = list(self.pods)
         found["scatters"] = {name: scatter.to_dict() for name, scatter in self.scatters.items()}
         found["curves"] = {name: curve.to_list() for name, curve in self.curves.items()}
         return found
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Terms:
-        scatters = {name: Scatter.from_dict(scatter) for name, scatter in found["scatters"].items()}
-        curves = {name: Curve(*values) for name, values in found["curves"].items()}
-        read = {"kept": Kept(**found["kept"]), "pods": tuple(found["pods"]), "scatters": scatters, "curves": curves}
-        return cls(**{**found, **read})
+    def from_dict(cls, document: Mapping[str, Any]) -> AnalysisPlan:
+        scatters = {name: Dispersion.from_dict(scatter) for name, scatter in document["scatters"].items()}
+        curves = {name: LoadCurve(*values) for name, values in document["curves"].items()}
+        read = {
+            "kept": SampleProjection(**document["kept"]),
+            "pods": tuple(document["pods"]),
+            "scatters": scatters,
+            "curves": curves,
+        }
+        return cls(**{**document, **read})
 
     @property
-    def trial(self) -> bool:
+    def is_trial(self) -> bool:
         """Whether it is about a setting, and thus about time."""
         return self.goal in ("Faster", "Explore")
 
-    def scatter(self, criterion: str) -> Scatter:
-        return self.scatters.get(criterion, UNCALIBRATED)
+    def dispersion_of(self, criterion: str) -> Dispersion:
+        return self.scatters.get(criterion, UNCALIBRATED_DISPERSION)
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class CriterionTest:
     """Whether canary - ratio * control - offset is certainly above 0 (sign 1) or below it (sign -1)."""
 
     __test__ = False  # not one of pytest's
@@ -192,15 +197,15 @@ class Test:
     ratio: float
     offset: float
     alpha: float
-    rejects: bool = True
+    rolls_back: bool = True
     """Whether it rolls back, with an alpha that is spent by the deadline; else it accepts, with one that would hold for ever."""
-    tightest: float = TIGHTEST_TO_REJECT
+    tightest_block_count: float = ROLLBACK_TIGHTEST_BLOCK_COUNT
     """Effective blocks after which its bound is tightest."""
-    or_ratio: float = 0.0
+    alternative_ratio: float = 0.0
     """Of a share: that it holds as well when the canary's is below so many times the control's; 0: it does not."""
-    estimated: bool = False
+    estimate_suffices: bool = False
     """Whether it asks for no certainty: that the estimate itself is so is enough."""
-    as_measured: bool = False
+    measured_pods_only: bool = False
     """Whether it is about these very pods, and not about what others of their kind would show."""
 
 
@@ -211,235 +216,310 @@ class Criterion:
     name: str
     title: str
     """As in "the ... is"."""
-    value: Callable[[Counts], tuple[float, float]]
+    fraction: Callable[[EngineCounts], tuple[float, float]]
     """Numerator and denominator, of sums over an arm."""
-    reject: tuple[Test, ...]
+    rollback_tests: tuple[CriterionTest, ...]
     """Any of them rolls back."""
-    accept: tuple[Test, ...] = ()
+    promote_tests: tuple[CriterionTest, ...] = ()
     """What has to hold to be accepted, all of it; nothing: no more than not being rolled back."""
-    by_load: bool = False
+    needs_load_match: bool = False
     """Whether it counts only in blocks with like loads."""
-    by_flight: bool = False
+    needs_in_flight_match: bool = False
     """Whether the load has to be alike in requests in flight, too, and not only in those that came."""
     relative: bool = True
     """Whether scatter is in proportion to its level, as that of means is. Of the others, which are shares of counts, what
     accepts is exact (`shares`)."""
 
     @property
-    def adjusted(self) -> bool:
+    def is_load_adjusted(self) -> bool:
         """Whether the canary's value is taken to the control's output: a mean that goes with the load."""
-        return self.by_load and self.relative and not self.by_flight
+        return self.needs_load_match and self.relative and not self.needs_in_flight_match
 
 
-def criteria(terms: Terms) -> tuple[Criterion, ...]:
+def build_criteria(plan: AnalysisPlan) -> tuple[Criterion, ...]:
     """The table, for these terms."""
-    return tuple(_at_attempt(row, terms.attempt) for row in _rows(terms) if not (row.by_load and terms.unlike))
+    return tuple(
+        _with_attempt_alphas(row, plan.attempt) for row in _build_all_criteria(plan) if not (row.needs_load_match and plan.unlike)
+    )
 
 
-def _rows(terms: Terms) -> Iterator[Criterion]:
+def _build_all_criteria(terms: AnalysisPlan) -> Iterator[Criterion]:
     compared, kept = not terms.incomparable, terms.kept
-    if terms.trial:
-        yield from _speed(terms)
+    if terms.is_trial:
+        yield from _build_trial_criteria(terms)
     else:
         if compared:
-            yield _drafts(terms)
+            yield _build_tokens_per_step_criterion(terms)
         alpha = 0.005 if compared else 0.0125
-        yield _output_time(terms, alpha if kept.output_edge is None else alpha - SHARE_ALPHA)
+        yield _build_output_time_criterion(terms, alpha if kept.output_edge is None else alpha - OBJECTIVE_ALPHA)
         if kept.output_edge is not None:
-            yield _beyond(SLOW_OUTPUT, f"that take more than {_span(kept.output_edge)} per output token", _output_share, terms)
+            yield _build_objective_criterion(
+                SLOW_TIME_PER_OUTPUT_TOKEN,
+                f"that take more than {_format_seconds(kept.output_edge)} per output token",
+                _slow_output_share,
+                terms,
+            )
         if terms.adaptive and not compared:
-            tested = (_under(0.9, 0.0, 0.005),)
-            yield Criterion(TOKENS_PER_STEP, _PER_STEP, _tokens_per_step, tested, by_load=True, by_flight=True)
-    worse = (_above(1.10, 0.0, 0.005 if kept.first_edge is None else 0.005 - SHARE_ALPHA),)
-    later = replace(_below(1.25, 0.0), estimated=kept.first_edge is not None)
-    yield Criterion(FIRST_TIME, "time to first token", _first_mean, worse, (later,), by_load=True)
+            tested = (_rollback_if_below(0.9, 0.0, 0.005),)
+            yield Criterion(
+                TOKENS_PER_STEP,
+                _TOKENS_PER_STEP_TITLE,
+                _tokens_per_step,
+                tested,
+                needs_load_match=True,
+                needs_in_flight_match=True,
+            )
+    worse = (_rollback_if_above(1.10, 0.0, 0.005 if kept.first_edge is None else 0.005 - OBJECTIVE_ALPHA),)
+    later = replace(_promote_if_below(1.25, 0.0), estimate_suffices=kept.first_edge is not None)
+    yield Criterion(TIME_TO_FIRST_TOKEN, "time to first token", _time_to_first_token, worse, (later,), needs_load_match=True)
     if kept.first_edge is not None:
-        yield _beyond(SLOW_FIRST, f"with a first token after {_span(kept.first_edge)}", _first_share, terms)
-    yield Criterion(ERRORS, "share of failed requests", _errors, (), (_below(2.0, terms.failure_margin),), relative=False)
-    given_up = (_above(1.0, 0.05, 0.001),)
+        yield _build_objective_criterion(
+            SLOW_TIME_TO_FIRST_TOKEN,
+            f"with a first token after {_format_seconds(kept.first_edge)}",
+            _slow_first_token_share,
+            terms,
+        )
     yield Criterion(
-        GIVEN_UP, "share of requests given up by their clients", _given_up, given_up, (_below(2.0, 0.05),), relative=False
+        FAILED_REQUESTS,
+        "share of failed requests",
+        _failed_requests,
+        (),
+        (_promote_if_below(2.0, terms.failure_margin),),
+        relative=False,
     )
-    yield Criterion(OUTPUT_LENGTH, "output per request", _length, (_above(1.1, 0.0, 0.0005), _under(0.9, 0.0, 0.0005)))
+    given_up = (_rollback_if_above(1.0, 0.05, 0.001),)
     yield Criterion(
-        CUT,
-        "share of requests cut at their limit of tokens",
-        _cut,
-        (_above(1.0, 0.05, 0.0005), _under(1.0, -0.05, 0.0005)),
+        ABANDONED_REQUESTS,
+        "share of requests given up by their clients",
+        _abandoned_requests,
+        given_up,
+        (_promote_if_below(2.0, 0.05),),
         relative=False,
     )
     yield Criterion(
-        PREEMPTIONS, "preemptions per request", _preemptions, (_above(2.0, 0.05, 0.001),), by_load=True, relative=False
+        OUTPUT_LENGTH,
+        "output per request",
+        _output_length,
+        (_rollback_if_above(1.1, 0.0, 0.0005), _rollback_if_below(0.9, 0.0, 0.0005)),
     )
-    if terms.steady and not terms.trial:  # shown, not judged
+    yield Criterion(
+        TRUNCATED_REQUESTS,
+        "share of requests cut at their limit of tokens",
+        _truncated_requests,
+        (_rollback_if_above(1.0, 0.05, 0.0005), _rollback_if_below(1.0, -0.05, 0.0005)),
+        relative=False,
+    )
+    yield Criterion(
+        PREEMPTIONS,
+        "preemptions per request",
+        _preemptions,
+        (_rollback_if_above(2.0, 0.05, 0.001),),
+        needs_load_match=True,
+        relative=False,
+    )
+    if terms.steady and not terms.is_trial:  # shown, not judged
         if not compared:
-            yield Criterion(TOKENS_PER_STEP, _PER_STEP, _tokens_per_step, ())
+            yield Criterion(TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, ())
         yield Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance_length, ())
 
 
-def remembered(terms: Terms) -> tuple[Criterion, ...]:
+def build_calibration_criteria(plan: AnalysisPlan) -> tuple[Criterion, ...]:
     """What stable pods are to tell of: all that is measured by these terms or by a trial's, each once."""
-    found: dict[Callable[[Counts], tuple[float, float]], Criterion] = {}
-    for row in (*criteria(replace(terms, goal="Faster")), *criteria(terms)):
-        found.setdefault(row.value, row)
+    found: dict[Callable[[EngineCounts], tuple[float, float]], Criterion] = {}
+    for row in (*build_criteria(replace(plan, goal="Faster")), *build_criteria(plan)):
+        found.setdefault(row.fraction, row)
     return tuple(found.values())
 
 
-def faster(terms: Terms) -> tuple[Criterion, Test] | None:
+def build_faster_test(plan: AnalysisPlan) -> tuple[Criterion, CriterionTest] | None:
     """The row and the test by which a canary is certainly faster than its control; None where time does not tell."""
-    row = next((row for row in criteria(terms) if row.name == OUTPUT_TIME), None)
-    alpha = FASTER_ALPHA / 2**terms.attempt
-    return None if row is None else (row, Test(-1, 1.0, 0.0, alpha, rejects=False, tightest=TIGHTEST_TO_ACCEPT))
+    row = next((row for row in build_criteria(plan) if row.name == TIME_PER_OUTPUT_TOKEN), None)
+    alpha = FASTER_ALPHA / 2**plan.attempt
+    return (
+        None
+        if row is None
+        else (row, CriterionTest(-1, 1.0, 0.0, alpha, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT))
+    )
 
 
-def errors_alpha(terms: Terms) -> float:
+def failed_requests_alpha(plan: AnalysisPlan) -> float:
     """Alpha of rolling back for failed requests."""
-    return float(ERRORS_ALPHA / 2**terms.attempt)
+    return float(FAILED_REQUESTS_ALPHA / 2**plan.attempt)
 
 
-def crashes_alpha(terms: Terms) -> float:
+def crashes_alpha(plan: AnalysisPlan) -> float:
     """Alpha of rolling back for processes that have ended."""
-    return float(CRASHES_ALPHA / 2**terms.attempt)
+    return float(CRASHES_ALPHA / 2**plan.attempt)
 
 
-def tuning(test: Test, criterion: Criterion, terms: Terms, pairs: Pairs) -> Tuning:
+def build_sequence_parameters(
+    test: CriterionTest, criterion: Criterion, plan: AnalysisPlan, pairs: PairedMoments
+) -> SequenceParameters:
     """The sequence that a test is made with, at the level that the control has."""
-    scatter = terms.scatter(criterion.name)
+    scatter = plan.dispersion_of(criterion.name)
     alpha = test.alpha
-    if test.rejects:
-        alpha = with_deadline(alpha, terms.deadline / terms.block / scatter.inflation, test.tightest)
+    if test.rolls_back:
+        alpha = alpha_with_deadline(alpha, plan.deadline / plan.block / scatter.inflation, test.tightest_block_count)
     if not criterion.relative:
-        return Tuning(alpha, test.tightest, scatter.inflation)
+        return SequenceParameters(alpha, test.tightest_block_count, scatter.inflation)
     level = pairs.control
-    offsets = NO_OFFSETS if test.as_measured else scatter.offset(_pods_prior(criterion, scatter, terms), level, terms.pods)
-    prior = scatter.prior(level, terms.pods)
-    share = PODS_IN_DRAFTS
-    if criterion.adjusted and not terms.trial:
-        share = PODS_TO_REJECT if test.rejects else PODS_TO_ACCEPT
-    return Tuning(alpha, test.tightest, scatter.inflation, prior, offsets.sd, offsets.freedom, share)
+    offsets = (
+        NO_POD_EFFECT
+        if test.measured_pods_only
+        else scatter.pod_effect(_pod_effect_prior(criterion, scatter, plan), level, plan.pods)
+    )
+    prior = scatter.variance_prior(level, plan.pods)
+    share = TOKENS_PER_STEP_POD_EFFECT_SHARE
+    if criterion.is_load_adjusted and not plan.is_trial:
+        share = ROLLBACK_POD_EFFECT_SHARE if test.rolls_back else PROMOTE_POD_EFFECT_SHARE
+    return SequenceParameters(
+        alpha, test.tightest_block_count, scatter.inflation, prior, offsets.sd, offsets.degrees_of_freedom, share
+    )
 
 
-def _pods_prior(criterion: Criterion, scatter: Scatter, terms: Terms) -> Offsets:
+def _pod_effect_prior(criterion: Criterion, scatter: Dispersion, terms: AnalysisPlan) -> PodEffect:
     """By how much pods are taken to differ for good in this, beside what they have told."""
-    if not criterion.adjusted:
-        return KNOWN_IN_DRAFTS if scatter.batches else Offsets(0.0, 0.0)
-    if terms.trial:
-        return Offsets(0.0, 0.0)
-    return KNOWN_PODS if scatter.batches else UNKNOWN_PODS
+    if not criterion.is_load_adjusted:
+        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if scatter.batches else PodEffect(0.0, 0.0)
+    if terms.is_trial:
+        return PodEffect(0.0, 0.0)
+    return CALIBRATED_POD_EFFECT if scatter.batches else UNCALIBRATED_POD_EFFECT
 
 
 # ---------------------------------------------------------------------------------------------------------------- the rows
-_PER_STEP, _OUTPUT_TIME = "output per verification step", "time per output token"
-SHARE_ALPHA = 0.0025
+_TOKENS_PER_STEP_TITLE, _TIME_PER_OUTPUT_TOKEN_TITLE = "output per verification step", "time per output token"
+OBJECTIVE_ALPHA = 0.0025
 """Of rolling back for an objective; taken from that of the mean beside it."""
-BROKEN_ALREADY = 1.1
+MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE = 1.1
 """Times the control's share beyond an objective that is let pass where the control itself does not keep it."""
-NO_OFFSETS = Offsets(0.0, math.inf)
+NO_POD_EFFECT = PodEffect(0.0, math.inf)
 
 
-def _drafts(terms: Terms) -> Criterion:
+def _build_tokens_per_step_criterion(terms: AnalysisPlan) -> Criterion:
     """What is judged of the drafts."""
     least = 1.0 if terms.goal == "Superior" else 1.0 - terms.margin
-    accept = Test(1, least, 0.0, ACCEPT_ALPHA, rejects=False, tightest=TIGHTEST_TO_ACCEPT)
-    return Criterion(TOKENS_PER_STEP, _PER_STEP, _tokens_per_step, (_under(1.0, 0.0, 0.0125),), (accept,))
+    accept = CriterionTest(1, least, 0.0, PROMOTE_ALPHA, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT)
+    return Criterion(
+        TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, (_rollback_if_below(1.0, 0.0, 0.0125),), (accept,)
+    )
 
 
-def _output_time(terms: Terms, alpha: float) -> Criterion:
-    accept: tuple[Test, ...] = (replace(_below(SLOWER_AT_MOST, 0.0), as_measured=True), _below(SLOWER_AT_MOST_BY_PODS, 0.0))
+def _build_output_time_criterion(terms: AnalysisPlan, alpha: float) -> Criterion:
+    accept: tuple[CriterionTest, ...] = (
+        replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), measured_pods_only=True),
+        _promote_if_below(MAX_TIME_RATIO_ANY_PODS, 0.0),
+    )
     if terms.incomparable and terms.goal == "Superior":
-        accept = (_below(1.0, 0.0),)
+        accept = (_promote_if_below(1.0, 0.0),)
     elif terms.kept.output_edge is not None and not terms.incomparable:
-        accept = (replace(_below(SLOWER_AT_MOST, 0.0), estimated=True),)
-    return Criterion(OUTPUT_TIME, _OUTPUT_TIME, _output_mean, (_above(1.02, 0.0, alpha),), accept, by_load=True)
+        accept = (replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), estimate_suffices=True),)
+    return Criterion(
+        TIME_PER_OUTPUT_TOKEN,
+        _TIME_PER_OUTPUT_TOKEN_TITLE,
+        _time_per_output_token,
+        (_rollback_if_above(1.02, 0.0, alpha),),
+        accept,
+        needs_load_match=True,
+    )
 
 
-def _speed(terms: Terms) -> Iterator[Criterion]:
+def _build_trial_criteria(terms: AnalysisPlan) -> Iterator[Criterion]:
     """What a trial of a setting is about."""
     faster = terms.goal == "Faster"
-    slower = (replace(_above(1.02 if faster else 1.5, 0.0, 0.0175), tightest=TIGHTEST_OF_TRIALS),)
-    accept = (_below(1.0, 0.0),) if faster else ()
-    yield Criterion(OUTPUT_TIME, _OUTPUT_TIME, _output_mean, slower, accept, by_load=True)
+    slower = (replace(_rollback_if_above(1.02 if faster else 1.5, 0.0, 0.0175), tightest_block_count=TRIAL_TIGHTEST_BLOCK_COUNT),)
+    accept = (_promote_if_below(1.0, 0.0),) if faster else ()
+    yield Criterion(
+        TIME_PER_OUTPUT_TOKEN, _TIME_PER_OUTPUT_TOKEN_TITLE, _time_per_output_token, slower, accept, needs_load_match=True
+    )
     if terms.kept.output_edge is not None:
-        title = f"that take more than {_span(terms.kept.output_edge)} per output token"
-        yield _beyond(SLOW_OUTPUT, title, _output_share, terms)
+        title = f"that take more than {_format_seconds(terms.kept.output_edge)} per output token"
+        yield _build_objective_criterion(SLOW_TIME_PER_OUTPUT_TOKEN, title, _slow_output_share, terms)
     # Its mean step is weighed by requests: some per cent off where a step grows fast with its batch, so that 10 % are let pass.
-    yield Criterion(GOODPUT, "output per busy second", _goodput, (_under(0.9, 0.0, 0.0075),) if faster else (), by_load=True)
+    yield Criterion(
+        TOKENS_PER_BUSY_SECOND,
+        "output per busy second",
+        _tokens_per_busy_second,
+        (_rollback_if_below(0.9, 0.0, 0.0075),) if faster else (),
+        needs_load_match=True,
+    )
 
 
-def _beyond(name: str, which: str, value: Callable[[Counts], tuple[float, float]], terms: Terms) -> Criterion:
+def _build_objective_criterion(
+    name: str, which: str, value: Callable[[EngineCounts], tuple[float, float]], terms: AnalysisPlan
+) -> Criterion:
     """The share of requests beyond an objective."""
-    accept = (replace(_below(0.0, terms.beyond), or_ratio=BROKEN_ALREADY),)
-    worse = (_above(1.0, 0.0025, SHARE_ALPHA),)
-    return Criterion(name, f"share of requests {which}", value, worse, accept, by_load=True, relative=False)
+    accept = (replace(_promote_if_below(0.0, terms.beyond), alternative_ratio=MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE),)
+    worse = (_rollback_if_above(1.0, 0.0025, OBJECTIVE_ALPHA),)
+    return Criterion(name, f"share of requests {which}", value, worse, accept, needs_load_match=True, relative=False)
 
 
-def _above(ratio: float, offset: float, alpha: float) -> Test:
-    return Test(1, ratio, offset, alpha)
+def _rollback_if_above(ratio: float, offset: float, alpha: float) -> CriterionTest:
+    return CriterionTest(1, ratio, offset, alpha)
 
 
-def _under(ratio: float, offset: float, alpha: float) -> Test:
-    return Test(-1, ratio, offset, alpha)
+def _rollback_if_below(ratio: float, offset: float, alpha: float) -> CriterionTest:
+    return CriterionTest(-1, ratio, offset, alpha)
 
 
-def _below(ratio: float, offset: float) -> Test:
-    return Test(-1, ratio, offset, ACCEPT_ALPHA, rejects=False, tightest=TIGHTEST_TO_ACCEPT)
+def _promote_if_below(ratio: float, offset: float) -> CriterionTest:
+    return CriterionTest(-1, ratio, offset, PROMOTE_ALPHA, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT)
 
 
-def _at_attempt(criterion: Criterion, attempt: int) -> Criterion:
+def _with_attempt_alphas(criterion: Criterion, attempt: int) -> Criterion:
     if not attempt:
         return criterion
-    halved = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.reject)
-    accept = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.accept)
-    return replace(criterion, reject=halved, accept=accept)
+    halved = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.rollback_tests)
+    accept = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.promote_tests)
+    return replace(criterion, rollback_tests=halved, promote_tests=accept)
 
 
-def _span(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
 
 
-def _tokens_per_step(counts: Counts) -> tuple[float, float]:
+def _tokens_per_step(counts: EngineCounts) -> tuple[float, float]:
     return counts.decode_tokens, counts.request_steps
 
 
-def _acceptance_length(counts: Counts) -> tuple[float, float]:
+def _acceptance_length(counts: EngineCounts) -> tuple[float, float]:
     return counts.drafts + counts.accepted, counts.drafts
 
 
-def _output_mean(counts: Counts) -> tuple[float, float]:
+def _time_per_output_token(counts: EngineCounts) -> tuple[float, float]:
     return counts.decode_seconds, counts.decode_tokens
 
 
-def _goodput(counts: Counts) -> tuple[float, float]:
+def _tokens_per_busy_second(counts: EngineCounts) -> tuple[float, float]:
     return counts.output_tokens, counts.busy_seconds
 
 
-def _output_share(counts: Counts) -> tuple[float, float]:
+def _slow_output_share(counts: EngineCounts) -> tuple[float, float]:
     return counts.slow_output, counts.timed
 
 
-def _first_mean(counts: Counts) -> tuple[float, float]:
+def _time_to_first_token(counts: EngineCounts) -> tuple[float, float]:
     return counts.first_seconds, counts.first_tokens
 
 
-def _first_share(counts: Counts) -> tuple[float, float]:
+def _slow_first_token_share(counts: EngineCounts) -> tuple[float, float]:
     return counts.slow_first, counts.first_tokens
 
 
-def _errors(counts: Counts) -> tuple[float, float]:
+def _failed_requests(counts: EngineCounts) -> tuple[float, float]:
     return counts.errors, counts.finished
 
 
-def _length(counts: Counts) -> tuple[float, float]:
+def _output_length(counts: EngineCounts) -> tuple[float, float]:
     return counts.output_tokens, counts.finished
 
 
-def _given_up(counts: Counts) -> tuple[float, float]:
+def _abandoned_requests(counts: EngineCounts) -> tuple[float, float]:
     return counts.given_up, counts.first_tokens
 
 
-def _cut(counts: Counts) -> tuple[float, float]:
+def _truncated_requests(counts: EngineCounts) -> tuple[float, float]:
     return counts.cut, counts.finished
 
 
-def _preemptions(counts: Counts) -> tuple[float, float]:
+def _preemptions(counts: EngineCounts) -> tuple[float, float]:
     return counts.preemptions, counts.finished

@@ -24,104 +24,112 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.api.status import Comparison
-from aerie.engine.completions import Answer
+from aerie.api.status import MetricComparison
+from aerie.engine.completions import GreedyCompletion
 
-ALPHA = 0.001
-METRIC = "GreedyAnswers"
-NEAR = 1.0
+EQUIVALENCE_ALPHA = 0.001
+EQUIVALENCE_METRIC = "GreedyAnswers"
+MAX_ROUNDING_LOGPROB_GAP = 1.0
 """By how much, in logarithms of probability, a token may be likelier than another that rounding put in its place. Rounding moves
 logits by a few hundredths to tenths."""
-SAME = 0.01
+MAX_TIE_LOGPROB_GAP = 0.01
 """Below this, an engine's likeliest tokens are equally likely, and it may give either."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptDifference:
     """What the three answers to one prompt showed: how many tokens came before the first difference, or None without one."""
 
-    canary: int | None = None
+    canary_position: int | None = None
     """Of the canary from the control."""
-    control: int | None = None
+    control_position: int | None = None
     """Of the control from the stable pod."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class EquivalenceResult:
     """What a set of prompts showed; judged as it is, once."""
 
-    prompts: tuple[Prompt, ...] = ()
+    compared_prompts: tuple[PromptDifference, ...] = ()
     """Those that all three pods answered."""
-    asked: int = 0
-    why: str = ""
+    prompt_count: int = 0
+    skip_reason: str = ""
     """Why the others were not answered, as a clause."""
 
     @property
-    def canary(self) -> int:
+    def canary_difference_count(self) -> int:
         """Answers of the canary that differ from the control's."""
-        return sum(one.canary is not None for one in self.prompts)
+        return sum(one.canary_position is not None for one in self.compared_prompts)
 
     @property
-    def control(self) -> int:
+    def control_difference_count(self) -> int:
         """Answers of the control that differ from the stable pod's."""
-        return sum(one.control is not None for one in self.prompts)
+        return sum(one.control_position is not None for one in self.compared_prompts)
 
-    def lossy(self, alpha: float) -> bool:
+    def is_lossy(self, alpha: float) -> bool:
         """Whether the canary certainly differs more often than equal engines do."""
-        odd = sum(one.canary is not None and one.control is None for one in self.prompts)
-        usual = sum(one.control is not None and one.canary is None for one in self.prompts)
+        odd = sum(one.canary_position is not None and one.control_position is None for one in self.compared_prompts)
+        usual = sum(one.control_position is not None and one.canary_position is None for one in self.compared_prompts)
         more = sum(math.comb(odd + usual, count) for count in range(odd, odd + usual + 1))
         return odd > 0 and more <= alpha * 2 ** (odd + usual)
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """What was found."""
-        if not self.prompts:
-            return f"Greedy answers were not compared: {self.why or 'there are none'}."
-        soonest = min((one.canary for one in self.prompts if one.canary is not None), default=None)
+        if not self.compared_prompts:
+            return f"Greedy answers were not compared: {self.skip_reason or 'there are none'}."
+        soonest = min((one.canary_position for one in self.compared_prompts if one.canary_position is not None), default=None)
         after = (
             "" if soonest is None else f" (the first after {soonest} tokens)" if soonest != 1 else " (the first after 1 token)"
         )
         missing = (
-            f"; {self.asked - len(self.prompts)} more were not answered: {self.why}" if len(self.prompts) < self.asked else ""
+            f"; {self.prompt_count - len(self.compared_prompts)} more were not answered: {self.skip_reason}"
+            if len(self.compared_prompts) < self.prompt_count
+            else ""
         )
-        mine = f"Greedy answers differ from the control's in {self.canary} of {len(self.prompts)} prompts{after}"
-        return f"{mine}; the control's differ from the stable pods' in {self.control}{missing}."
+        mine = f"Greedy answers differ from the control's in {self.canary_difference_count} of {len(self.compared_prompts)} prompts{after}"
+        return f"{mine}; the control's differ from the stable pods' in {self.control_difference_count}{missing}."
 
     @property
-    def comparison(self) -> Comparison:
+    def comparison(self) -> MetricComparison:
         """As the status shows it."""
-        return Comparison(metric=METRIC, blocks=len(self.prompts), message=self.sentence)
+        return MetricComparison(metric=EQUIVALENCE_METRIC, blocks=len(self.compared_prompts), message=self.message)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"prompts": [[one.canary, one.control] for one in self.prompts], "asked": self.asked, "why": self.why}
+        return {
+            "prompts": [[one.canary_position, one.control_position] for one in self.compared_prompts],
+            "asked": self.prompt_count,
+            "why": self.skip_reason,
+        }
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Answers:
-        return cls(tuple(Prompt(*one) for one in found["prompts"]), found["asked"], found["why"])
+    def from_dict(cls, document: Mapping[str, Any]) -> EquivalenceResult:
+        return cls(tuple(PromptDifference(*one) for one in document["prompts"]), document["asked"], document["why"])
 
 
-def compared(canary: Answer, control: Answer, stable: Answer) -> Prompt:
+def compare_answers(canary: GreedyCompletion, control: GreedyCompletion, stable: GreedyCompletion) -> PromptDifference:
     """The three answers to one prompt."""
-    return Prompt(difference(canary, control), difference(control, stable))
+    return PromptDifference(find_first_difference(canary, control), find_first_difference(control, stable))
 
 
-def difference(one: Answer, other: Answer) -> int | None:
+def find_first_difference(left: GreedyCompletion, right: GreedyCompletion) -> int | None:
     """How many tokens come before the answers differ; None where they do not, or rounding may be why.
 
     An answer that goes on where the other one ends is not told apart: the token that ends an answer is not always returned.
     """
-    for position, (mine, theirs) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+    for position, (mine, theirs) in enumerate(zip(left.tokens, right.tokens, strict=False)):
         if mine != theirs:
-            rounded = _nearly(one.likely[position], mine, theirs) and _nearly(other.likely[position], theirs, mine)
+            rounded = _is_near_tie(left.top_logprobs[position], mine, theirs) and _is_near_tie(
+                right.top_logprobs[position], theirs, mine
+            )
             return None if rounded else position
     return None
 
 
-def _nearly(likely: Mapping[str, float], given: str, other: str) -> bool:
+def _is_near_tie(likely: Mapping[str, float], given: str, other: str) -> bool:
     """Whether the engine that gave this token took it for the likeliest, and the other for nearly as likely.
 
     One that is not among those it told is no likelier than the last of them.
     """
     told = likely.get(other, min(likely.values()))
-    return max(likely.values()) - likely[given] <= SAME and likely[given] - told <= NEAR
+    return max(likely.values()) - likely[given] <= MAX_TIE_LOGPROB_GAP and likely[given] - told <= MAX_ROUNDING_LOGPROB_GAP

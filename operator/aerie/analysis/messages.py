@@ -6,79 +6,88 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aerie.analysis.criteria import Criterion, Terms, Test
-from aerie.analysis.equivalence import Answers
-from aerie.analysis.measurement.load_match import TOLERANCE, Demand
-from aerie.analysis.statistics.confidence_sequence import Events, Pairs, Tuning, blocks_until, half_width, ratio_bounds
-from aerie.analysis.statistics.crash_rate import Crashes
-from aerie.analysis.statistics.shares import Shares
+from aerie.analysis.criteria import AnalysisPlan, Criterion, CriterionTest
+from aerie.analysis.equivalence import EquivalenceResult
+from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch
+from aerie.analysis.statistics.confidence_sequence import (
+    PairedMoments,
+    RareEvents,
+    SequenceParameters,
+    blocks_until_half_width,
+    half_width,
+    ratio_bounds,
+)
+from aerie.analysis.statistics.crash_rate import CrashCounts
+from aerie.analysis.statistics.shares import ShareCounts
 
-LARGEST = 1e6
+MAX_REPORTED_RATIO = 1e6
 """A bound beyond it is none: the control's mean is hardly above 0 yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class UnmetTest:
     """What a criterion has yet to show."""
 
     criterion: Criterion
-    test: Test
-    pairs: Pairs
-    tuned: Tuning | None
+    test: CriterionTest
+    pairs: PairedMoments
+    parameters: SequenceParameters | None
     """Of a mean."""
-    shares: Shares | None = None
+    shares: ShareCounts | None = None
     """Of a share, which is shown by counts;"""
-    more: float | None = None
+    needed_request_factor: float | None = None
     """and how many times as many requests it takes; None: no number of them does."""
 
     @property
-    def value(self) -> str:
+    def estimate(self) -> str:
         """The estimate."""
         if self.shares is None:
-            return _level(self.criterion, self.pairs)
+            return _format_estimate(self.criterion, self.pairs)
         shares = self.shares
-        canary, control = (part / of if of > 0 else 0.0 for part, of in _arms(shares))
-        return f"{_plain(canary)} against the control's {_plain(control)}"
+        canary, control = (part / of if of > 0 else 0.0 for part, of in _arm_fractions(shares))
+        return f"{_format_percent(canary)} against the control's {_format_percent(control)}"
 
 
-def _arms(shares: Shares) -> tuple[tuple[float, float], tuple[float, float]]:
-    return (shares.canary, shares.canary_of), (shares.control, shares.control_of)
+def _arm_fractions(shares: ShareCounts) -> tuple[tuple[float, float], tuple[float, float]]:
+    return (shares.canary_events, shares.canary_total), (shares.control_events, shares.control_total)
 
 
-def accepted(
-    shown: Sequence[Criterion],
-    pairs: Mapping[str, Pairs],
-    terms: Terms,
-    answers: Answers | None = None,
-    in_place_of: Criterion | None = None,
+def promotion_message(
+    criteria: Sequence[Criterion],
+    pairs: Mapping[str, PairedMoments],
+    plan: AnalysisPlan,
+    equivalence: EquivalenceResult | None = None,
+    replaced_criterion: Criterion | None = None,
 ) -> str:
     """Every criterion holds. `in_place_of`: one that does not, and for which being faster stands in."""
-    first, *others = shown
+    first, *others = criteria
     known = pairs[first.name]
-    limit = "below the control's" if in_place_of else _wanted(first.accept[-1])
-    said = f"{_capital(first.title)} is {_level(first, known)}, certainly {limit}, after {_blocks(known.count)}"
-    if in_place_of is not None:
-        drafts = in_place_of.title, _level(in_place_of, pairs[in_place_of.name])
+    limit = "below the control's" if replaced_criterion else _format_requirement(first.promote_tests[-1])
+    said = f"{_capitalize(first.title)} is {_format_estimate(first, known)}, certainly {limit}, after {_format_block_count(known.count)}"
+    if replaced_criterion is not None:
+        drafts = replaced_criterion.title, _format_estimate(replaced_criterion, pairs[replaced_criterion.name])
         said += f"; that stands in for {drafts[0]}, which is {drafts[1]}: what users feel is time"
     also = (
-        f"; {_joined([one.title for one in others])} {'is' if len(others) == 1 else 'are'} certainly good enough"
+        f"; {_join_words([one.title for one in others])} {'is' if len(others) == 1 else 'are'} certainly good enough"
         if others
         else ""
     )
-    return f"{said}{also}.{_unanswered(terms, answers)}{_of_drafts(terms)}"
+    return f"{said}{also}.{_equivalence_not_compared_message(plan, equivalence)}{_drafts_not_compared_message(plan)}"
 
 
-def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
+def failed_criterion_message(
+    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, parameters: SequenceParameters
+) -> str:
     """A criterion certainly fails."""
     beyond = "at least" if test.sign > 0 else "at most"
-    limit = "" if test.ratio == 1.0 and test.offset == 0.0 else f", beyond {_limit(test)}"
+    limit = "" if test.ratio == 1.0 and test.offset == 0.0 else f", beyond {_format_limit(test)}"
     return (
-        f"{_capital(criterion.title)} is {_level(criterion, pairs)}, certainly {beyond} {_bound(criterion, test, pairs, tuned)}"
-        f"{limit}, after {_blocks(pairs.count)}."
+        f"{_capitalize(criterion.title)} is {_format_estimate(criterion, pairs)}, certainly {beyond} {_format_bound(criterion, test, pairs, parameters)}"
+        f"{limit}, after {_format_block_count(pairs.count)}."
     )
 
 
-def more_errors(events: Events) -> str:
+def failed_requests_message(events: RareEvents) -> str:
     """The canary fails more requests."""
     return (
         f"The canary failed {events.canary:.0f} requests and the control {events.control:.0f}; with equal arms about "
@@ -86,202 +95,213 @@ def more_errors(events: Events) -> str:
     )
 
 
-def crashes(known: Crashes) -> str:
+def crashes_message(crashes: CrashCounts) -> str:
     """The canary's processes end more often."""
     return (
-        f"{_ended(known)} (weight of evidence {known.weight:.3g}). What they were answering is lost; the pods' last lines and "
+        f"{_format_crashes(crashes)} (weight of evidence {crashes.bayes_factor:.3g}). What they were answering is lost; the pods' last lines and "
         "`kubectl describe pod` say why they ended."
     )
 
 
-def suspicious(known: Crashes) -> str:
+def suspicious_crashes_message(crashes: CrashCounts) -> str:
     """Some of the canary's processes have ended."""
-    return f"{_ended(known)}: more speaks for the canary's crashing more often than against it"
+    return f"{_format_crashes(crashes)}: more speaks for the canary's crashing more often than against it"
 
 
-def _ended(known: Crashes) -> str:
+def _format_crashes(known: CrashCounts) -> str:
     mine = f"{known.canary} of the canary's engine processes {'has' if known.canary == 1 else 'have'} ended"
     theirs = f"{known.control or 'none'} of the control's in {known.control_hours:.1f}"
     return f"{mine} in {known.canary_hours:.1f} pod-hours, and {theirs}"
 
 
-def lossy(answers: Answers) -> str:
+def lossy_message(equivalence: EquivalenceResult) -> str:
     """The canary changes answers."""
-    return f"{answers.sentence} So the canary changes what the target says, which no drafter may."
+    return f"{equivalence.message} So the canary changes what the target says, which no drafter may."
 
 
-def silent(blocks: int) -> str:
+def zero_acceptance_message(blocks: int) -> str:
     """No drafted token is accepted."""
     return (
-        f"Not one drafted token of the canary was accepted in {_blocks(blocks)} in a row, while the control's were: its drafter "
+        f"Not one drafted token of the canary was accepted in {_format_block_count(blocks)} in a row, while the control's were: its drafter "
         "does not fit the target, or does not load as it should."
     )
 
 
-def slow(blocks: int, times: float, what: str) -> str:
+def far_slower_message(blocks: int, ratio: float, metric_title: str) -> str:
     """Tokens take far longer."""
     return (
-        f"The canary's {what} was more than {times:g} times the control's in {_blocks(blocks)} in a row, and it had no more "
+        f"The canary's {metric_title} was more than {ratio:g} times the control's in {_format_block_count(blocks)} in a row, and it had no more "
         "requests: no two equal pods differ so much."
     )
 
 
-def stalled(blocks: int, load: float) -> str:
+def stalled_message(blocks: int, load: float) -> str:
     """Requests are held and not finished."""
     return (
-        f"The canary finished next to no request in {_blocks(blocks)} in a row, though a pod of it held {load:.1f} at a time, "
+        f"The canary finished next to no request in {_format_block_count(blocks)} in a row, though a pod of it held {load:.1f} at a time, "
         "while the control finished its own: either it hangs, or requests are given up by their clients before the first token."
     )
 
 
-def inconclusive(lacking: Sequence[str], deadline: float) -> str:
+def inconclusive_message(unmet_conditions: Sequence[str], deadline: float) -> str:
     """The deadline has passed."""
-    return f"No decision within {duration(deadline)}: {'; '.join(lacking)}."
+    return f"No decision within {format_duration(deadline)}: {'; '.join(unmet_conditions)}."
 
 
-def none_yet(terms: Terms) -> str:
+def no_block_yet_message(plan: AnalysisPlan) -> str:
     """Nothing has been counted."""
-    lasts = f"it takes {duration(terms.block)}, or longer while requests are few"
-    return f"The first block has yet to close: {lasts}.{_of_drafts(terms)}"
+    lasts = f"it takes {format_duration(plan.block)}, or longer while requests are few"
+    return f"The first block has yet to close: {lasts}.{_drafts_not_compared_message(plan)}"
 
 
-def open_still(lacking: Sequence[str], blocks: int, terms: Terms) -> str:
+def unmet_conditions_message(unmet_conditions: Sequence[str], blocks: int, plan: AnalysisPlan) -> str:
     """More is needed."""
-    return f"After {_blocks(blocks)}: {'; '.join(lacking)}.{_of_drafts(terms)}"
+    return f"After {_format_block_count(blocks)}: {'; '.join(unmet_conditions)}.{_drafts_not_compared_message(plan)}"
 
 
-def measured(first: Criterion, pairs: Pairs | None, blocks: int, terms: Terms) -> str:
+def exploration_message(criterion: Criterion, pairs: PairedMoments | None, blocks: int, plan: AnalysisPlan) -> str:
     """A canary that is to be measured and given up."""
     if pairs is None or not pairs.count:
-        return f"It is to be measured and given up. {none_yet(terms)}"
-    return f"It is to be measured and given up. After {_blocks(blocks)} {first.title} is {_level(first, pairs)}."
+        return f"It is to be measured and given up. {no_block_yet_message(plan)}"
+    return f"It is to be measured and given up. After {_format_block_count(blocks)} {criterion.title} is {_format_estimate(criterion, pairs)}."
 
 
-def nothing_against(blocks: int, seconds: float) -> str:
+def no_regression_message(blocks: int, seconds: float) -> str:
     """Watched, and nothing is wrong."""
-    return f"Nothing speaks against the canary after {_blocks(blocks)} in {duration(seconds)}."
+    return f"Nothing speaks against the canary after {_format_block_count(blocks)} in {format_duration(seconds)}."
 
 
-def not_shown(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning, per_block: float, rolls_back: str) -> str:
+def unmet_criterion_message(
+    criterion: Criterion,
+    test: CriterionTest,
+    pairs: PairedMoments,
+    parameters: SequenceParameters,
+    seconds_per_block: float,
+    rollback_clause: str,
+) -> str:
     """A criterion does not hold yet. `rolls_back` says what else may come of it."""
-    side, bound = "lower" if test.sign > 0 else "upper", _bound(criterion, test, pairs, tuned)
+    side, bound = "lower" if test.sign > 0 else "upper", _format_bound(criterion, test, pairs, parameters)
     at = f", its {side} bound {bound}" if bound else ""
-    needed = f"{criterion.title} is {_level(criterion, pairs)}{at}; to be accepted it has to be certainly {_wanted(test)}"
-    return f"{needed}, {_prospect(test, pairs, tuned, per_block)}{rolls_back}"
+    needed = f"{criterion.title} is {_format_estimate(criterion, pairs)}{at}; to be accepted it has to be certainly {_format_requirement(test)}"
+    return f"{needed}, {_time_to_decision(test, pairs, parameters, seconds_per_block)}{rollback_clause}"
 
 
-def not_shown_either(missing: Sequence[Missing], per_block: float) -> str:
+def other_unmet_criteria_message(unmet_tests: Sequence[UnmetTest], seconds_per_block: float) -> str:
     """Further criteria that do not hold yet, in short."""
     alike: dict[str, list[str]] = {}
-    for one in missing:
-        said = f"{one.criterion.title} ({one.value}) {'' if one.test.estimated else 'certainly '}{_wanted(one.test)}"
-        if one.test.estimated:
-            prospect = _NOT_BY_TIME
-        elif one.tuned is not None:
-            prospect = _prospect(one.test, one.pairs, one.tuned, per_block)
+    for one in unmet_tests:
+        said = f"{one.criterion.title} ({one.estimate}) {'' if one.test.estimate_suffices else 'certainly '}{_format_requirement(one.test)}"
+        if one.test.estimate_suffices:
+            prospect = _NEVER_AT_THIS_ESTIMATE
+        elif one.parameters is not None:
+            prospect = _time_to_decision(one.test, one.pairs, one.parameters, seconds_per_block)
         else:
-            prospect = _prospect_of_counts(one.more, one.pairs.count * per_block)
+            prospect = _time_to_count_requests(one.needed_request_factor, one.pairs.count * seconds_per_block)
         alike.setdefault(prospect, []).append(said)
-    return "still to be shown: " + "; ".join(f"{_joined(said)}, {prospect}" for prospect, said in alike.items())
+    return "still to be shown: " + "; ".join(f"{_join_words(said)}, {prospect}" for prospect, said in alike.items())
 
 
-def _prospect_of_counts(more: float | None, so_far: float) -> str:
+def _time_to_count_requests(more: float | None, so_far: float) -> str:
     """How much longer it takes to count so many times as many requests."""
     if more is None:
-        return _NOT_BY_TIME
-    return f"which takes about {duration(max(1.0, (more - 1) * so_far))} more if nothing changes"
+        return _NEVER_AT_THIS_ESTIMATE
+    return f"which takes about {format_duration(max(1.0, (more - 1) * so_far))} more if nothing changes"
 
 
-def or_rolled_back(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
+def rollback_bound_message(
+    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, parameters: SequenceParameters
+) -> str:
     """Where the bound stands that would roll back; empty while there is none."""
-    side, bound = "lower" if test.sign > 0 else "upper", _bound(criterion, test, pairs, tuned)
-    return f"; it is rolled back when its {side} bound, {bound} now, passes {_limit(test)}" if bound else ""
+    side, bound = "lower" if test.sign > 0 else "upper", _format_bound(criterion, test, pairs, parameters)
+    return f"; it is rolled back when its {side} bound, {bound} now, passes {_format_limit(test)}" if bound else ""
 
 
-_NOT_BY_TIME = "which time alone will not show: the estimate itself is not"
+_NEVER_AT_THIS_ESTIMATE = "which time alone will not show: the estimate itself is not"
 
 
-def _prospect(test: Test, pairs: Pairs, tuned: Tuning, per_block: float) -> str:
+def _time_to_decision(test: CriterionTest, pairs: PairedMoments, tuned: SequenceParameters, per_block: float) -> str:
     """How much longer, if nothing changes."""
-    mean = test.sign * pairs.mean(test.ratio, test.offset)
+    mean = test.sign * pairs.score_mean(test.ratio, test.offset)
     if mean <= 0:
-        return _NOT_BY_TIME
-    total = blocks_until(mean, pairs.variance(test.ratio), tuned)
+        return _NEVER_AT_THIS_ESTIMATE
+    total = blocks_until_half_width(mean, pairs.score_variance(test.ratio), tuned)
     if total is None:
         return "which these pods cannot show: lasting differences between pods hide it, so compare more of them"
-    return f"which takes about {duration(max(1, total - pairs.count) * per_block)} more if nothing changes"
+    return f"which takes about {format_duration(max(1, total - pairs.count) * per_block)} more if nothing changes"
 
 
-def only_time(blocks: int) -> str:
+def trial_inconclusive_message(blocks: int) -> str:
     """A trial of a setting, of which nothing but time tells."""
-    return f"No decision after {_blocks(blocks)}: a trial is judged by time."
+    return f"No decision after {_format_block_count(blocks)}: a trial is judged by time."
 
 
-def nothing_compared(terms: Terms) -> str:
+def nothing_compared_message(plan: AnalysisPlan) -> str:
     """Nothing is left by which a canary could be accepted."""
-    why = terms.incomparable.rstrip(".")
+    why = plan.incomparable.rstrip(".")
     return f"neither drafts nor latency are compared, so only a person can accept it (of drafts: {why})"
 
 
-def left_out(terms: Terms) -> str:
+def latency_not_compared_message(plan: AnalysisPlan) -> str:
     """What no verdict is about, and how to have it judged; empty where nothing is left out."""
-    if not terms.unlike:
+    if not plan.unlike:
         return ""
     way_out = "a node selector or an affinity in spec.engine.podTemplate places them alike"
-    return f" Latency is not compared: {terms.unlike}; {way_out}."
+    return f" Latency is not compared: {plan.unlike}; {way_out}."
 
 
-def nothing_counted(criterion: Criterion) -> str:
+def criterion_not_counted_message(criterion: Criterion) -> str:
     """No block told anything of a criterion."""
-    why = ", because the load of the arms differed or is unknown" if criterion.by_load else ""
+    why = ", because the load of the arms differed or is unknown" if criterion.needs_load_match else ""
     return f"{criterion.title} was not counted in any block{why}"
 
 
-def unlike(demand: Demand) -> str:
+def load_mismatch_message(load_match: LoadMatch) -> str:
     """Blocks are not counted for latency now."""
-    if demand.variance <= 0:
+    if load_match.variance <= 0:
         return "no block counts for latency while it is not known how many requests came"
-    change = f"{abs(demand.apart):.0%} {'more' if demand.apart > 0 else 'fewer'}".replace("%", " %")
+    change = f"{abs(load_match.relative_difference):.0%} {'more' if load_match.relative_difference > 0 else 'fewer'}".replace(
+        "%", " %"
+    )
     return (
         f"the canary gets {change} requests on a pod than the control, and blocks count for latency only while that is within "
-        f"{TOLERANCE:.0%}: find out what sends them".replace("%:", " %:")
-        + (", or whether its clients give up" if demand.apart < 0 else "")
+        f"{LOAD_TOLERANCE:.0%}: find out what sends them".replace("%:", " %:")
+        + (", or whether its clients give up" if load_match.relative_difference < 0 else "")
     )
 
 
-def left_out_blocks(blocks: int, counted: int) -> str:
+def unmatched_blocks_message(blocks: int, counted_blocks: int) -> str:
     """Too many blocks count for no latency."""
     return (
-        f"{blocks} of {_blocks(counted)} count for no latency, more than a fifth, because the arms had unlike loads: find out "
+        f"{blocks} of {_format_block_count(counted_blocks)} count for no latency, more than a fifth, because the arms had unlike loads: find out "
         "why before trusting the rest"
     )
 
 
-def latest_left_out() -> str:
+def latest_blocks_unmatched_message() -> str:
     """The latest blocks count for no latency."""
     return "the latest blocks count for no latency, because the arms had unlike loads"
 
 
-def few_blocks(blocks: int, least: int) -> str:
+def too_few_blocks_message(blocks: int, min_blocks: int) -> str:
     """Too few blocks for any verdict."""
-    return f"{blocks} of at least {_blocks(least)} {'is' if least == 1 else 'are'} closed"
+    return f"{blocks} of at least {_format_block_count(min_blocks)} {'is' if min_blocks == 1 else 'are'} closed"
 
 
-def dropped(blocks: int, counted: int, pods: Mapping[str, int]) -> str:
+def dropped_blocks_message(blocks: int, counted_blocks: int, excluded_pods: Mapping[str, int]) -> str:
     """Too many blocks were dropped."""
-    reasons = _joined([f"{count} {reason.lower()}" for reason, count in sorted(pods.items())])
+    reasons = _join_words([f"{count} {reason.lower()}" for reason, count in sorted(excluded_pods.items())])
     return (
-        f"{blocks} of {_blocks(blocks + counted)} had to be dropped, more than a tenth, because pods could not be counted "
+        f"{blocks} of {_format_block_count(blocks + counted_blocks)} had to be dropped, more than a tenth, because pods could not be counted "
         f"throughout ({reasons}): find out why before trusting the rest"
     )
 
 
-def soaking(seconds: float) -> str:
+def soak_message(seconds: float) -> str:
     """All holds, and the soak is not over."""
-    return f"every criterion holds, and {duration(seconds)} of the soak are left"
+    return f"every criterion holds, and {format_duration(seconds)} of the soak are left"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds in words: 4 h, 1 h 20 min, 50 min, 40 s.
 
     >>> duration(4800)
@@ -296,32 +316,36 @@ def duration(seconds: float) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------- words
-def _level(criterion: Criterion, pairs: Pairs) -> str:
+def _format_estimate(criterion: Criterion, pairs: PairedMoments) -> str:
     """The estimate: relative to the control, or both values where they are shares or the control's is 0."""
     if not criterion.relative or pairs.control <= 0:
-        return f"{_plain(pairs.canary)} against the control's {_plain(pairs.control)}"
+        return f"{_format_percent(pairs.canary)} against the control's {_format_percent(pairs.control)}"
     change = pairs.canary / pairs.control - 1
     return f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the control's".replace("%", " %")
 
 
-def _bound(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
+def _format_bound(criterion: Criterion, test: CriterionTest, pairs: PairedMoments, tuned: SequenceParameters) -> str:
     """The bound that the test looks at, as the status shows it: of canary / control - 1, or where that has no meaning of the
     canary's value; empty while there is none."""
     if not criterion.relative or pairs.control <= 0:
-        width = half_width(pairs.count, pairs.variance(test.ratio), tuned)
-        return _plain(pairs.mean(test.ratio) - test.sign * width + test.ratio * pairs.control) if math.isfinite(width) else ""
+        width = half_width(pairs.count, pairs.score_variance(test.ratio), tuned)
+        return (
+            _format_percent(pairs.score_mean(test.ratio) - test.sign * width + test.ratio * pairs.control)
+            if math.isfinite(width)
+            else ""
+        )
     low, high = ratio_bounds(pairs, tuned, tuned)
     change = (low if test.sign > 0 else high) - 1
-    if abs(change) >= LARGEST:
+    if abs(change) >= MAX_REPORTED_RATIO:
         return ""
     digits = 1 if abs(change) >= 0.0005 else 2  # a bound that is just below 0 must not read as 0
     return f"{change:+.{digits}%}".replace("%", " %")
 
 
-def _limit(test: Test) -> str:
+def _format_limit(test: CriterionTest) -> str:
     """The boundary of a test."""
     if not test.ratio:
-        return _plain(test.offset)
+        return _format_percent(test.offset)
     if test.offset and test.ratio == 1.0:
         return f"the control's {100 * test.offset:+g} points"
     if test.offset:
@@ -329,33 +353,33 @@ def _limit(test: Test) -> str:
     return f"{test.ratio - 1:+.1%}".replace("%", " %") if test.ratio != 1.0 else "the control's"
 
 
-def _wanted(test: Test) -> str:
-    return f"{'above' if test.sign > 0 else 'below'} {_limit(test)}"
+def _format_requirement(test: CriterionTest) -> str:
+    return f"{'above' if test.sign > 0 else 'below'} {_format_limit(test)}"
 
 
-def _plain(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{value:.2%}".replace("%", " %")
 
 
-def _blocks(count: int) -> str:
+def _format_block_count(count: int) -> str:
     return "1 block" if count == 1 else f"{count} blocks"
 
 
-def _joined(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def _capital(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _unanswered(terms: Terms, answers: Answers | None) -> str:
+def _equivalence_not_compared_message(terms: AnalysisPlan, answers: EquivalenceResult | None) -> str:
     """That nothing is known of greedy answers; empty where something is."""
     if answers is None:
-        return f" {Answers(why=terms.unasked or 'they did not come in time').sentence}"
-    return "" if answers.prompts else f" {answers.sentence}"
+        return f" {EquivalenceResult(skip_reason=terms.unasked or 'they did not come in time').message}"
+    return "" if answers.compared_prompts else f" {answers.message}"
 
 
-def _of_drafts(terms: Terms) -> str:
+def _drafts_not_compared_message(terms: AnalysisPlan) -> str:
     """Why it is not tokens per step that decide; empty where they do."""
     return f" Drafts are not compared: {terms.incomparable}" if terms.incomparable else ""

@@ -23,97 +23,103 @@ import math
 from dataclasses import dataclass, replace
 
 from aerie.analysis import messages
-from aerie.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion, Terms, crashes_alpha, criteria
-from aerie.analysis.measurement.blocks import Block
-from aerie.analysis.state import SPOKEN, State
-from aerie.analysis.statistics.confidence_sequence import Pairs, Prior, Tuning, half_width, upper
-from aerie.analysis.verdict import SILENT
+from aerie.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, AnalysisPlan, Criterion, build_criteria, crashes_alpha
+from aerie.analysis.measurement.blocks import ClosedBlock
+from aerie.analysis.state import MIN_DRAFTS_FOR_ZERO_ACCEPTANCE, AnalysisState
+from aerie.analysis.statistics.confidence_sequence import (
+    PairedMoments,
+    SequenceParameters,
+    VariancePrior,
+    half_width,
+    mean_upper_bound,
+)
+from aerie.analysis.verdict import ABORT_ZERO_ACCEPTANCE_BLOCKS
 
-ALPHA = 0.05
-TIGHTEST = 5.0
+REGRESSION_ALPHA = 0.05
+REGRESSION_TIGHTEST_BLOCK_COUNT = 5.0
 """Effective blocks at which the bound is tightest: a watch has few."""
-NOISE = 0.005
+MAX_NOISE_ACCEPTED_PER_DRAFT = 0.005
 """Accepted tokens per draft up to which an acceptance length reads 1.00: a drafter that proposes noise is right now and then."""
-LOST = (
+LOST_DRAFTER_WEIGHTS_MESSAGE = (
     "Its drafter proposes noise. So it does when its weights are lost: after a sleep of level 2, vLLM's reload_weights loads the "
     "target's weights alone (vLLM issue 52479). Answers stay right and come slower; restart the pods, which loads both."
 )
 """What an acceptance length of 1.00 means where it was higher before."""
-LEAST = 3
+MIN_REGRESSION_BLOCKS = 3
 """Blocks before which nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class ReferenceLevel:
     """The tokens per step that a revision was accepted with."""
 
     mean: float
-    sd: float
+    mean_sd: float
     """Standard deviation of the mean."""
-    variance: float
+    block_variance: float
     """Of a block of one pod."""
-    freedom: float
+    degrees_of_freedom: float
     """Degrees of freedom of the variance."""
 
 
-def level_of(state: State, terms: Terms) -> Level | None:
+def compute_reference_level(state: AnalysisState, plan: AnalysisPlan) -> ReferenceLevel | None:
     """The canary's level in an analysis; None where neither decides, or it has too few blocks."""
-    criterion = _criterion(terms)
-    if criterion is None or (pairs := _pairs(state, criterion, terms)) is None:
+    criterion = _find_followed_criterion(plan)
+    if criterion is None or (pairs := _analysis_pairs(state, criterion, plan)) is None:
         return None
-    inflation = terms.scatter(criterion.name).inflation
+    inflation = plan.dispersion_of(criterion.name).inflation
     variance = max(0.0, pairs.canary_squares) / (pairs.count - 1)
-    return Level(
+    return ReferenceLevel(
         pairs.canary,
         math.sqrt(variance * inflation / pairs.count),
-        variance * terms.pods[0],
+        variance * plan.pods[0],
         max(0.0, pairs.count / inflation - 1),
     )
 
 
-def accepted_length(state: State, terms: Terms) -> float | None:
+def compute_reference_acceptance_length(state: AnalysisState, plan: AnalysisPlan) -> float | None:
     """The canary's acceptance length in an analysis, by vLLM's counters, as the status shows it of every arm; None as above."""
-    row = next((one for one in criteria(terms) if one.name == ACCEPTANCE_LENGTH), None)
-    pairs = None if row is None else _pairs(state, row, terms)
+    row = next((one for one in build_criteria(plan) if one.name == ACCEPTANCE_LENGTH), None)
+    pairs = None if row is None else _analysis_pairs(state, row, plan)
     return None if pairs is None else pairs.canary
 
 
-def count(state: State, block: Block, level: Level, terms: Terms) -> State:
+def add_promoted_block(state: AnalysisState, block: ClosedBlock, level: ReferenceLevel, plan: AnalysisPlan) -> AnalysisState:
     """The state with one more block of the promoted pods, the block's canary; that it has no control is no fault here."""
-    criterion, side = _criterion(terms), block.canary
-    followed = side.pods if side is not None else terms.pods[0]
-    state = replace(state, crashes=state.crashes.followed(followed, 0, block.ended - block.began))
+    criterion, side = _find_followed_criterion(plan), block.canary
+    followed = side.pod_count if side is not None else plan.pods[0]
+    state = replace(state, crashes=state.crashes.add_exposure(followed, 0, block.end_time - block.start_time))
     if side is None or criterion is None:
         return replace(state, dropped=state.dropped + 1)
-    part, whole = criterion.value(side.counts)
+    part, whole = criterion.fraction(side.counts)
     if whole <= 0:
         return state
-    pairs = {criterion.name: state.pairs.get(criterion.name, Pairs()).add(part / whole, level.mean)}
-    most = min(NOISE, (level.mean - 1) / 10) * side.counts.drafts
-    silent = side.counts.drafts >= SPOKEN and level.mean > 1 and side.counts.accepted <= most
+    pairs = {criterion.name: state.pairs.get(criterion.name, PairedMoments()).add_pair(part / whole, level.mean)}
+    most = min(MAX_NOISE_ACCEPTED_PER_DRAFT, (level.mean - 1) / 10) * side.counts.drafts
+    silent = side.counts.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE and level.mean > 1 and side.counts.accepted <= most
     return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=state.silent + 1 if silent else 0)
 
 
-def stop(state: State, terms: Terms) -> str:
+def abort_message(state: AnalysisState, plan: AnalysisPlan) -> str:
     """Why the promotion is taken back at once: its processes end, or next to none of its drafted tokens is accepted any more.
     Empty where neither."""
-    if state.crashes.more(crashes_alpha(terms)):
-        return messages.crashes(state.crashes)
-    if state.silent < SILENT:
+    if state.crashes.is_canary_worse(crashes_alpha(plan)):
+        return messages.crashes_message(state.crashes)
+    if state.silent < ABORT_ZERO_ACCEPTANCE_BLOCKS:
         return ""
-    return f"Acceptance length of the promoted pods has fallen to 1.00, in {state.silent} blocks in a row. {LOST}"
+    return f"Acceptance length of the promoted pods has fallen to 1.00, in {state.silent} blocks in a row. {LOST_DRAFTER_WEIGHTS_MESSAGE}"
 
 
-def fallen(state: State, level: Level, terms: Terms, pods: int) -> str:
+def regression_message(state: AnalysisState, level: ReferenceLevel, plan: AnalysisPlan, pod_count: int) -> str:
     """That so many promoted pods are certainly below the level; empty while they are not."""
-    criterion = _criterion(terms)
+    criterion = _find_followed_criterion(plan)
     if criterion is None:
         return ""
-    pairs, ratio = state.pairs.get(criterion.name, Pairs()), 1 - terms.margin
-    tuned = tuning(level, terms, pods)
-    if pairs.count < LEAST or upper(pairs, ratio, 0.0, tuned) >= 0:
+    pairs, ratio = state.pairs.get(criterion.name, PairedMoments()), 1 - plan.margin
+    tuned = build_regression_parameters(level, plan, pod_count)
+    if pairs.count < MIN_REGRESSION_BLOCKS or mean_upper_bound(pairs, ratio, 0.0, tuned) >= 0:
         return ""
-    most = pairs.canary + half_width(pairs.count, pairs.variance(ratio), tuned)
+    most = pairs.canary + half_width(pairs.count, pairs.score_variance(ratio), tuned)
     said = (
         f"{criterion.title.capitalize()} is {pairs.canary:.2f} since the promotion, {1 - pairs.canary / level.mean:.0%} below "
         f"the {level.mean:.2f} of the acceptance and certainly at most {most:.2f}, after {pairs.count} blocks."
@@ -121,19 +127,25 @@ def fallen(state: State, level: Level, terms: Terms, pods: int) -> str:
     return said.replace("%", " %")
 
 
-def tuning(level: Level, terms: Terms, pods: int) -> Tuning:
+def build_regression_parameters(level: ReferenceLevel, plan: AnalysisPlan, pod_count: int) -> SequenceParameters:
     """Of the bound on the mean of the pods' blocks."""
-    criterion = _criterion(terms)
-    inflation = terms.scatter(criterion.name if criterion else "").inflation
-    return Tuning(ALPHA, TIGHTEST, inflation, Prior(level.variance / max(1, pods), level.freedom), level.sd)
+    criterion = _find_followed_criterion(plan)
+    inflation = plan.dispersion_of(criterion.name if criterion else "").inflation
+    return SequenceParameters(
+        REGRESSION_ALPHA,
+        REGRESSION_TIGHTEST_BLOCK_COUNT,
+        inflation,
+        VariancePrior(level.block_variance / max(1, pod_count), level.degrees_of_freedom),
+        level.mean_sd,
+    )
 
 
-def _criterion(terms: Terms) -> Criterion | None:
+def _find_followed_criterion(terms: AnalysisPlan) -> Criterion | None:
     """That of tokens per step, where the load does not decide them."""
-    return next((one for one in criteria(terms) if one.name == TOKENS_PER_STEP and terms.steady), None)
+    return next((one for one in build_criteria(terms) if one.name == TOKENS_PER_STEP and terms.steady), None)
 
 
-def _pairs(state: State, criterion: Criterion, terms: Terms) -> Pairs | None:
+def _analysis_pairs(state: AnalysisState, criterion: Criterion, terms: AnalysisPlan) -> PairedMoments | None:
     """What an analysis counted of it; None while that is too little."""
-    pairs = state.pairs.get(criterion.name, Pairs())
+    pairs = state.pairs.get(criterion.name, PairedMoments())
     return pairs if pairs.count >= max(2, terms.min_blocks) else None

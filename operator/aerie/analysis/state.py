@@ -17,41 +17,41 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
-from aerie.analysis.criteria import ERRORS, Criterion, Terms, criteria
-from aerie.analysis.equivalence import Answers
-from aerie.analysis.measurement.blocks import Block, Side
-from aerie.analysis.measurement.load_match import TOLERANCE, Demand
-from aerie.analysis.statistics.confidence_sequence import Events, Pairs
-from aerie.analysis.statistics.crash_rate import Crashes
-from aerie.analysis.statistics.shares import Shares
+from aerie.analysis.criteria import FAILED_REQUESTS, AnalysisPlan, Criterion, build_criteria
+from aerie.analysis.equivalence import EquivalenceResult
+from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
+from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch
+from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents
+from aerie.analysis.statistics.crash_rate import CrashCounts
+from aerie.analysis.statistics.shares import ShareCounts
 
-Verdict = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
+VerdictOutcome = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
 
-SPOKEN = 50.0
+MIN_DRAFTS_FOR_ZERO_ACCEPTANCE = 50.0
 """Drafts of such a block at least: of a few that a schedule makes in a busy hour chance may accept none."""
-HELD = 3.0
+MIN_CONTROL_REQUESTS_FOR_STALL = 3.0
 """Requests that the control finishes at least in a block in which the canary finishes next to none of those that it holds."""
-SLOW_TIMES = 3.0
+ABORT_TIME_PER_OUTPUT_TOKEN_RATIO = 3.0
 """How many times the control's a time per output token has to exceed to be far slower. Two equal pods under like loads never
 differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
 minutes until there were blocks enough for a verdict."""
-LATE_TIMES, LATE_REQUESTS = 5.0, 20.0
+ABORT_TIME_TO_FIRST_TOKEN_RATIO, MIN_REQUESTS_FOR_TIME_TO_FIRST_TOKEN_ABORT = 5.0, 20.0
 """How many times the control's a time to first token has to exceed to be far later, and of how many requests in each arm: prompts
 differ in length by more than answers' tokens differ in time."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AnalysisState:
     """All that the blocks so far have told."""
 
     began: float
     """When the first block began."""
-    pairs: Mapping[str, Pairs] = field(default_factory=dict)
-    shares: Mapping[str, Shares] = field(default_factory=dict)
+    pairs: Mapping[str, PairedMoments] = field(default_factory=dict)
+    shares: Mapping[str, ShareCounts] = field(default_factory=dict)
     """Of the same blocks, the counts of the criteria that are shares."""
-    crashes: Crashes = field(default_factory=Crashes)
-    events: Events = field(default_factory=Events)
-    demand: Demand = field(default_factory=Demand)
+    crashes: CrashCounts = field(default_factory=CrashCounts)
+    events: RareEvents = field(default_factory=RareEvents)
+    demand: LoadMatch = field(default_factory=LoadMatch)
     blocks: int = 0
     """Blocks counted."""
     dropped: int = 0
@@ -73,9 +73,9 @@ class State:
     """Blocks in a row, up to the last, that counted for it."""
     load: float = 0.0
     """Requests on a pod of the canary, running and waiting, in the last block."""
-    answers: Answers | None = None
+    answers: EquivalenceResult | None = None
     """The greedy answers of the engines, once they are there; judged as they first were."""
-    verdict: Verdict = "Continue"
+    verdict: VerdictOutcome = "Continue"
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,125 +90,135 @@ class State:
         return found
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> State:
-        pairs = {name: Pairs(*values) for name, values in found["pairs"].items()}
-        answers = Answers.from_dict(found["answers"]) if found.get("answers") else None
+    def from_dict(cls, document: Mapping[str, Any]) -> AnalysisState:
+        pairs = {name: PairedMoments(*values) for name, values in document["pairs"].items()}
+        answers = EquivalenceResult.from_dict(document["answers"]) if document.get("answers") else None
         read = {
             "pairs": pairs,
-            "shares": {name: Shares(*values) for name, values in found["shares"].items()},
-            "crashes": Crashes(**found["crashes"]),
-            "events": Events(*found["events"]),
-            "demand": Demand(*found.get("demand", ())),
+            "shares": {name: ShareCounts(*values) for name, values in document["shares"].items()},
+            "crashes": CrashCounts(**document["crashes"]),
+            "events": RareEvents(*document["events"]),
+            "demand": LoadMatch(*document.get("demand", ())),
             "answers": answers,
         }
-        return cls(**{**found, **read})
+        return cls(**{**document, **read})
 
 
-def count(state: State, block: Block, terms: Terms) -> State:
+def add_block(state: AnalysisState, block: ClosedBlock, plan: AnalysisPlan) -> AnalysisState:
     """The state with one more closed block."""
     pods_dropped = dict(state.pods_dropped)
-    for reason, pods in block.dropped.items():
+    for reason, pods in block.excluded_pods.items():
         pods_dropped[reason] = pods_dropped.get(reason, 0) + pods
-    canary, control, seconds = block.canary, block.control, block.ended - block.began
-    mine, theirs = (side.pods if side is not None else most for side, most in zip((canary, control), terms.pods, strict=True))
-    state = replace(state, pods_dropped=pods_dropped, crashes=state.crashes.followed(mine, theirs, seconds))
+    canary, control, seconds = block.canary, block.control, block.end_time - block.start_time
+    mine, theirs = (side.pod_count if side is not None else most for side, most in zip((canary, control), plan.pods, strict=True))
+    state = replace(state, pods_dropped=pods_dropped, crashes=state.crashes.add_exposure(mine, theirs, seconds))
     if canary is None or control is None:
         return replace(state, dropped=state.dropped + 1)
-    table, demand = criteria(terms), state.demand.add(canary, control)
+    table, demand = build_criteria(plan), state.demand.add_block(canary, control)
     pairs, shares = dict(state.pairs), dict(state.shares)
-    unlike = {one.name for one in table if not _counts(one, demand)}
+    unlike = {one.name for one in table if not _is_counted_at_load(one, demand)}
     gone: set[str] = set()
-    if not state.demand.known:  # then it shows in all blocks so far, taken together
+    if not state.demand.has_enough_requests:  # then it shows in all blocks so far, taken together
         gone |= unlike
-    if terms.unlike:  # whatever was counted of time may be of the same pods
+    if plan.unlike:  # whatever was counted of time may be of the same pods
         gone |= pairs.keys() - {one.name for one in table}
     for name in gone:
         pairs.pop(name, None)
         shares.pop(name, None)
     for criterion in table:
-        pair = _pair(criterion, canary, control, seconds, terms)
+        pair = _criterion_pair(criterion, canary, control, seconds, plan)
         if pair is not None and criterion.name not in unlike:
-            pairs[criterion.name] = pairs.get(criterion.name, Pairs()).add(*pair)
+            pairs[criterion.name] = pairs.get(criterion.name, PairedMoments()).add_pair(*pair)
             if not criterion.relative:
-                counted = criterion.value(canary.counts), criterion.value(control.counts)
-                shares[criterion.name] = shares.get(criterion.name, Shares()).add(*counted)
-    silent = canary.counts.drafts >= SPOKEN and canary.counts.accepted == 0 and control.counts.accepted > 0
-    stalled = canary.stalls(control) and control.counts.finished >= HELD
-    latest = state.latest + 1 if demand.alike else 0
+                counted = criterion.fraction(canary.counts), criterion.fraction(control.counts)
+                shares[criterion.name] = shares.get(criterion.name, ShareCounts()).add_block(*counted)
+    silent = (
+        canary.counts.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE and canary.counts.accepted == 0 and control.counts.accepted > 0
+    )
+    stalled = canary.is_stalled_against(control) and control.counts.finished >= MIN_CONTROL_REQUESTS_FOR_STALL
+    latest = state.latest + 1 if demand.is_matched else 0
     return replace(
-        _stopped(state, canary, control, demand, terms),
+        _update_slow_block_counts(state, canary, control, demand, plan),
         pairs=pairs,
         shares=shares,
-        events=_errors(state, canary, control),
+        events=_add_failed_requests(state, canary, control),
         demand=demand,
         blocks=state.blocks + 1,
         silent=state.silent + 1 if silent else 0,
         stalled=state.stalled + 1 if stalled else 0,
-        left_out=state.left_out + (not demand.alike),
+        left_out=state.left_out + (not demand.is_matched),
         latest=latest,
-        load=canary.load or 0.0,
+        load=canary.mean_load or 0.0,
     )
 
 
-def _errors(state: State, canary: Side, control: Side) -> Events:
+def _add_failed_requests(state: AnalysisState, canary: ArmCounts, control: ArmCounts) -> RareEvents:
     mine, theirs = canary.counts, control.counts
     if mine.finished <= 0 or theirs.finished <= 0:
         return state.events
-    return state.events.add(mine.errors, theirs.errors, mine.finished / (mine.finished + theirs.finished))
+    return state.events.add_block(mine.errors, theirs.errors, mine.finished / (mine.finished + theirs.finished))
 
 
-def _stopped(state: State, canary: Side, control: Side, demand: Demand, terms: Terms) -> State:
+def _update_slow_block_counts(
+    state: AnalysisState, canary: ArmCounts, control: ArmCounts, demand: LoadMatch, terms: AnalysisPlan
+) -> AnalysisState:
     """With what may stop it at once. Where the canary has more requests than its control, that is why it may be slower."""
     if terms.unlike:
         return replace(state, slow=0, late=0)
-    if not demand.alike and demand.apart > TOLERANCE:
+    if not demand.is_matched and demand.relative_difference > LOAD_TOLERANCE:
         return state
-    slow, late = _far_slower(canary, control), _far_later(canary, control)
+    slow, late = _is_far_slower(canary, control), _is_first_token_far_later(canary, control)
     return replace(state, slow=state.slow + 1 if slow else 0, late=state.late + 1 if late else 0)
 
 
-def crashed(state: State, canary: Mapping[str, int], control: Mapping[str, int]) -> State:
+def add_restarts(state: AnalysisState, canary_restarts: Mapping[str, int], control_restarts: Mapping[str, int]) -> AnalysisState:
     """With the restarts of all pods, by name, whose process has ended since counting began.
 
     What was running there has failed: as many requests as the canary's pods had of late, each. They stand against an acceptance;
     that they roll back is left to the crash itself, because they are one event.
     """
-    crashes = state.crashes.seen(dict(canary), dict(control))
+    crashes = state.crashes.add_restarts(dict(canary_restarts), dict(control_restarts))
     if crashes is state.crashes:
         return state
     mine, theirs = crashes.canary - state.crashes.canary, crashes.control - state.crashes.control
     lost, others = mine * state.load, theirs * state.load
-    failed = state.shares.get(ERRORS, Shares()).add((lost, lost), (others, others))
-    return replace(state, crashes=crashes, shares={**state.shares, ERRORS: failed})
+    failed = state.shares.get(FAILED_REQUESTS, ShareCounts()).add_block((lost, lost), (others, others))
+    return replace(state, crashes=crashes, shares={**state.shares, FAILED_REQUESTS: failed})
 
 
-def _counts(criterion: Criterion, demand: Demand) -> bool:
+def _is_counted_at_load(criterion: Criterion, demand: LoadMatch) -> bool:
     """Whether the criterion counts in a block with such loads."""
-    return not criterion.by_load or (demand.alike and (demand.alike_in_flight or not criterion.by_flight))
+    return not criterion.needs_load_match or (
+        demand.is_matched and (demand.is_matched_in_flight or not criterion.needs_in_flight_match)
+    )
 
 
-def _pair(criterion: Criterion, canary: Side, control: Side, seconds: float, terms: Terms) -> tuple[float, float] | None:
+def _criterion_pair(
+    criterion: Criterion, canary: ArmCounts, control: ArmCounts, seconds: float, terms: AnalysisPlan
+) -> tuple[float, float] | None:
     """The criterion's value in both arms, the canary's as at the control's output; None where one has nothing to divide by."""
-    (mine, my_base), (theirs, their_base) = criterion.value(canary.counts), criterion.value(control.counts)
+    (mine, my_base), (theirs, their_base) = criterion.fraction(canary.counts), criterion.fraction(control.counts)
     if my_base <= 0 or their_base <= 0:
         return None
     value, curve = mine / my_base, terms.curves.get(criterion.name)
     if curve is not None:
-        value = curve.at(value, *(side.counts.output_tokens / side.pods / seconds for side in (canary, control)))
+        value = curve.adjust(value, *(side.counts.output_tokens / side.pod_count / seconds for side in (canary, control)))
     return value, theirs / their_base
 
 
-def _far_slower(canary: Side, control: Side) -> bool:
+def _is_far_slower(canary: ArmCounts, control: ArmCounts) -> bool:
     """Whether the canary's mean time per output token is beyond SLOW_TIMES the control's; not where an arm tells no such time."""
     if canary.counts.decode_tokens <= 0 or control.counts.decode_tokens <= 0:
         return False
     mine, theirs = (side.counts.decode_seconds / side.counts.decode_tokens for side in (canary, control))
-    return 0 < SLOW_TIMES * theirs < mine
+    return 0 < ABORT_TIME_PER_OUTPUT_TOKEN_RATIO * theirs < mine
 
 
-def _far_later(canary: Side, control: Side) -> bool:
+def _is_first_token_far_later(canary: ArmCounts, control: ArmCounts) -> bool:
     """Whether the canary's mean time to first token is beyond LATE_TIMES the control's."""
     mine, theirs = canary.counts, control.counts
-    if min(mine.first_tokens, theirs.first_tokens) < LATE_REQUESTS:
+    if min(mine.first_tokens, theirs.first_tokens) < MIN_REQUESTS_FOR_TIME_TO_FIRST_TOKEN_ABORT:
         return False
-    return 0 < LATE_TIMES * theirs.first_seconds / theirs.first_tokens < mine.first_seconds / mine.first_tokens
+    return (
+        0 < ABORT_TIME_TO_FIRST_TOKEN_RATIO * theirs.first_seconds / theirs.first_tokens < mine.first_seconds / mine.first_tokens
+    )

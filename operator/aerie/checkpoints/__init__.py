@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from aerie.checkpoints.directory import read_folder
-from aerie.checkpoints.hub_cache import is_offline, read_cached
-from aerie.checkpoints.hugging_face import Hub, HubError, HubRefusalError
+from aerie.checkpoints.directory import read_checkpoint_directory
+from aerie.checkpoints.hub_cache import is_hub_offline, read_cached_repository
+from aerie.checkpoints.hugging_face import HubClient, HubError, HubRejectionError
 from aerie.engine.models.checkpoint import Checkpoint
 
-__all__ = ["Hub", "HubError", "HubRefusalError", "is_offline", "read_folder", "read_repository"]
+__all__ = ["HubClient", "HubError", "HubRejectionError", "is_hub_offline", "read_checkpoint_directory", "read_repository"]
 
 
 def read_repository(repository: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Checkpoint:
     """A repository, from where the environment has engines read it. Raises CheckpointError."""
-    if is_offline(environment):
-        return read_cached(repository, revision, environment)
-    with Hub.from_environment(environment) as hub:
-        return hub.read(repository, revision)
+    if is_hub_offline(environment):
+        return read_cached_repository(repository, revision, environment)
+    with HubClient.from_environment(environment) as hub:
+        return hub.read_checkpoint(repository, revision)

@@ -11,53 +11,53 @@ from pathlib import Path
 from aerie.engine.models.checkpoint import (
     Checkpoint,
     CheckpointError,
-    Header,
-    assemble,
-    header_bytes,
+    SafetensorsHeader,
+    build_checkpoint,
     parse_config,
     parse_header,
     parse_index,
+    read_header_length,
 )
 
-INDEX = "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth")
-MAX_OFFSETS = 16 * 2**20
+INDEX_FILE_NAME = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
+MAX_D2T_BYTES = 16 * 2**20
 """Bytes of d2t at most: 2 M tokens."""
 
 
-def read_folder(folder: Path, name: str | None = None) -> Checkpoint:
+def read_checkpoint_directory(directory: Path, name: str | None = None) -> Checkpoint:
     """The checkpoint in `folder`, called `name` (default: the folder as given). Raises CheckpointError."""
-    name = name or str(folder)
+    name = name or str(directory)
     try:
-        return _read(folder, name)
+        return _read_checkpoint(directory, name)
     except OSError as error:
-        reason = f"{error.filename or folder} cannot be read ({error.strerror or error})"
+        reason = f"{error.filename or directory} cannot be read ({error.strerror or error})"
         raise CheckpointError(f"{name}: {reason}: give a folder with config.json and *.safetensors.") from error
 
 
-def _read(folder: Path, name: str) -> Checkpoint:
+def _read_checkpoint(folder: Path, name: str) -> Checkpoint:
     config = parse_config((folder / "config.json").read_bytes(), str(folder / "config.json"))
     index = None
-    if (folder / INDEX).exists():
-        index = parse_index((folder / INDEX).read_bytes(), str(folder / INDEX))
+    if (folder / INDEX_FILE_NAME).exists():
+        index = parse_index((folder / INDEX_FILE_NAME).read_bytes(), str(folder / INDEX_FILE_NAME))
         files = sorted(set(index.values()))
     else:
         files = sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
-        if any(path.suffix in PICKLES for path in folder.iterdir()):
-            return assemble(name, config, None)
+        if any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
+            return build_checkpoint(name, config, None)
         raise CheckpointError(f"{name}: {folder} has no weights: it needs *.safetensors beside config.json.")
-    checkpoint = assemble(name, config, [_header(folder / file) for file in files], index)
+    checkpoint = build_checkpoint(name, config, [_read_header(folder / file) for file in files], index)
     d2t = (checkpoint.tensors or {}).get("d2t")
-    if d2t is None or d2t.size > MAX_OFFSETS:
+    if d2t is None or d2t.byte_size > MAX_D2T_BYTES:
         return checkpoint
     with (folder / d2t.file).open("rb") as file:
         file.seek(d2t.begin)
-        return checkpoint.with_offsets(file.read(d2t.size))
+        return checkpoint.with_d2t_offsets(file.read(d2t.byte_size))
 
 
-def _header(path: Path) -> Header:
+def _read_header(path: Path) -> SafetensorsHeader:
     size = path.stat().st_size
     with path.open("rb", buffering=0) as file:
-        length = header_bytes(file.read(8), size, str(path))
+        length = read_header_length(file.read(8), size, str(path))
         return parse_header(file.read(length), size, path.name, str(path))

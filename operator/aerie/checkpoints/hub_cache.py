@@ -13,41 +13,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from aerie.checkpoints.directory import read_folder
-from aerie.checkpoints.hugging_face import HubRefusalError
+from aerie.checkpoints.directory import read_checkpoint_directory
+from aerie.checkpoints.hugging_face import HubRejectionError
 from aerie.engine.models.checkpoint import Checkpoint, CheckpointError
 
-_TRUE = frozenset({"1", "on", "yes", "true"})
+_TRUE_VALUES = frozenset({"1", "on", "yes", "true"})
 
 
-def is_offline(environment: Mapping[str, str]) -> bool:
+def is_hub_offline(environment: Mapping[str, str]) -> bool:
     """Whether huggingface_hub would ask no network."""
-    return any(environment.get(name, "").strip().lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(environment.get(name, "").strip().lower() in _TRUE_VALUES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
-def folder_of(environment: Mapping[str, str]) -> Path:
+def hub_cache_directory(environment: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps repositories."""
     given = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
     home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     return Path(given or f"{home}/hub").expanduser()
 
 
-def read_cached(repository: str, revision: str | None, environment: Mapping[str, str]) -> Checkpoint:
+def read_cached_repository(repository: str, revision: str | None, environment: Mapping[str, str]) -> Checkpoint:
     """The checkpoint, named `repository@commit`. Raises CheckpointError."""
     wanted = revision or "main"
-    folder = folder_of(environment) / f"models--{repository.replace('/', '--')}"
+    folder = hub_cache_directory(environment) / f"models--{repository.replace('/', '--')}"
     try:
         commit = (folder / "refs" / wanted).read_text().strip()
     except (OSError, UnicodeDecodeError):
         commit = wanted
     name, snapshot = f"{repository}@{commit}", folder / "snapshots" / commit
     try:
-        return read_folder(snapshot, name)
+        return read_checkpoint_directory(snapshot, name)
     except CheckpointError as error:
         if not isinstance(error.__cause__, OSError):
             raise
         # What is missing is for the person to bring, as it is for the engine, which is offline too.
-        raise HubRefusalError(
+        raise HubRejectionError(
             f"{error} The Hub is not asked, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set: download {repository} at "
-            f"{wanted} into the cache, whose folder is {folder_of(environment)}, or mount the volume that has it and set HF_HOME."
+            f"{wanted} into the cache, whose folder is {hub_cache_directory(environment)}, or mount the volume that has it and set HF_HOME."
         ) from error

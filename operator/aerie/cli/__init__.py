@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aerie.boundary import enter
+from aerie.boundary import run_process
 
 
 def main() -> None:
     """Entry point."""
-    enter("aerie", "", _load)
+    run_process("aerie", "", _load_command)
 
 
-def _load() -> Callable[[], int]:
-    from aerie.cli.app import run
+def _load_command() -> Callable[[], int]:
+    from aerie.cli.app import run_command_line
 
-    return run
+    return run_command_line

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from aerie.api import ResourceError
-from aerie.boundary import FAILED
+from aerie.boundary import EXIT_FAILED
 from aerie.cli.commands.catalog import catalog
 from aerie.cli.commands.operator import operator
 from aerie.cli.commands.preflight import preflight
@@ -19,7 +19,7 @@ from aerie.cli.console import CommandError
 from aerie.engine.arguments import ArgumentError
 from aerie.engine.models.checkpoint import CheckpointError
 from aerie.engine.models.drafter_catalog import CatalogError
-from aerie.terminal import Version, refuse
+from aerie.terminal import VersionOption, print_error
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,22 +33,22 @@ app.command()(operator)
 app.command(hidden=True)(preflight_job)
 app.add_typer(tune, name="tune")
 
-_EXPECTED = (CommandError, CheckpointError, CatalogError, ResourceError, ArgumentError)
-_PLUGIN = "kubectl-aerie"
+_EXPECTED_ERRORS = (CommandError, CheckpointError, CatalogError, ResourceError, ArgumentError)
+_KUBECTL_PLUGIN_NAME = "kubectl-aerie"
 
 
 @app.callback()
-def _group(version: Version = False) -> None: ...
+def _handle_global_options(version: VersionOption = False) -> None: ...
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """The exit status. `arguments`: those of the process where they are not given."""
-    called = "kubectl aerie" if Path(sys.argv[0]).name == _PLUGIN else "aerie"
+    called = "kubectl aerie" if Path(sys.argv[0]).name == _KUBECTL_PLUGIN_NAME else "aerie"
     try:
         app(args=arguments, prog_name=called)  # ends by raising SystemExit, also after a wrong command line or Ctrl-C
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
-    except _EXPECTED as error:
-        refuse(error)
-        return FAILED
+    except _EXPECTED_ERRORS as error:
+        print_error(error)
+        return EXIT_FAILED
     return 0

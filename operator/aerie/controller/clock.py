@@ -19,8 +19,8 @@ import time
 from datetime import UTC, datetime, timedelta
 
 _log = logging.getLogger(__name__)
-_WORTH_TELLING = timedelta(seconds=30)
-_WORTH_FOLLOWING = timedelta(seconds=5)
+_MIN_LOGGED_JUMP = timedelta(seconds=30)
+_MIN_CORRECTED_OFFSET = timedelta(seconds=5)
 """From the API server, which names whole seconds and takes a moment to be heard."""
 
 
@@ -29,14 +29,14 @@ class Clock:
 
     def __init__(self) -> None:
         self._wall, self._monotonic = datetime.now(UTC), time.monotonic()
-        self._off = timedelta()
+        self._logged_offset = timedelta()
         """By how much the machine's clock was ahead of this one when it was last told."""
 
-    def agree(self, other: datetime, heard: float) -> None:
+    def synchronize(self, server_time: datetime, received_at: float) -> None:
         """Go by another clock, which showed this time when it was `heard` of on the monotonic one, if it differs by seconds."""
-        ahead = self._wall + timedelta(seconds=heard - self._monotonic) - other
-        if abs(ahead) > _WORTH_FOLLOWING:
-            self._wall, self._off = self._wall - ahead, self._off + ahead
+        ahead = self._wall + timedelta(seconds=received_at - self._monotonic) - server_time
+        if abs(ahead) > _MIN_CORRECTED_OFFSET:
+            self._wall, self._logged_offset = self._wall - ahead, self._logged_offset + ahead
             _log.warning(
                 "the machine's clock is %+.0f s off that of the API server, by which Aerie goes until it restarts",
                 ahead.total_seconds(),
@@ -46,8 +46,8 @@ class Clock:
         """The time."""
         now = self._wall + timedelta(seconds=time.monotonic() - self._monotonic)
         off = datetime.now(UTC) - now
-        if abs(off - self._off) > _WORTH_TELLING:
-            self._off = off
+        if abs(off - self._logged_offset) > _MIN_LOGGED_JUMP:
+            self._logged_offset = off
             _log.warning(
                 "the machine's clock has jumped; it is %+.0f s off the one that Aerie goes by until it restarts",
                 off.total_seconds(),

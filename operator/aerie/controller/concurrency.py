@@ -10,37 +10,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from aerie.controller.work_queue import Key
-from aerie.rollout.facts.concurrency import Allotment, Claim, Limits, Place, Turn, allot, claim_of
+from aerie.controller.work_queue import NamespacedName
+from aerie.rollout.facts.concurrency import (
+    ConcurrencyLimits,
+    ResourceName,
+    SlotAllocation,
+    SlotClaim,
+    StartPermission,
+    allocate_slots,
+    read_slot_claim,
+)
 
-Counts = Mapping[tuple[str, str], int]
+RolloutCounts = Mapping[tuple[str, str], int]
 """Rollouts and trials, by purpose, and by state: UnderWay or Queued."""
 
 
-class Allotter:
+class ConcurrencyLimiter:
     """See the module. `wake` has a resource looked at; `counted` is told how many there are of each kind."""
 
-    def __init__(self, limits: Limits, wake: Callable[[Key], None], counted: Callable[[Counts], None] = lambda _: None) -> None:
-        self._wake, self._counted = wake, counted
-        self._claims: dict[Place, Claim] = {}
-        self._allotment = Allotment(limits)
-        self._begun = False
+    def __init__(
+        self,
+        limits: ConcurrencyLimits,
+        enqueue: Callable[[NamespacedName], None],
+        record_counts: Callable[[RolloutCounts], None] = lambda _: None,
+    ) -> None:
+        self._enqueue, self._record_counts = enqueue, record_counts
+        self._claims: dict[ResourceName, SlotClaim] = {}
+        self._slot_allocation = SlotAllocation(limits)
+        self._is_loaded = False
 
-    def begin(self, resources: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+    def load_claims(self, list_resources: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         """Take all resources in, the first time only."""
-        if self._begun:
+        if self._is_loaded:
             return
-        self._begun = True
-        for document in resources():
-            claim = claim_of(document)
+        self._is_loaded = True
+        for document in list_resources():
+            claim = read_slot_claim(document)
             if claim is not None:
                 self._claims[document["metadata"]["namespace"], document["metadata"]["name"]] = claim
-        self._allot()
+        self._reallocate()
 
-    def note(self, key: Key, document: Mapping[str, Any] | None, *, able: bool = True) -> None:
+    def update_claim(self, key: NamespacedName, document: Mapping[str, Any] | None, *, can_start: bool = True) -> None:
         """The resource is this now, or gone. `able`: it could begin what it waits for."""
-        claim = claim_of(document) if document is not None else None
-        if claim is not None and not (claim.holds or able):
+        claim = read_slot_claim(document) if document is not None else None
+        if claim is not None and not (claim.holds_slot or can_start):
             claim = None
         if claim == self._claims.get(key):
             return
@@ -48,18 +61,18 @@ class Allotter:
             del self._claims[key]
         else:
             self._claims[key] = claim
-        self._allot()
+        self._reallocate()
 
-    def turn(self, key: Key) -> Turn:
+    def start_permission(self, key: NamespacedName) -> StartPermission:
         """What the resource may begin."""
-        return self._allotment.turn(key, self._claims.get(key))
+        return self._slot_allocation.permission_for(key, self._claims.get(key))
 
-    def _allot(self) -> None:
-        before = self._allotment
-        self._allotment = allot(self._claims, before.limits)
-        for place in sorted(self._allotment.granted - before.granted):
-            self._wake(Key(*place))
+    def _reallocate(self) -> None:
+        before = self._slot_allocation
+        self._slot_allocation = allocate_slots(self._claims, before.limits)
+        for place in sorted(self._slot_allocation.granted_resources - before.granted_resources):
+            self._enqueue(NamespacedName(*place))
         counts = {(purpose, state): 0 for purpose in ("Rollout", "Trial") for state in ("UnderWay", "Queued")}
         for claim in self._claims.values():
-            counts[claim.purpose, "UnderWay" if claim.holds else "Queued"] += 1
-        self._counted(counts)
+            counts[claim.purpose, "UnderWay" if claim.holds_slot else "Queued"] += 1
+        self._record_counts(counts)

@@ -14,48 +14,52 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
-from aerie.controller.work_queue import Key, WorkQueue
+from aerie.controller.work_queue import NamespacedName, WorkQueue
 
 
 class FairQueue(WorkQueue):
     """See the module. `owner` says whose a key is; it may answer otherwise later."""
 
-    def __init__(self, owner: Callable[[Key], Key], each: int) -> None:
+    def __init__(self, find_owner: Callable[[NamespacedName], NamespacedName], max_per_namespace: int) -> None:
         super().__init__()
-        self._ready = self._waiting = _Waiting(owner, each)  # type: ignore[assignment]  # all that is done with a deque there
+        self._ready = self._round_robin = _RoundRobinKeys(find_owner, max_per_namespace)  # type: ignore[assignment]  # all that is done with a deque there
 
-    def done(self, key: Key, rest: float = 0.0) -> None:
+    def done(self, key: NamespacedName, rest_seconds: float = 0.0) -> None:
         """The work on the key is over, and it is not handed out again for `rest` seconds."""
-        self._waiting.over(key)
-        super().done(key, rest)
+        self._round_robin.release(key)
+        super().done(key, rest_seconds)
         self._changed.set()  # a key that waited for this may have its turn
 
 
-class _Waiting:
+class _RoundRobinKeys:
     """Keys that wait for their turn, and whose turns are under way. As long as the keys that may have a turn now are many."""
 
-    def __init__(self, owner: Callable[[Key], Key], each: int) -> None:
-        self._owner, self._each, self._each_owner = owner, each, (each + 1) // 2
-        self._keys: OrderedDict[str, OrderedDict[Key, deque[Key]]] = OrderedDict()
-        self._turns: dict[Key, Key] = {}
+    def __init__(self, find_owner: Callable[[NamespacedName], NamespacedName], max_per_namespace: int) -> None:
+        self._find_owner, self._max_per_namespace, self._max_per_owner = (
+            find_owner,
+            max_per_namespace,
+            (max_per_namespace + 1) // 2,
+        )
+        self._keys: OrderedDict[str, OrderedDict[NamespacedName, deque[NamespacedName]]] = OrderedDict()
+        self._active: dict[NamespacedName, NamespacedName] = {}
         """Under way: key and owner."""
-        self._of_owner: Counter[Key] = Counter()
-        self._of_namespace: Counter[str] = Counter()
-        self._number = 0
+        self._active_by_owner: Counter[NamespacedName] = Counter()
+        self._active_by_namespace: Counter[str] = Counter()
+        self._size = 0
 
     def __len__(self) -> int:
-        return self._number
+        return self._size
 
     def __bool__(self) -> bool:
-        return self._next() is not None
+        return self._next_owner() is not None
 
-    def append(self, key: Key) -> None:
-        owner = self._owner(key)
+    def append(self, key: NamespacedName) -> None:
+        owner = self._find_owner(key)
         self._keys.setdefault(owner.namespace, OrderedDict()).setdefault(owner, deque()).append(key)
-        self._number += 1
+        self._size += 1
 
-    def popleft(self) -> Key:
-        owner = self._next()
+    def popleft(self) -> NamespacedName:
+        owner = self._next_owner()
         if owner is None:
             raise IndexError("no key may have a turn")
         owners = self._keys[owner.namespace]
@@ -66,22 +70,22 @@ class _Waiting:
             del owners[owner]
         if not owners:
             del self._keys[owner.namespace]
-        self._number -= 1
-        self._turns[key] = owner
-        self._of_owner[owner] += 1
-        self._of_namespace[owner.namespace] += 1
+        self._size -= 1
+        self._active[key] = owner
+        self._active_by_owner[owner] += 1
+        self._active_by_namespace[owner.namespace] += 1
         return key
 
-    def over(self, key: Key) -> None:
-        owner = self._turns.pop(key)
-        self._of_owner = self._of_owner - Counter((owner,))  # without those that are 0
-        self._of_namespace = self._of_namespace - Counter((owner.namespace,))
+    def release(self, key: NamespacedName) -> None:
+        owner = self._active.pop(key)
+        self._active_by_owner = self._active_by_owner - Counter((owner,))  # without those that are 0
+        self._active_by_namespace = self._active_by_namespace - Counter((owner.namespace,))
 
-    def _next(self) -> Key | None:
+    def _next_owner(self) -> NamespacedName | None:
         for namespace, owners in self._keys.items():
-            if self._of_namespace[namespace] >= self._each:
+            if self._active_by_namespace[namespace] >= self._max_per_namespace:
                 continue
             for owner in owners:
-                if self._of_owner[owner] < self._each_owner:
+                if self._active_by_owner[owner] < self._max_per_owner:
                     return owner
         return None

@@ -21,64 +21,66 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from aerie.controller.kubernetes.client import LEASES, ApiError, Kind, Object
+from aerie.controller.kubernetes.client import LEASES, ApiError, ObjectDict, ResourceKind
 
 _log = logging.getLogger(__name__)
 
 
-class Leases(Protocol):
+class LeaseClient(Protocol):
     """What election needs of the API server."""
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:
         """The object, or None."""
 
-    async def create(self, wanted: Object) -> Object:
+    async def create(self, desired: ObjectDict) -> ObjectDict:
         """Create it."""
 
-    async def replace(self, wanted: Object) -> Object:
+    async def replace(self, desired: ObjectDict) -> ObjectDict:
         """Replace it, when its resourceVersion still is the one given."""
 
 
 @dataclass(frozen=True)
-class Timing:
+class LeaseTiming:
     """Seconds. Others may take over `duration` after the last renewal that they saw."""
 
-    duration: float = 12.0
-    retry: float = 2.0
+    lease_duration_seconds: float = 12.0
+    retry_period_seconds: float = 2.0
     """Between two attempts, to renew or to take over."""
-    again: float = 0.5
+    failed_renewal_retry_seconds: float = 0.5
     """After one to renew that failed: it may have taken `limit`, and most of the time that is left."""
-    margin: float = 3.0
+    safety_margin_seconds: float = 3.0
     """How long before `duration` is over a leader that cannot renew stops acting."""
-    limit: float = 4.0
+    request_timeout_seconds: float = 4.0
     """For one call."""
 
 
-class Elector:
+class LeaderElector:
     """One candidate, `identity`, for the Lease `namespace`/`name`."""
 
-    def __init__(self, leases: Leases, namespace: str, name: str, identity: str, timing: Timing | None = None) -> None:
-        self._leases, self._namespace, self._name, self.identity = leases, namespace, name, identity
-        self._timing = timing or Timing()
-        self._seen: tuple[str, float] | None = None
+    def __init__(
+        self, lease_client: LeaseClient, namespace: str, name: str, identity: str, timing: LeaseTiming | None = None
+    ) -> None:
+        self._lease_client, self._namespace, self._name, self.identity = lease_client, namespace, name, identity
+        self._timing = timing or LeaseTiming()
+        self._observed_version: tuple[str, float] | None = None
         """Version of the lease that was last seen, and when it was first seen."""
-        self._held: Object | None = None
-        self._until = 0.0
+        self._held_lease: ObjectDict | None = None
+        self._leader_until = 0.0
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether nobody else may have taken over yet, by this process' own clock."""
-        return _now() < self._until
+        return _loop_time() < self._leader_until
 
     @contextlib.asynccontextmanager
-    async def lead(self) -> AsyncIterator[asyncio.Event]:
+    async def hold_leadership(self) -> AsyncIterator[asyncio.Event]:
         """Waits for the lease, keeps it while the block runs, and gives it back.
 
         The event is set when leadership is lost: whoever leads has to stop acting at once.
         """
         lost = asyncio.Event()
         began = await self._acquire()
-        self._until = began + self._timing.duration - self._timing.margin
-        keeper = asyncio.create_task(self._keep(began, lost), name="lease")
+        self._leader_until = began + self._timing.lease_duration_seconds - self._timing.safety_margin_seconds
+        keeper = asyncio.create_task(self._renew(began, lost), name="lease")
         try:
             yield lost
         finally:
@@ -86,106 +88,106 @@ class Elector:
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
             if not lost.is_set():
-                await self._give_back()
+                await self._release()
 
     async def _acquire(self) -> float:
         """When the lease was asked for."""
         while True:
-            if (asked := await self._attempt()) is not None:
+            if (asked := await self._try_acquire_or_renew()) is not None:
                 _log.info("%s leads", self.identity)
                 return asked
-            await asyncio.sleep(self._timing.retry)
+            await asyncio.sleep(self._timing.retry_period_seconds)
 
-    async def _keep(self, renewed: float, lost: asyncio.Event) -> None:
+    async def _renew(self, renewed: float, lost: asyncio.Event) -> None:
         timing = self._timing
-        pause = timing.retry
+        pause = timing.retry_period_seconds
         while True:
             await asyncio.sleep(pause)
-            deadline, asked = renewed + timing.duration - timing.margin, None
+            deadline, asked = renewed + timing.lease_duration_seconds - timing.safety_margin_seconds, None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, deadline - _now())):
-                    asked = await self._attempt()
+                async with asyncio.timeout(max(0.0, deadline - _loop_time())):
+                    asked = await self._try_acquire_or_renew()
             if asked is not None:
-                renewed, pause = asked, timing.retry
-                self._until = renewed + timing.duration - timing.margin
+                renewed, pause = asked, timing.retry_period_seconds
+                self._leader_until = renewed + timing.lease_duration_seconds - timing.safety_margin_seconds
                 continue
-            if self._held is None or _now() >= deadline:
+            if self._held_lease is None or _loop_time() >= deadline:
                 _log.error("%s leads no longer: the lease could not be renewed", self.identity)
                 lost.set()
                 return
-            pause = timing.again
+            pause = timing.failed_renewal_retry_seconds
 
-    async def _attempt(self) -> float | None:
+    async def _try_acquire_or_renew(self) -> float | None:
         """When the lease that is ours now was asked for; None when it is not ours."""
         try:
-            return await self._try()
+            return await self._acquire_or_renew()
         except TimeoutError:
-            _log.warning("the lease: no answer within %g s", self._timing.limit)
+            _log.warning("the lease: no answer within %g s", self._timing.request_timeout_seconds)
         except ApiError as error:
             if error.status != 409:  # somebody else was quicker
                 _log.warning("the lease: %s", error)
         return None
 
-    async def _try(self) -> float | None:
-        if self._held is not None:
+    async def _acquire_or_renew(self) -> float | None:
+        if self._held_lease is not None:
             try:
-                return await self._write(self._leases.replace, self._held)
+                return await self._write_lease(self._lease_client.replace, self._held_lease)
             except ApiError as error:
                 if error.status not in (404, 409):
                     raise
-        looked = _now()
-        async with asyncio.timeout(self._timing.limit):
-            found = await self._leases.get(LEASES, self._namespace, self._name)
+        looked = _loop_time()
+        async with asyncio.timeout(self._timing.request_timeout_seconds):
+            found = await self._lease_client.get(LEASES, self._namespace, self._name)
         if found is None:
-            return await self._write(self._leases.create, None)
+            return await self._write_lease(self._lease_client.create, None)
         version, holder = found["metadata"]["resourceVersion"], found["spec"].get("holderIdentity") or ""
         if holder == self.identity:
-            return await self._write(self._leases.replace, found)
-        if self._held is not None:
-            self._held = None  # it was taken from us
+            return await self._write_lease(self._lease_client.replace, found)
+        if self._held_lease is not None:
+            self._held_lease = None  # it was taken from us
             return None
-        if self._seen is None or self._seen[0] != version:
-            self._seen = (version, looked)
-        duration = float(found["spec"].get("leaseDurationSeconds") or self._timing.duration)
-        if holder and looked < self._seen[1] + duration:
+        if self._observed_version is None or self._observed_version[0] != version:
+            self._observed_version = (version, looked)
+        duration = float(found["spec"].get("leaseDurationSeconds") or self._timing.lease_duration_seconds)
+        if holder and looked < self._observed_version[1] + duration:
             return None
-        return await self._write(self._leases.replace, found)
+        return await self._write_lease(self._lease_client.replace, found)
 
-    async def _write(self, how: Callable[[Object], Awaitable[Object]], found: Object | None) -> float:
+    async def _write_lease(self, write: Callable[[ObjectDict], Awaitable[ObjectDict]], current_lease: ObjectDict | None) -> float:
         """Write the lease as ours over what was found. Others count from when they see that, which is after it was asked for."""
-        asked = _now()
-        async with asyncio.timeout(self._timing.limit):
-            self._held = await how(self._lease(found))
+        asked = _loop_time()
+        async with asyncio.timeout(self._timing.request_timeout_seconds):
+            self._held_lease = await write(self._build_lease(current_lease))
         return asked
 
-    async def _give_back(self) -> None:
-        if self._held is None:
+    async def _release(self) -> None:
+        if self._held_lease is None:
             return
-        free = {**self._held, "spec": {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+        free = {**self._held_lease, "spec": {**self._held_lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
         try:
-            async with asyncio.timeout(self._timing.limit):
-                await self._leases.replace(free)
+            async with asyncio.timeout(self._timing.request_timeout_seconds):
+                await self._lease_client.replace(free)
         except (ApiError, TimeoutError) as error:
             _log.info("the lease could not be given back, and runs out by itself: %s", error)
 
-    def _lease(self, found: Object | None) -> Object:
+    def _build_lease(self, current_lease: ObjectDict | None) -> ObjectDict:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        old: dict[str, Any] = (found or {}).get("spec") or {}
+        old: dict[str, Any] = (current_lease or {}).get("spec") or {}
         ours = old.get("holderIdentity") == self.identity
         changes = int(old.get("leaseTransitions") or 0)
         return {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
-            "metadata": (found or {}).get("metadata") or {"namespace": self._namespace, "name": self._name},
+            "metadata": (current_lease or {}).get("metadata") or {"namespace": self._namespace, "name": self._name},
             "spec": {
                 "holderIdentity": self.identity,
-                "leaseDurationSeconds": round(self._timing.duration),
+                "leaseDurationSeconds": round(self._timing.lease_duration_seconds),
                 "acquireTime": old["acquireTime"] if ours and old.get("acquireTime") else now,
                 "renewTime": now,
-                "leaseTransitions": changes if ours or found is None else changes + 1,
+                "leaseTransitions": changes if ours or current_lease is None else changes + 1,
             },
         }
 
 
-def _now() -> float:
+def _loop_time() -> float:
     return asyncio.get_running_loop().time()

@@ -23,35 +23,41 @@ from datetime import timedelta
 
 from aerie.api import ResourceError
 from aerie.controller.clock import Clock
-from aerie.controller.concurrency import Allotter
-from aerie.controller.kubernetes.apply import act, status_of, to_do
-from aerie.controller.kubernetes.cache import Mirror
-from aerie.controller.kubernetes.client import RESOURCES, ApiError, Cluster, Object
-from aerie.controller.kubernetes.crd_version import Versions
-from aerie.controller.kubernetes.listing import NO_GAPS, Gaps, Lister
-from aerie.controller.kubernetes.nodes import NodeLabels
-from aerie.controller.kubernetes.observe import observe, recall, strangers
-from aerie.controller.metrics import Telemetry
+from aerie.controller.concurrency import ConcurrencyLimiter
+from aerie.controller.kubernetes.apply import apply_plan, build_status_to_write, has_changes
+from aerie.controller.kubernetes.cache import ObjectCache
+from aerie.controller.kubernetes.client import SPECULATIVE_DEPLOYMENTS, ApiError, Cluster, ObjectDict
+from aerie.controller.kubernetes.crd_version import CrdVersionMonitor
+from aerie.controller.kubernetes.listing import NO_CACHE_GAPS, CacheGaps, Lister
+from aerie.controller.kubernetes.nodes import NodeLabelCache
+from aerie.controller.kubernetes.observe import find_name_conflicts, read_cached_snapshot, read_live_snapshot
+from aerie.controller.metrics import OperatorMetrics
 from aerie.controller.notifier import Notifier
-from aerie.controller.probes.context_length import Contexts
-from aerie.controller.probes.equivalence import Prober
+from aerie.controller.probes.context_length import ContextLengthProber
+from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.tuning.tuner import Tuner
-from aerie.controller.work_queue import Key, WorkQueue
-from aerie.engine.models.drafter_catalog import Catalog
-from aerie.manifests.preflight_job import Runner
-from aerie.rollout.conditions import Finding
-from aerie.rollout.facts.concurrency import Limits
-from aerie.rollout.facts.snapshot import Observed
-from aerie.rollout.plan import Plan
-from aerie.rollout.reconcile import NO_CATALOG, decide
-from aerie.rollout.status.hold import CRUCIAL, UNREADABLE_SPEC, held, unlisted, unreadable
+from aerie.controller.work_queue import NamespacedName, WorkQueue
+from aerie.engine.models.drafter_catalog import DrafterCatalog
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.conditions import ConditionUpdate
+from aerie.rollout.facts.concurrency import ConcurrencyLimits
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import EMPTY_CATALOG, build_reconcile_plan
+from aerie.rollout.status.hold import (
+    REQUIRED_KINDS,
+    UNREADABLE_SPEC,
+    build_list_failure_condition,
+    build_unreadable_condition,
+    set_status_condition,
+)
 
 _log = logging.getLogger(__name__)
-WORKERS = 8
-REST = 0.003
+WORKER_COUNT = 8
+REST_SECONDS_PER_OBJECT = 0.003
 """Seconds between two passes for each object; a pass that writes takes the event loop for 0.5 ms for each, others for 0.1 ms."""
-LASTING = 3
+MIN_REPORTED_RECONCILE_FAILURES = 3
 """Passes in a row that failed, after which what the API server answers is told in the status."""
 
 
@@ -60,33 +66,33 @@ class Reconciler:
     """Makes passes over what is in the queue."""
 
     cluster: Cluster
-    mirror: Mirror
+    cache: ObjectCache
     queue: WorkQueue
-    telemetry: Telemetry
+    metrics: OperatorMetrics
     scraper: Scraper
-    prober: Prober
-    runner: Runner
+    equivalence_prober: EquivalenceProber
+    preflight_job_config: PreflightJobConfig
     dry_run: bool = False
-    catalog: Catalog = NO_CATALOG
+    drafter_catalog: DrafterCatalog = EMPTY_CATALOG
     clock: Clock = field(default_factory=Clock)
     notifier: Notifier = field(default_factory=Notifier)
     tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
-    contexts: Contexts = field(default_factory=lambda: Contexts(lambda _: None))
-    lists: Lister | None = None
+    context_length_prober: ContextLengthProber = field(default_factory=lambda: ContextLengthProber(lambda _: None))
+    lister: Lister | None = None
     """What knows of kinds that cannot be listed; None: all can."""
-    limits: Limits = field(default_factory=Limits)
+    concurrency_limits: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
     """Of rollouts and trials that are under way at the same time."""
 
     def __post_init__(self) -> None:
-        self.allotter = Allotter(self.limits, self.queue.add, self.telemetry.slots)
-        self.versions = Versions(self.telemetry)
-        self.nodes = NodeLabels(self.cluster)
+        self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
+        self.crd_monitor = CrdVersionMonitor(self.metrics)
+        self.node_labels = NodeLabelCache(self.cluster)
 
-    async def work(self) -> None:
+    async def run_worker(self) -> None:
         """Take keys from the queue until cancelled."""
         while True:
             key, waited = await self.queue.get()
-            self.telemetry.waited(waited)
+            self.metrics.record_queue_wait(waited)
             began = asyncio.get_running_loop().time()
             outcome = "failed"
             try:
@@ -98,149 +104,155 @@ class Reconciler:
             except ApiError as error:
                 # A conflict says that somebody else wrote in between: the next look will see it.
                 outcome = "conflict" if error.status == 409 else "failed"
-                seconds = self.queue.failed(key)
+                seconds = self.queue.add_rate_limited(key)
                 level = logging.INFO if outcome == "conflict" else logging.WARNING
                 _log.log(level, "%s: %s; again in %.1f s", key, error, seconds)
             except ResourceError as error:
-                self.queue.failed(key)
+                self.queue.add_rate_limited(key)
                 _log.error("%s has come to be what cannot be read: %s", key, error)
             except Exception:  # noqa: BLE001 - one resource's fault must not end the others' worker
-                self.queue.failed(key)
+                self.queue.add_rate_limited(key)
                 _log.exception("%s: the pass ended with an error of Aerie's own", key)
             finally:
-                self.telemetry.passed(outcome, asyncio.get_running_loop().time() - began)
-                self.queue.done(key, REST * self.mirror.count(key))
+                self.metrics.record_reconcile(outcome, asyncio.get_running_loop().time() - began)
+                self.queue.done(key, REST_SECONDS_PER_OBJECT * self.cache.count_objects(key))
                 await asyncio.sleep(0)  # a pass without a call never waits, and watches and the lease need their turn
 
-    async def reconcile(self, key: Key) -> timedelta | None:
+    async def reconcile(self, key: NamespacedName) -> timedelta | None:
         """One pass. When to make the next although nothing has changed. Raises ApiError, ResourceError."""
-        document = self.mirror.resource(key)
-        self.allotter.begin(self._all)
+        document = self.cache.get_resource(key)
+        self.concurrency_limiter.load_claims(self._iter_resources)
         if document is None or document["metadata"].get("deletionTimestamp"):
             self.scraper.forget(key)
             self.notifier.forget(key)
-            self.prober.forget(key)
-            self.contexts.forget(key)
+            self.equivalence_prober.forget(key)
+            self.context_length_prober.forget(key)
             self.tuner.forget(key)
-            self.telemetry.held(str(key), "")
-            self.versions.forget(key)
-            self.allotter.note(key, None)
+            self.metrics.set_hold_reason(str(key), "")
+            self.crd_monitor.forget(key)
+            self.concurrency_limiter.update_claim(key, None)
             return None
-        self.allotter.note(key, document, able=self.queue.failures(key) < LASTING)
-        gaps = self.lists.gaps(document) if self.lists is not None else NO_GAPS
-        if gaps.waiting:
+        self.concurrency_limiter.update_claim(
+            key, document, can_start=self.queue.count_failures(key) < MIN_REPORTED_RECONCILE_FAILURES
+        )
+        gaps = self.lister.find_gaps(document) if self.lister is not None else NO_CACHE_GAPS
+        if gaps.is_pending:
             return None  # it is queued when that has changed
         try:
-            observed = self._with_readings(key, recall(self.mirror, document), gaps)
+            observed = self._add_measurements(key, read_cached_snapshot(self.cache, document), gaps)
         except ResourceError as error:
-            await self._hold(key, document, unreadable(error))
+            await self._hold_resource(key, document, build_unreadable_condition(error))
             return None
-        if CRUCIAL & gaps.kinds.keys():
-            await self._hold(key, document, unlisted(gaps.kinds, forbidden=gaps.forbidden))
+        if REQUIRED_KINDS & gaps.errors_by_kind.keys():
+            await self._hold_resource(
+                key, document, build_list_failure_condition(gaps.errors_by_kind, all_forbidden=gaps.is_forbidden)
+            )
             return None
-        self.telemetry.held(str(key), UNREADABLE_SPEC if observed.substitute is not None else "")
-        if observed.substitute is not None:
-            self.allotter.note(key, document, able=False)
-        plan = await self._decided(observed)
-        if (not to_do(plan, document) or self._in_vain(key, plan, document)) and not self.dry_run:
-            self._follow(key, observed, plan)
-            self.notifier.look(key, observed.resource, plan.status, self.clock.now())
-            return plan.again
+        self.metrics.set_hold_reason(str(key), UNREADABLE_SPEC if observed.spec_substitution is not None else "")
+        if observed.spec_substitution is not None:
+            self.concurrency_limiter.update_claim(key, document, can_start=False)
+        plan = await self._decide_plan(observed)
+        if (not has_changes(plan, document) or self._is_partial_write(key, plan, document)) and not self.dry_run:
+            self._track(key, observed, plan)
+            self.notifier.enqueue_new(key, observed.resource, plan.status, self.clock.now())
+            return plan.requeue_after
         version = document["metadata"]["resourceVersion"]
-        document = await self.cluster.get(RESOURCES, key.namespace, key.name)
+        document = await self.cluster.get(SPECULATIVE_DEPLOYMENTS, key.namespace, key.name)
         if document is None:
-            self.mirror.missed(key, version)
+            self.cache.handle_not_found(key, version)
             return None  # it is queued once more by that
-        self.mirror.put(document)
+        self.cache.put(document)
         if document["metadata"].get("deletionTimestamp"):
             return None
-        observed = self._with_readings(key, await observe(self.cluster, self.mirror, document, gaps.skipped), gaps)
+        observed = self._add_measurements(
+            key, await read_live_snapshot(self.cluster, self.cache, document, gaps.skipped_kinds), gaps
+        )
         await asyncio.sleep(0)  # with many pods, to gather them and to decide take the loop for 50 ms each
-        plan = await self._decided(observed)
+        plan = await self._decide_plan(observed)
         now = self.clock.now()
         if self.dry_run:
-            print(json.dumps(described(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
+            print(json.dumps(describe_plan(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
             return None
-        taken = await strangers(self.cluster, observed, plan.apply)
+        taken = await find_name_conflicts(self.cluster, observed, plan.objects_to_apply)
         if taken:
-            observed = replace(observed, namesakes=taken)
-            plan = decide(observed, self.runner, now, self.catalog)
-        self._follow(key, observed, plan)
-        lasting = self.queue.failures(key) >= LASTING
-        plan = await act(self.cluster, self.mirror, document, observed, plan, now, lasting=lasting)
-        stored = (self.mirror.resource(key) or {}).get("status") or {}
-        self.versions.answered(key, status_of(plan, document), stored)
-        self.notifier.look(key, observed.resource, plan.status, now)
-        return plan.again
+            observed = replace(observed, name_conflicts=taken)
+            plan = build_reconcile_plan(observed, self.preflight_job_config, now, self.drafter_catalog)
+        self._track(key, observed, plan)
+        lasting = self.queue.count_failures(key) >= MIN_REPORTED_RECONCILE_FAILURES
+        plan = await apply_plan(self.cluster, self.cache, document, observed, plan, now, is_persistent_failure=lasting)
+        stored = (self.cache.get_resource(key) or {}).get("status") or {}
+        self.crd_monitor.record_write(key, build_status_to_write(plan, document), stored)
+        self.notifier.enqueue_new(key, observed.resource, plan.status, now)
+        return plan.requeue_after
 
-    async def _decided(self, observed: Observed) -> Plan:
+    async def _decide_plan(self, snapshot: Snapshot) -> ReconcilePlan:
         """What is to be done; decided again where it depends on nodes of which nothing was known, and now is in `observed`."""
-        plan = decide(observed, self.runner, self.clock.now(), self.catalog)
-        if await self.nodes.learn(plan.nodes):
-            plan = decide(observed, self.runner, self.clock.now(), self.catalog)
+        plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
+        if await self.node_labels.refresh(plan.hardware_nodes):
+            plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
         return plan
 
-    def _all(self) -> Iterator[Object]:
+    def _iter_resources(self) -> Iterator[ObjectDict]:
         """What the mirror holds of all resources."""
-        return filter(None, map(self.mirror.resource, self.mirror.resources()))
+        return filter(None, map(self.cache.get_resource, self.cache.list_resources()))
 
-    def _in_vain(self, key: Key, plan: Plan, document: Object) -> bool:
+    def _is_partial_write(self, key: NamespacedName, plan: ReconcilePlan, document: ObjectDict) -> bool:
         """Whether all there is to write is a status that has been written already, and of which the API server drops a part."""
-        known = self.versions.written(key, status_of(plan, document), document.get("status") or {})
-        return known and not (plan.apply or plan.delete)
+        known = self.crd_monitor.is_partial_write(key, build_status_to_write(plan, document), document.get("status") or {})
+        return known and not (plan.objects_to_apply or plan.objects_to_delete)
 
-    async def _hold(self, key: Key, document: Object, finding: Finding) -> None:
+    async def _hold_resource(self, key: NamespacedName, document: ObjectDict, condition: ConditionUpdate) -> None:
         """Leave everything as it is, and say why."""
-        self.telemetry.held(str(key), finding.reason)
-        self.allotter.note(key, document, able=False)
+        self.metrics.set_hold_reason(str(key), condition.reason)
+        self.concurrency_limiter.update_claim(key, document, can_start=False)
 
-        def status(item: Object) -> Object:
-            return held(item.get("status"), finding, item["metadata"].get("generation"), self.clock.now())
+        def status(item: ObjectDict) -> ObjectDict:
+            return set_status_condition(item.get("status"), condition, item["metadata"].get("generation"), self.clock.now())
 
         if self.dry_run or status(document) == document.get("status"):
             return
-        live = await self.cluster.get(RESOURCES, key.namespace, key.name)
+        live = await self.cluster.get(SPECULATIVE_DEPLOYMENTS, key.namespace, key.name)
         if live is None:
-            self.mirror.missed(key, document["metadata"]["resourceVersion"])
+            self.cache.handle_not_found(key, document["metadata"]["resourceVersion"])
             return
-        self.mirror.put(live)
+        self.cache.put(live)
         if live["metadata"]["resourceVersion"] == document["metadata"]["resourceVersion"]:  # else it is queued once more by that
-            _log.error("%s: %s", key, finding.message)
-            self.mirror.put(await self.cluster.replace_status(live, status(live)))
+            _log.error("%s: %s", key, condition.message)
+            self.cache.put(await self.cluster.replace_status(live, status(live)))
 
-    def _follow(self, key: Key, observed: Observed, plan: Plan) -> None:
-        self.scraper.follow(key, observed, plan.status)
-        self.prober.follow(key, observed, plan.status)
-        self.contexts.follow(key, observed, plan.status)
-        self.tuner.follow(key, observed, plan.status)
+    def _track(self, key: NamespacedName, snapshot: Snapshot, plan: ReconcilePlan) -> None:
+        self.scraper.track(key, snapshot, plan.status)
+        self.equivalence_prober.track(key, snapshot, plan.status)
+        self.context_length_prober.track(key, snapshot, plan.status)
+        self.tuner.track(key, snapshot, plan.status)
 
-    def _with_readings(self, key: Key, observed: Observed, gaps: Gaps) -> Observed:
-        scraper, uid = self.scraper, observed.resource.metadata.uid
+    def _add_measurements(self, key: NamespacedName, snapshot: Snapshot, gaps: CacheGaps) -> Snapshot:
+        scraper, uid = self.scraper, snapshot.resource.metadata.uid
         return replace(
-            observed,
-            figures=scraper.figures(key),
+            snapshot,
+            metrics_by_deployment=scraper.metrics_by_deployment(key),
             blocks=scraper.blocks(key),
-            answers=self.prober.answers(key),
-            contexts=self.contexts.lengths(key),
-            unreadable=scraper.unreadable(key),
-            source_trouble=scraper.trouble(key),
-            memory=scraper.memory(key, uid),
-            advice=self.tuner.advice(key, uid),
-            kept=self.tuner.kept(key, uid),
-            turn=self.allotter.turn(key),
-            nodes=self.nodes.known,
-            unlisted=gaps.kinds,
-            forbidden=gaps.forbidden,
-            outdated=self.versions.trouble,
+            equivalence_result=self.equivalence_prober.equivalence_result(key),
+            context_lengths=self.context_length_prober.lengths(key),
+            invalid_metrics=scraper.invalid_metrics(key),
+            metrics_source_error=scraper.metrics_source_error(key),
+            baseline_calibration=scraper.baseline_calibration(key, uid),
+            recommendation=self.tuner.recommendation(key, uid),
+            tuning_record=self.tuner.tuning_record(key, uid),
+            start_permission=self.concurrency_limiter.start_permission(key),
+            node_labels=self.node_labels.labels_by_node,
+            unlisted_kinds=gaps.errors_by_kind,
+            is_listing_forbidden=gaps.is_forbidden,
+            crd_problem=self.crd_monitor.problem,
         )
 
 
-def described(key: Key, plan: Plan) -> dict[str, object]:
+def describe_plan(key: NamespacedName, plan: ReconcilePlan) -> dict[str, object]:
     """The plan as a person reads it."""
     return {
         "resource": str(key),
-        "apply": [f"{item['kind']} {item['metadata']['name']}" for item in plan.apply],
-        "delete": [f"{one.kind} {one.name}" for one in plan.delete],
+        "apply": [f"{item['kind']} {item['metadata']['name']}" for item in plan.objects_to_apply],
+        "delete": [f"{one.kind} {one.name}" for one in plan.objects_to_delete],
         "events": [f"{event.type} {event.reason}: {event.message}" for event in plan.events],
         "status": plan.status.to_dict(),
     }

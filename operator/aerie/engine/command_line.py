@@ -13,42 +13,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aerie.engine import speculative_config as keys
-from aerie.engine.arguments import ArgumentError, Arguments, options
-from aerie.engine.releases import Feature, Version, missing, supports
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, max_tokens
+from aerie.engine.arguments import ArgumentError, EngineArguments, parse_flags
+from aerie.engine.releases import Feature, Version, describe_missing_feature, supports
+from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, max_speculative_tokens
 
 
 # ------------------------------------------------------------------------------------------------------------ owned flags
 @dataclass(frozen=True, slots=True)
-class Owned:
+class ReservedFlags:
     """Flags that users leave to Aerie, and what to do instead."""
 
     flags: tuple[str, ...]
     """Full names; a name that ends in `*` stands for all with that beginning."""
-    instead: str
+    alternative: str
 
 
-_ONE_POD = (
+_SINGLE_POD_HINT = (
     "a replica is one pod: give it more GPUs in spec.engine.resources and use --tensor-parallel-size or --data-parallel-size"
 )
-_ADDRESS = "engines listen where Aerie puts them, and clients use the Service that bears the name of the resource"
+_LISTEN_ADDRESS_HINT = "engines listen where Aerie puts them, and clients use the Service that bears the name of the resource"
 
-OWNED = (
-    Owned(("--model",), "the model belongs in spec.model.source"),
-    Owned(("--revision",), "the commit belongs in spec.model.source.huggingFace.revision"),
-    Owned(("--served-model-name",), "the name belongs in spec.model.servedName"),
-    Owned(
+RESERVED_FLAGS = (
+    ReservedFlags(("--model",), "the model belongs in spec.model.source"),
+    ReservedFlags(("--revision",), "the commit belongs in spec.model.source.huggingFace.revision"),
+    ReservedFlags(("--served-model-name",), "the name belongs in spec.model.servedName"),
+    ReservedFlags(
         ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
         "the drafter belongs in spec.drafter, the number of tokens in spec.speculation.tokens",
     ),
-    Owned(("--host", "--port", "--uds"), _ADDRESS),
-    Owned(("--shutdown-timeout",), "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
-    Owned(("--hf-token",), "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret"),
-    Owned(("--config",), "Aerie does not see what is in a file of the pod, its flags belong in spec.engine.args one by one"),
-    Owned(("--disable-log-stats",), "without the engine's metrics no drafter can be judged"),
-    Owned(("--ssl-*",), "probes and metrics use plain HTTP, TLS belongs at the gateway"),
-    Owned(("--grpc",), "clients, probes and metrics use HTTP"),
-    Owned(
+    ReservedFlags(("--host", "--port", "--uds"), _LISTEN_ADDRESS_HINT),
+    ReservedFlags(("--shutdown-timeout",), "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
+    ReservedFlags(("--hf-token",), "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret"),
+    ReservedFlags(
+        ("--config",), "Aerie does not see what is in a file of the pod, its flags belong in spec.engine.args one by one"
+    ),
+    ReservedFlags(("--disable-log-stats",), "without the engine's metrics no drafter can be judged"),
+    ReservedFlags(("--ssl-*",), "probes and metrics use plain HTTP, TLS belongs at the gateway"),
+    ReservedFlags(("--grpc",), "clients, probes and metrics use HTTP"),
+    ReservedFlags(
         (
             "--headless",
             "--nnodes",
@@ -64,63 +66,67 @@ OWNED = (
             "--data-parallel-size-local",
             "--data-parallel-start-rank",
         ),
-        _ONE_POD,
+        _SINGLE_POD_HINT,
     ),
 )
 
 
-def refused(args: Sequence[str]) -> tuple[str, ...]:
+def validate_user_arguments(args: Sequence[str]) -> tuple[str, ...]:
     """One sentence for each of the user's arguments that Aerie does not take. Raises ArgumentError for what cannot be read.
 
     The beginning of a name, which argparse takes for the whole, is refused like the whole.
     """
-    return tuple(_refusals(args))
+    return tuple(_reserved_flag_errors(args))
 
 
-def _refusals(args: Sequence[str]) -> Iterator[str]:
-    for option in options(args):
+def _reserved_flag_errors(args: Sequence[str]) -> Iterator[str]:
+    for option in parse_flags(args):
         if not option.name:
-            yield f"spec.engine.args begins with '{option.text}', which is no flag: the model belongs in spec.model.source."
+            yield f"spec.engine.args begins with '{option.raw_text}', which is no flag: the model belongs in spec.model.source."
             continue
-        owner = next((owned for owned in OWNED if any(_means(option.name, flag) for flag in owned.flags)), None)
+        owner = next((owned for owned in RESERVED_FLAGS if any(_may_match_flag(option.name, flag) for flag in owned.flags)), None)
         if owner is None:
             continue
-        yield f"spec.engine.args has '{option.text}', which is Aerie's to set: leave it out; {owner.instead}."
-        if option.name == "--speculative-config" and len(option.values) == 1 and (sentence := _lossy_json(option.values[0])):
+        yield f"spec.engine.args has '{option.raw_text}', which is Aerie's to set: leave it out; {owner.alternative}."
+        if (
+            option.name == "--speculative-config"
+            and len(option.values) == 1
+            and (sentence := _check_lossless_json(option.values[0]))
+        ):
             yield sentence
 
 
-def _means(name: str, flag: str) -> bool:
+def _may_match_flag(name: str, flag: str) -> bool:
     """Whether vLLM may take `name` for `flag`: itself, or its beginning."""
     if flag.endswith("*"):
         return name.startswith(flag[:-1])
-    return name == flag or (name not in _WHOLE and flag.startswith(name))
+    return name == flag or (name not in _USER_FLAG_NAMES and flag.startswith(name))
 
 
-_WHOLE = frozenset({"--data-parallel-size"})
+_USER_FLAG_NAMES = frozenset({"--data-parallel-size"})
 """Flags of vLLM that are the beginning of an owned one and are the user's."""
 
 
 # ------------------------------------------------------------------------------------------------------- lossy verification
-LOSSLESS = frozenset({"standard", "block", "strict", "probabilistic"})
+LOSSLESS_SAMPLING_METHODS = frozenset({"standard", "block", "strict", "probabilistic"})
 """Rejection sampling methods whose output is distributed as the target's own; strict and probabilistic are older names of
 standard (vllm/config/speculative.py). All others, `synthetic` and `fly` among them, change what the model answers."""
 
-_LOSSY_KEYS = ("synthetic_", "fly_", "relaxed_", "typical_", "posterior_")
+_LOSSY_KEY_PREFIXES = ("synthetic_", "fly_", "relaxed_", "typical_", "posterior_")
 
 
-def lossy(config: Mapping[str, Any]) -> str | None:
+def check_lossless(config: Mapping[str, Any]) -> str | None:
     """A sentence if a speculative config makes the engine answer other than its target would, else None.
 
     A drafter's acceptance says nothing then: anything can be accepted.
     """
     method = config.get("rejection_sample_method", config.get("acceptance_method"))
-    if method is not None and method not in LOSSLESS:
+    if method is not None and method not in LOSSLESS_SAMPLING_METHODS:
         return (
             f"the speculative config verifies by '{method}', which lets the drafter change what the model answers: "
             "leave rejection_sample_method out, or use 'standard' or 'block'."
         )
-    found = sorted(key for key in config if key.startswith(_LOSSY_KEYS))
+    found = sorted(key for key in config if key.startswith(_LOSSY_KEY_PREFIXES))
     if found:
         return (
             f"the speculative config has {', '.join(found)}, which lets the drafter change what the model answers: leave it out."
@@ -128,17 +134,17 @@ def lossy(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _lossy_json(text: str) -> str | None:
+def _check_lossless_json(text: str) -> str | None:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return lossy(config) if isinstance(config, dict) else None
+    return check_lossless(config) if isinstance(config, dict) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- what Aerie writes
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DrafterArguments:
     """A drafter as the engine's command line names it."""
 
     model: str
@@ -147,70 +153,74 @@ class Drafter:
     """vLLM's method; `eagle3` for EAGLE 3.1 too."""
     revision: str | None = None
     """Of the repository."""
-    sampling: str | None = None
+    draft_sampling: str | None = None
     """spec.speculation.draftSampling: Greedy or Probabilistic; None: as the engine does."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
     """spec.speculation.engineOptions: further keys of the speculative config."""
 
 
-METHODS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark", "draft_model", "medusa", "mlp_speculator"})
+DRAFTER_METHODS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark", "draft_model", "medusa", "mlp_speculator"})
 """Methods with a drafter of their own that Aerie writes a config for."""
 
-_METHOD_FEATURES = {
+_FEATURE_BY_METHOD = {
     "dflash": Feature.DFLASH,
     "dspark": Feature.DSPARK,
     "medusa": Feature.MEDUSA,
     "mlp_speculator": Feature.MEDUSA,
 }
-_SCHEDULED = frozenset({"eagle", "eagle3", "mtp", "dflash", "draft_model"})
+_SCHEDULABLE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dflash", "draft_model"})
 """Methods that take a schedule on model runner V1 too (vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1)."""
 
 
-def unsupported(setting: Setting, drafter: Drafter, version: Version, arguments: Arguments) -> tuple[str, ...]:
+def find_unsupported_reasons(
+    setting: SpeculationSetting, drafter: DrafterArguments, version: Version, arguments: EngineArguments
+) -> tuple[str, ...]:
     """Why the engine cannot run the setting as it is meant: one sentence a reason, none when it can."""
-    return tuple(_reasons(setting, drafter, version, arguments))
+    return tuple(_unsupported_reasons(setting, drafter, version, arguments))
 
 
-def _reasons(setting: Setting, drafter: Drafter, version: Version, arguments: Arguments) -> Iterator[str]:
+def _unsupported_reasons(
+    setting: SpeculationSetting, drafter: DrafterArguments, version: Version, arguments: EngineArguments
+) -> Iterator[str]:
     if isinstance(setting, Off):
         return
     method = drafter.method
-    if method not in METHODS:
-        yield f"the drafter's method is '{method}': Aerie knows {', '.join(sorted(METHODS))}."
-    feature = _METHOD_FEATURES.get(method)
+    if method not in DRAFTER_METHODS:
+        yield f"the drafter's method is '{method}': Aerie knows {', '.join(sorted(DRAFTER_METHODS))}."
+    feature = _FEATURE_BY_METHOD.get(method)
     if feature is not None and not supports(version, feature):
-        yield missing(version, feature)
-    yield from (misplaced := keys.misplaced(drafter.options))
+        yield describe_missing_feature(version, feature)
+    yield from (misplaced := keys.validate_engine_options(drafter.engine_options))
     if not misplaced:
-        config = _config(setting, drafter)
-        yield from map(keys.sentence, keys.faults(config, version, tensor_parallel=arguments.tensor_parallel))
+        config = _build_config(setting, drafter)
+        yield from map(keys.format_problem, keys.find_config_problems(config, version, tensor_parallel=arguments.tensor_parallel))
     if arguments.pipeline_parallel > 1 and method == "eagle3" and not supports(version, Feature.PIPELINE_PARALLEL):
-        yield missing(version, Feature.PIPELINE_PARALLEL)
+        yield describe_missing_feature(version, Feature.PIPELINE_PARALLEL)
     if isinstance(setting, Schedule):
-        yield from _schedule_reasons(method, version, arguments)
+        yield from _unsupported_schedule_reasons(method, version, arguments)
     if isinstance(setting, Adaptive):
-        yield from _adaptive_reasons(method, version, arguments)
+        yield from _unsupported_adaptive_reasons(method, version, arguments)
 
 
-def _schedule_reasons(method: str, version: Version, arguments: Arguments) -> Iterator[str]:
+def _unsupported_schedule_reasons(method: str, version: Version, arguments: EngineArguments) -> Iterator[str]:
     if not supports(version, Feature.SCHEDULE):
-        yield missing(version, Feature.SCHEDULE)
+        yield describe_missing_feature(version, Feature.SCHEDULE)
     if arguments.data_parallel > 1:
         does = "ignores a schedule" if supports(version, Feature.SCHEDULE_DATA_PARALLEL_GUARD) else "may deadlock on a schedule"
         yield f"vLLM {version} {does} with data parallel size {arguments.data_parallel}: use a fixed number of tokens."
-    if method in METHODS - _SCHEDULED:
-        yield f"a schedule does not go with the method '{method}': use a fixed number of tokens, or one of {_listed(_SCHEDULED)}."
+    if method in DRAFTER_METHODS - _SCHEDULABLE_METHODS:
+        yield f"a schedule does not go with the method '{method}': use a fixed number of tokens, or one of {_join_sorted(_SCHEDULABLE_METHODS)}."
 
 
-def _adaptive_reasons(method: str, version: Version, arguments: Arguments) -> Iterator[str]:
+def _unsupported_adaptive_reasons(method: str, version: Version, arguments: EngineArguments) -> Iterator[str]:
     feature = Feature.ADAPTIVE_DSPARK if method == "dspark" else Feature.ADAPTIVE
     if not supports(version, feature):
-        yield missing(version, feature)
+        yield describe_missing_feature(version, feature)
     if method in ("medusa", "mlp_speculator"):
         yield f"adaptive verification does not go with the method '{method}'."
     # vllm/config/vllm.py, _validate_adaptive_verification
     for given, what in (
-        (arguments.lora, "LoRA (--enable-lora)"),
+        (arguments.enable_lora, "LoRA (--enable-lora)"),
         (arguments.pipeline_parallel > 1, "pipeline parallelism (--pipeline-parallel-size)"),
         (arguments.enforce_eager, "eager execution (--enforce-eager)"),
     ):
@@ -218,14 +228,14 @@ def _adaptive_reasons(method: str, version: Version, arguments: Arguments) -> It
             yield f"adaptive verification does not go with {what}: leave one of them out."
 
 
-def model_runner(
+def resolve_model_runner(
     version: Version,
     method: str | None,
     environment: Mapping[str, str],
     *,
-    experts: bool | None,
+    is_moe: bool | None,
     parallel_drafting: bool = False,
-    foreign_vocabulary: bool = False,
+    uses_heterogeneous_vocab: bool = False,
 ) -> tuple[int, str]:
     """1 or 2, and why: which of vLLM's two model runners will run (vllm/config/vllm.py, use_v2_model_runner).
 
@@ -236,65 +246,69 @@ def model_runner(
         return (1 if setting.strip().lower() in ("0", "false") else 2), f"VLLM_USE_V2_MODEL_RUNNER={setting}"
     if parallel_drafting or method in ("suffix", "custom_class", "medusa", "mlp_speculator"):
         return 1, f"{'parallel drafting' if parallel_drafting else method} needs it"
-    if foreign_vocabulary:
+    if uses_heterogeneous_vocab:
         return 1, "use_heterogeneous_vocab needs it"
     if supports(version, Feature.V2_RUNNER_ALL):
         return 2, f"the default of vLLM {version}"
-    if supports(version, Feature.V2_RUNNER_DENSE) and experts is False:
+    if supports(version, Feature.V2_RUNNER_DENSE) and is_moe is False:
         return 2, f"the default of vLLM {version} for models without experts"
     return 1, f"the default of vLLM {version}"
 
 
-def _listed(names: frozenset[str]) -> str:
+def _join_sorted(names: frozenset[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def speculative_config(setting: Setting, drafter: Drafter, version: Version, arguments: Arguments) -> dict[str, Any] | None:
+def build_speculative_config(
+    setting: SpeculationSetting, drafter: DrafterArguments, version: Version, arguments: EngineArguments
+) -> dict[str, Any] | None:
     """The object for `--speculative-config`; None without speculation. The same input gives the same keys in the same order.
 
     Raises ArgumentError with every reason of `unsupported`.
     """
-    if reasons := unsupported(setting, drafter, version, arguments):
+    if reasons := find_unsupported_reasons(setting, drafter, version, arguments):
         raise ArgumentError(" ".join(reasons))
-    return None if isinstance(setting, Off) else _config(setting, drafter)
+    return None if isinstance(setting, Off) else _build_config(setting, drafter)
 
 
-def _config(setting: Setting, drafter: Drafter) -> dict[str, Any]:
+def _build_config(setting: SpeculationSetting, drafter: DrafterArguments) -> dict[str, Any]:
     config: dict[str, Any] = {"method": drafter.method, "model": drafter.model}
     if drafter.revision is not None:
         config["revision"] = drafter.revision
-    config["num_speculative_tokens"] = max_tokens(setting)
+    config["num_speculative_tokens"] = max_speculative_tokens(setting)
     if isinstance(setting, Schedule):
         config["num_speculative_tokens_per_batch_size"] = [[tier.first, tier.last, tier.tokens] for tier in setting.tiers]
     if isinstance(setting, Adaptive):
         config["enable_adaptive_verification"] = True
-    if drafter.sampling is not None:
-        config["draft_sample_method"] = keys.SAMPLING[drafter.sampling]
-    return config | {name: drafter.options[name] for name in sorted(drafter.options)}
+    if drafter.draft_sampling is not None:
+        config["draft_sample_method"] = keys.DRAFT_SAMPLING_METHODS[drafter.draft_sampling]
+    return config | {name: drafter.engine_options[name] for name in sorted(drafter.engine_options)}
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerArguments:
     """What Aerie sets of the server itself."""
 
     model: str
     """A folder in the pod, or a repository's name."""
     served_name: str
     port: int
-    shutdown_timeout: int
+    shutdown_timeout_seconds: int
     """Seconds that open streams get to finish (`--shutdown-timeout`)."""
     revision: str | None = None
     """Of the repository."""
 
 
-def serve_arguments(server: Server, user: Sequence[str], speculative: Mapping[str, Any] | None) -> list[str]:
+def build_serve_arguments(
+    server: ServerArguments, user_arguments: Sequence[str], speculative_config: Mapping[str, Any] | None
+) -> list[str]:
     """All arguments behind `vllm serve`. Raises ArgumentError when the user's include one of Aerie's."""
-    if sentences := refused(user):
+    if sentences := validate_user_arguments(user_arguments):
         raise ArgumentError(" ".join(sentences))
     own = [server.model, "--served-model-name", server.served_name, "--port", str(server.port)]
     if server.revision is not None:
         own += ["--revision", server.revision]
-    own += ["--shutdown-timeout", str(server.shutdown_timeout), *user]
-    if speculative is not None:
-        own += ["--speculative-config", json.dumps(speculative, separators=(",", ":"))]
+    own += ["--shutdown-timeout", str(server.shutdown_timeout_seconds), *user_arguments]
+    if speculative_config is not None:
+        own += ["--speculative-config", json.dumps(speculative_config, separators=(",", ":"))]
     return own

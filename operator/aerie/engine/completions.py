@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PATH = "/v1/completions"
-TOKENS = 64
+COMPLETIONS_PATH = "/v1/completions"
+MAX_COMPLETION_TOKENS = 64
 """Of one answer at most."""
-LIKELIEST = 5
+TOP_LOGPROBS = 5
 """Tokens that are told of a position, the given one besides."""
 
-PROMPTS = (
+PROBE_PROMPTS = (
     "The lighthouse keeper climbed the stairs one last time, because",
     "Dear Ms. Alvarez,\nthank you for your letter of the third of May. I regret that",
     "The three causes of the decline in honey bees that scientists name most often are",
@@ -48,42 +48,42 @@ PROMPTS = (
 next to nothing; no two begin alike for as long as a block of the prefix cache."""
 
 
-ERROR_TYPES = frozenset(
+VLLM_ERROR_TYPES = frozenset(
     ("BadRequestError", "NotFoundError", "InternalServerError", "NotImplementedError", "invalid_request_error")
 )
 """What vLLM calls its errors (vllm/entrypoints/utils.py: create_error_response)."""
 
 
-class AnswerError(ValueError):
+class CompletionError(ValueError):
     """What came is no such answer; the message says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreedyCompletion:
     """A greedy answer."""
 
     tokens: tuple[str, ...]
-    likely: tuple[Mapping[str, float], ...]
+    top_logprobs: tuple[Mapping[str, float], ...]
     """At each position, logarithms of the probabilities of the likeliest tokens and of the given one, as the engine's own target
     has them."""
 
 
-def question(model: str, prompt: str) -> bytes:
+def build_completion_request(model: str, prompt: str) -> bytes:
     """The body of the request."""
     body = {
         "model": model,
         "prompt": prompt,
-        "max_tokens": TOKENS,
+        "max_tokens": MAX_COMPLETION_TOKENS,
         "temperature": 0,
         "seed": 0,
         "repetition_penalty": 1.0,
-        "logprobs": LIKELIEST,
+        "logprobs": TOP_LOGPROBS,
         "return_tokens_as_token_ids": True,
     }
     return json.dumps(body).encode()
 
 
-def read(body: bytes) -> Answer:
+def parse_completion(body: bytes) -> GreedyCompletion:
     """The answer in the body of a response. Raises AnswerError."""
     try:
         (choice,) = json.loads(body)["choices"]
@@ -91,18 +91,18 @@ def read(body: bytes) -> Answer:
         tokens = tuple(str(token) for token in told["tokens"])
         likely = tuple({str(token): float(value) for token, value in found.items()} for found in told["top_logprobs"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise AnswerError("it holds no log probabilities as vLLM returns them") from error
-    if not tokens or len(tokens) > TOKENS or len(tokens) != len(likely):
-        raise AnswerError(f"it has {len(tokens)} tokens and log probabilities of {len(likely)}")
+        raise CompletionError("it holds no log probabilities as vLLM returns them") from error
+    if not tokens or len(tokens) > MAX_COMPLETION_TOKENS or len(tokens) != len(likely):
+        raise CompletionError(f"it has {len(tokens)} tokens and log probabilities of {len(likely)}")
     if not all(token in found for token, found in zip(tokens, likely, strict=True)):
-        raise AnswerError("it has no log probability of a token of its own")
-    return Answer(tokens, likely)
+        raise CompletionError("it has no log probability of a token of its own")
+    return GreedyCompletion(tokens, likely)
 
 
-def complaint(body: bytes) -> str:
+def read_error_type(body: bytes) -> str:
     """Which of vLLM's errors a refusal is; empty where it is none of them."""
     try:
         kind = json.loads(body)["error"]["type"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return kind if isinstance(kind, str) and kind in ERROR_TYPES else ""
+    return kind if isinstance(kind, str) and kind in VLLM_ERROR_TYPES else ""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 
-PATH = "/v1/models"
+MODELS_PATH = "/v1/models"
 
 
-def length(body: bytes, model: str) -> int | None:
+def read_max_model_len(body: bytes, model_name: str) -> int | None:
     """Tokens of the longest request to the model of this name, from the body of an answer; None where it does not say."""
     try:
         cards = json.loads(body)["data"]
-        found = next((card["max_model_len"] for card in cards if card["id"] == model), None)
+        found = next((card["max_model_len"] for card in cards if card["id"] == model_name), None)
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return found if type(found) is int and found > 0 else None

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import total_ordering
 
-_PATTERN = re.compile(
+_VERSION_PATTERN = re.compile(
     r"v?(?P<release>\d+(?:\.\d+){1,3})"
     r"(?:[-_.]?(?P<pre>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<pre_number>\d*))?"
     r"(?:-(?P<implicit_post>\d+)|(?P<post>[-_.]?(?:post|rev|r))[-_.]?(?P<post_number>\d*))?"
     r"(?:[-_.]?(?P<dev>dev)[-_.]?(?P<dev_number>\d*))?"
     r"(?:\+(?P<local>[a-z0-9]+(?:[-_.][a-z0-9]+)*)|[-_](?P<vendor>[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*))?"
 )
-_PRE = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc"}
+_PRE_RELEASE_ALIASES = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc"}
 
 
 class VersionError(ValueError):
@@ -55,12 +55,12 @@ class Version:
 
         Raises VersionError with a sentence for anything else.
         """
-        match = _PATTERN.fullmatch(text.strip().lower()) if text.isascii() else None
+        match = _VERSION_PATTERN.fullmatch(text.strip().lower()) if text.isascii() else None
         if match is None:
-            raise VersionError(f"'{text}' is not a vLLM version: write it like {NEWEST_KNOWN}.")
+            raise VersionError(f"'{text}' is not a vLLM version: write it like {NEWEST_VERIFIED_VERSION}.")
         numbers = [int(part) for part in match["release"].split(".")]
         first, second, third, fourth = [*numbers, 0, 0][:4]
-        pre = (_PRE.get(match["pre"], match["pre"]), int(match["pre_number"] or 0)) if match["pre"] else None
+        pre = (_PRE_RELEASE_ALIASES.get(match["pre"], match["pre"]), int(match["pre_number"] or 0)) if match["pre"] else None
         post = None
         if match["implicit_post"] is not None:
             post = int(match["implicit_post"])
@@ -80,15 +80,15 @@ class Version:
         return text + ("+" + ".".join(str(part) for part in self.local) if self.local else "")
 
     def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, Version) else NotImplemented
+        return self._sort_key() == other._sort_key() if isinstance(other, Version) else NotImplemented
 
     def __lt__(self, other: Version) -> bool:
-        return self._key() < other._key()
+        return self._sort_key() < other._sort_key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._sort_key())
 
-    def _key(self) -> tuple[object, ...]:
+    def _sort_key(self) -> tuple[object, ...]:
         """PEP 440's order: dev, then pre-releases, then the release, then post-releases; a local part is later than none."""
         if self.pre is not None:
             pre = (1, *self.pre)
@@ -101,10 +101,10 @@ class Version:
 
 
 @dataclass(frozen=True)
-class NoVersion:
+class UnknownVersion:
     """No vLLM version can be had from what was given; the sentence says why and what to do."""
 
-    sentence: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class EngineVersion:
     warnings: tuple[str, ...] = ()
 
 
-NEWEST_KNOWN = Version.parse("0.33.0")
+NEWEST_VERIFIED_VERSION = Version.parse("0.33.0")
 """The newest release that this table was checked against (2026-11)."""
 
-SECURITY_FLOOR = Version.parse("0.24.0")
+MIN_SECURE_VERSION = Version.parse("0.24.0")
 """Older releases can be stopped from afar by a request under speculation: vLLM pull request 44744."""
 
-RECOMMENDED = Version.parse("0.25.0")
+RECOMMENDED_VERSION = Version.parse("0.25.0")
 """The first release that loads every form of EAGLE 3.1 right: vLLM pull request 46488."""
 
 RECOMMENDED_DATA_PARALLEL = Version.parse("0.26.0")
@@ -135,162 +135,172 @@ RECOMMENDED_PIPELINE_PARALLEL = Version.parse("0.30.0")
 
 
 @dataclass(frozen=True)
-class Row:
+class FeatureAvailability:
     """One feature: in every release from `since` on, up to but without `until`."""
 
-    what: str
+    description: str
     since: Version
     source: str
     """vLLM pull request number or source file."""
-    until: Version | None = None
+    removed_in: Version | None = None
     """The first release without it."""
-    limits: str = ""
+    limitations: str = ""
     """What it does not do in the releases that have it."""
 
 
-def _row(what: str, since: str, source: str, *, until: str | None = None, limits: str = "") -> Row:
-    return Row(what, Version.parse(since), source, Version.parse(until) if until else None, limits)
+def _availability(
+    description: str, since: str, source: str, *, removed_in: str | None = None, limitations: str = ""
+) -> FeatureAvailability:
+    return FeatureAvailability(
+        description, Version.parse(since), source, Version.parse(removed_in) if removed_in else None, limitations
+    )
 
 
 class Feature(Enum):
     """What vLLM can do, by release. Each value is a `Row`; its fields are also attributes of the member."""
 
-    EAGLE31_LLAMA = _row("EAGLE 3.1 drafters of Llama form", "0.22.0", "pull request 42764")
-    EAGLE31_MLA = _row(
+    EAGLE31_LLAMA = _availability("EAGLE 3.1 drafters of Llama form", "0.22.0", "pull request 42764")
+    EAGLE31_MLA = _availability(
         "EAGLE 3.1 drafters with multi-head latent attention (DeepSeek form)",
         "0.23.0",
         "pull request 43482",
-        limits="0.22.0 and 0.22.1 load fc_norm and never apply it",
+        limitations="0.22.0 and 0.22.1 load fc_norm and never apply it",
     )
-    EAGLE31_QWEN3 = _row("EAGLE 3 and 3.1 drafters of Qwen3 form", "0.24.0", "vllm/model_executor/models/qwen3_eagle3.py")
-    EAGLE31_SPECULATORS = _row(
+    EAGLE31_QWEN3 = _availability(
+        "EAGLE 3 and 3.1 drafters of Qwen3 form", "0.24.0", "vllm/model_executor/models/qwen3_eagle3.py"
+    )
+    EAGLE31_SPECULATORS = _availability(
         "EAGLE 3.1 drafters with a speculators-format config",
         "0.25.0",
         "pull request 46488",
-        limits="0.24 and older drop fc_norm and norm_output in silence",
+        limitations="0.24 and older drop fc_norm and norm_output in silence",
     )
-    SCHEDULE = _row(
+    SCHEDULE = _availability(
         "number of speculative tokens by batch size (num_speculative_tokens_per_batch_size)",
         "0.24.0",
         "pull request 32374",
-        limits="indexed by the requests scheduled in a step; K is clamped to num_speculative_tokens; "
+        limitations="indexed by the requests scheduled in a step; K is clamped to num_speculative_tokens; "
         "eagle, eagle3, mtp, dflash, ngram and draft_model on model runner V1; eagle3 was run so on 0.32 (CPU)",
     )
-    SCHEDULE_FULL_GRAPHS = _row(
-        "schedules with full CUDA graphs (model runner V2)", "0.25.0", "pull request 45953", limits="piecewise graphs on V1"
+    SCHEDULE_FULL_GRAPHS = _availability(
+        "schedules with full CUDA graphs (model runner V2)", "0.25.0", "pull request 45953", limitations="piecewise graphs on V1"
     )
-    SCHEDULE_DATA_PARALLEL_GUARD = _row(
+    SCHEDULE_DATA_PARALLEL_GUARD = _availability(
         "schedules turned off by the engine under data parallelism, with a fixed K instead",
         "0.26.0",
         "vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel",
-        limits="0.24 and 0.25 have no guard and can deadlock",
+        limitations="0.24 and 0.25 have no guard and can deadlock",
     )
-    SCHEDULE_TIER_GRAPHS = _row(
+    SCHEDULE_TIER_GRAPHS = _availability(
         "CUDA graphs captured by default for the decode batch of each tier of a schedule",
         "0.29.0",
         "vllm/config/vllm.py, decode_tiers",
-        limits="not where the user sets the capture sizes",
+        limitations="not where the user sets the capture sizes",
     )
-    SCHEDULE_METHOD_GUARD = _row(
+    SCHEDULE_METHOD_GUARD = _availability(
         "schedules turned off by the engine for methods that model runner V1 cannot schedule",
         "0.33.0",
         "vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1",
     )
-    ADAPTIVE_DSPARK = _row(
+    ADAPTIVE_DSPARK = _availability(
         "adaptive verification with DSpark drafters (enable_adaptive_verification)",
         "0.28.0",
         "pull request 47808",
-        limits="model runner V2; no LoRA, pipeline parallelism or eager execution",
+        limitations="model runner V2; no LoRA, pipeline parallelism or eager execution",
     )
-    ADAPTIVE = _row(
+    ADAPTIVE = _availability(
         "adaptive verification with any drafter that model runner V2 runs",
         "0.30.0",
         "vllm/config/speculative.py: 0.28 and 0.29 refuse methods other than dspark, 0.30 no longer does",
-        limits="model runner V2; no LoRA, pipeline parallelism or eager execution; not with use_local_argmax_reduction; "
+        limitations="model runner V2; no LoRA, pipeline parallelism or eager execution; not with use_local_argmax_reduction; "
         "the option's own description still names dspark alone",
     )
-    PIPELINE_PARALLEL = _row(
+    PIPELINE_PARALLEL = _availability(
         "EAGLE 3 under pipeline parallelism",
         "0.30.0",
         "pull request 50514",
-        limits="targets that opt in: Llama, Qwen2 and dense Qwen3, Sarvam, MiniMax-M3, DeepSeek-V4, Kimi-K3; not DeepSeek-V2/V3",
+        limitations="targets that opt in: Llama, Qwen2 and dense Qwen3, Sarvam, MiniMax-M3, DeepSeek-V4, Kimi-K3; not DeepSeek-V2/V3",
     )
-    HOT_DRAFTER_WEIGHTS = _row(
+    HOT_DRAFTER_WEIGHTS = _availability(
         "replacing the drafter's weights in a running engine (/start_draft_weight_update)",
         "0.26.0",
         "vllm/entrypoints/serve",
-        limits="needs VLLM_SERVER_DEV_MODE=1 and a weight-transfer engine; same architecture and K",
+        limitations="needs VLLM_SERVER_DEV_MODE=1 and a weight-transfer engine; same architecture and K",
     )
-    PER_REQUEST_METRICS = _row(
+    PER_REQUEST_METRICS = _availability(
         "acceptance in each response (--per-request-spec-decode-metrics)", "0.29.0", "vllm/config/observability.py"
     )
-    CUSTOM_BUCKETS = _row("histogram buckets of one's own (--custom-histogram-buckets)", "0.32.0", "vllm/v1/metrics/loggers.py")
-    SYNTHETIC_ACCEPTANCE = _row(
+    CUSTOM_BUCKETS = _availability(
+        "histogram buckets of one's own (--custom-histogram-buckets)", "0.32.0", "vllm/v1/metrics/loggers.py"
+    )
+    SYNTHETIC_ACCEPTANCE = _availability(
         "made-up acceptance by position, for tests (synthetic_acceptance_rates)",
         "0.20.0",
         "pull request 40662",
-        limits="fails on the first request on a CPU",
+        limitations="fails on the first request on a CPU",
     )
-    BLOCK_VERIFICATION = _row(
+    BLOCK_VERIFICATION = _availability(
         "block verification, lossless (rejection_sample_method block)", "0.25.0", "vllm/config/speculative.py"
     )
-    FLY = _row("FLy's lossy verification (rejection_sample_method fly)", "0.33.0", "vllm/config/speculative.py")
-    DFLASH = _row("DFlash drafters", "0.20.0", "vllm/config/speculative.py")
-    DSPARK = _row("DSpark drafters", "0.25.0", "vllm/config/speculative.py")
-    P_EAGLE = _row("P-EAGLE drafters (parallel_drafting)", "0.16.0", "vllm/config/speculative.py", limits="model runner V1")
-    DRAFT_MOE_BACKEND = _row("a MoE backend of the drafter's own", "0.19.0", "vllm/config/speculative.py")
-    DRAFT_ATTENTION_BACKEND = _row("an attention backend of the drafter's own", "0.21.0", "vllm/config/speculative.py")
-    DRAFT_KV_CACHE_DTYPE = _row("a KV cache type of the drafter's own", "0.26.0", "vllm/config/speculative.py")
-    DRAFT_LOGITS_NARROW = _row(
+    FLY = _availability("FLy's lossy verification (rejection_sample_method fly)", "0.33.0", "vllm/config/speculative.py")
+    DFLASH = _availability("DFlash drafters", "0.20.0", "vllm/config/speculative.py")
+    DSPARK = _availability("DSpark drafters", "0.25.0", "vllm/config/speculative.py")
+    P_EAGLE = _availability(
+        "P-EAGLE drafters (parallel_drafting)", "0.16.0", "vllm/config/speculative.py", limitations="model runner V1"
+    )
+    DRAFT_MOE_BACKEND = _availability("a MoE backend of the drafter's own", "0.19.0", "vllm/config/speculative.py")
+    DRAFT_ATTENTION_BACKEND = _availability("an attention backend of the drafter's own", "0.21.0", "vllm/config/speculative.py")
+    DRAFT_KV_CACHE_DTYPE = _availability("a KV cache type of the drafter's own", "0.26.0", "vllm/config/speculative.py")
+    DRAFT_LOGITS_NARROW = _availability(
         "draft logits that are kept in the model's type, not in float32",
         "0.28.0",
         "vllm/v1/worker/gpu/spec_decode/speculator.py, draft_logits_spec",
-        limits="model runner V2",
+        limitations="model runner V2",
     )
-    DRAFT_CONTEXT_RAISED = _row(
+    DRAFT_CONTEXT_RAISED = _availability(
         "a drafter's shorter context raised to the target's, where its RoPE type allows",
         "0.27.0",
         "pull request 49343",
-        limits="older releases fail or answer nonsense past the drafter's max_position_embeddings; "
+        limitations="older releases fail or answer nonsense past the drafter's max_position_embeddings; "
         "with yarn and long-context RoPE types the engine's context is cut instead",
     )
-    EAGLE_CONFIG_LAYER_IDS = _row(
+    EAGLE_CONFIG_LAYER_IDS = _availability(
         "auxiliary layers by eagle_config.layer_ids",
         "0.27.0",
         "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py",
-        limits="model runner V2",
+        limitations="model runner V2",
     )
-    LOOKAHEAD_HASHES = _row(
+    LOOKAHEAD_HASHES = _availability(
         "prefix caching without losing the last block under EAGLE",
         "0.33.0",
         "pull request 50897",
-        limits="not with a KV transfer config",
+        limitations="not with a KV transfer config",
     )
-    V2_RUNNER_DENSE = _row("model runner V2 by default for models without experts", "0.25.0", "vllm/config/vllm.py")
-    V2_RUNNER_ALL = _row("model runner V2 by default for all models", "0.29.0", "pull request 53183")
-    MEDUSA = _row(
+    V2_RUNNER_DENSE = _availability("model runner V2 by default for models without experts", "0.25.0", "vllm/config/vllm.py")
+    V2_RUNNER_ALL = _availability("model runner V2 by default for all models", "0.29.0", "pull request 53183")
+    MEDUSA = _availability(
         "Medusa and MLP speculators",
         "0.15.1",
         "vllm/config/speculative.py",
-        until="0.33.0",
-        limits="releases before 0.15.1 were not looked at",
+        removed_in="0.33.0",
+        limitations="releases before 0.15.1 were not looked at",
     )
 
     @property
-    def what(self) -> str:
-        return self.value.what
+    def description(self) -> str:
+        return self.value.description
 
     @property
     def since(self) -> Version:
         return self.value.since
 
     @property
-    def until(self) -> Version | None:
-        return self.value.until
+    def removed_in(self) -> Version | None:
+        return self.value.removed_in
 
     @property
-    def limits(self) -> str:
-        return self.value.limits
+    def limitations(self) -> str:
+        return self.value.limitations
 
     @property
     def source(self) -> str:
@@ -302,70 +312,72 @@ def supports(version: Version, feature: Feature) -> bool:
 
     A pre-release counts as lacking both what its release brings and what its release removes.
     """
-    if feature.until is not None and version.release >= feature.until.release:
+    if feature.removed_in is not None and version.release >= feature.removed_in.release:
         return False
     return version >= feature.since
 
 
-def missing(version: Version, feature: Feature) -> str:
+def describe_missing_feature(version: Version, feature: Feature) -> str:
     """The sentence for a version that does not support the feature: what is missing, and which version has it."""
-    if feature.until is not None and version.release >= feature.until.release:
-        return f"vLLM {version} no longer has {feature.what}: the last releases with it came before {feature.until}."
-    limits = f" ({feature.limits})" if feature.limits else ""
-    return f"vLLM {version} has no {feature.what}: use vLLM {feature.since} or newer{limits}."
+    if feature.removed_in is not None and version.release >= feature.removed_in.release:
+        return f"vLLM {version} no longer has {feature.description}: the last releases with it came before {feature.removed_in}."
+    limits = f" ({feature.limitations})" if feature.limitations else ""
+    return f"vLLM {version} has no {feature.description}: use vLLM {feature.since} or newer{limits}."
 
 
-def from_image(image: str) -> Version | NoVersion:
+def parse_image_version(image: str) -> Version | UnknownVersion:
     """The vLLM version that an image's tag names, or a sentence that says to set `spec.engine.version`.
 
     Reads registries with ports, digests and vendor suffixes. A tag counts only where it is vLLM's own: of a repository that vLLM
     publishes (`vllm-openai` and its builds, also in a mirror), or where the tag itself says `vllm_0.11.2`, as ROCm's do. The tags
     of products that contain vLLM (llm-d, KServe, Dynamo, LMCache) count their own releases.
     """
-    repository, tag = _split(image)
-    ask = f"set spec.engine.version to the vLLM version inside, like {NEWEST_KNOWN}."
+    repository, tag = _split_image(image)
+    ask = f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}."
     if not repository:
-        return NoVersion(f"spec.engine.image is '{image}', which names no image: write it like vllm/vllm-openai:v{NEWEST_KNOWN}.")
+        return UnknownVersion(
+            f"spec.engine.image is '{image}', which names no image: write it like vllm/vllm-openai:v{NEWEST_VERIFIED_VERSION}."
+        )
     if not tag:
         lacks = "only a digest" if "@" in image else "no tag"
-        return NoVersion(f"spec.engine.image '{image}' has {lacks}, which does not tell its vLLM version: {ask}")
+        return UnknownVersion(f"spec.engine.image '{image}' has {lacks}, which does not tell its vLLM version: {ask}")
     inside = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
-    if inside is None and not _publishes(repository):
-        return NoVersion(
+    if inside is None and not _is_published_repository(repository):
+        return UnknownVersion(
             f"spec.engine.image '{image}' is of a repository whose tags need not be versions of vLLM (those of vllm-openai are): "
             f"{ask}"
         )
     try:
         version = Version.parse(inside[1] if inside else tag)
     except VersionError:
-        return NoVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is no vLLM version: {ask}")
+        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is no vLLM version: {ask}")
     if re.match(r"v?\d+\.\d+\.\d+", inside[1] if inside else tag.lower()) is None:
-        return NoVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a full vLLM version: {ask}")
-    if version.release[0] > NEWEST_KNOWN.release[0]:
-        return NoVersion(
+        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a full vLLM version: {ask}")
+    if version.release[0] > NEWEST_VERIFIED_VERSION.release[0]:
+        return UnknownVersion(
             f"spec.engine.image '{image}' has the tag '{tag}', which reads as a version of something else than vLLM "
-            f"(the newest known is {NEWEST_KNOWN}): {ask}"
+            f"(the newest known is {NEWEST_VERIFIED_VERSION}): {ask}"
         )
     return version
 
 
-def is_published(image: str) -> bool:
+def is_published_image(image: str) -> bool:
     """Whether the image is of a repository that vLLM publishes, or of a mirror of one, whatever its tag."""
-    return _publishes(_split(image)[0])
+    return _is_published_repository(_split_image(image)[0])
 
 
-def for_cpu(image: str, version: Version) -> bool:
+def is_cpu_build(image: str, version: Version) -> bool:
     """Whether an image's name, its tag or the version says that it is vLLM's build for CPUs.
 
     >>> for_cpu("ghcr.io/a/vllm-openai-cpu:v0.33.0", NEWEST_KNOWN), for_cpu("vllm/vllm-openai:v0.33.0", NEWEST_KNOWN)
     (True, False)
     """
-    repository, tag = _split(image)
+    repository, tag = _split_image(image)
     words = re.split(r"[-_.+]", f"{repository.rpartition('/')[2]}-{tag}".lower())
     return "cpu" in words or "cpu" in version.local
 
 
-def _split(image: str) -> tuple[str, str]:
+def _split_image(image: str) -> tuple[str, str]:
     """Repository and tag; the tag may be empty."""
     name = image.partition("@")[0]
     repository, colon, tag = name.rpartition(":")
@@ -374,31 +386,31 @@ def _split(image: str) -> tuple[str, str]:
     return repository, tag
 
 
-_PUBLISHED = frozenset({"vllm-openai", "vllm-openai-cpu", "vllm-openai-rocm", "vllm-openai-xpu"})
+_PUBLISHED_REPOSITORY_NAMES = frozenset({"vllm-openai", "vllm-openai-cpu", "vllm-openai-rocm", "vllm-openai-xpu"})
 
 
-def _publishes(repository: str) -> bool:
+def _is_published_repository(repository: str) -> bool:
     """Whether the tags of a repository are versions of vLLM: its last element is one of vLLM's own, unless LMCache's, which has
     the same."""
     *before, last = repository.split("/")
-    return last in _PUBLISHED and before[-1:] != ["lmcache"]
+    return last in _PUBLISHED_REPOSITORY_NAMES and before[-1:] != ["lmcache"]
 
 
-def resolve(image: str, declared: str | None = None) -> EngineVersion | NoVersion:
+def resolve_engine_version(image: str, declared_version: str | None = None) -> EngineVersion | UnknownVersion:
     """The engine's version from `spec.engine.version`, else from the image's tag, with the warnings that belong to it."""
-    from_tag = from_image(image)
-    if declared is None:
-        if isinstance(from_tag, NoVersion):
+    from_tag = parse_image_version(image)
+    if declared_version is None:
+        if isinstance(from_tag, UnknownVersion):
             return from_tag
-        return EngineVersion(from_tag, _warnings(from_tag))
+        return EngineVersion(from_tag, _version_warnings(from_tag))
     try:
-        version = Version.parse(declared)
+        version = Version.parse(declared_version)
     except VersionError:
-        return NoVersion(
-            f"spec.engine.version is '{declared}', which is no vLLM version: write it like {NEWEST_KNOWN}, or omit it where the "
+        return UnknownVersion(
+            f"spec.engine.version is '{declared_version}', which is no vLLM version: write it like {NEWEST_VERIFIED_VERSION}, or omit it where the "
             "image's tag is the version."
         )
-    warnings = _warnings(version)
+    warnings = _version_warnings(version)
     if isinstance(from_tag, Version) and from_tag.release != version.release:
         disagree = (
             f"spec.engine.version is {version} but the tag of spec.engine.image '{image}' says {from_tag}: Aerie goes by "
@@ -408,10 +420,10 @@ def resolve(image: str, declared: str | None = None) -> EngineVersion | NoVersio
     return EngineVersion(version, warnings)
 
 
-def _warnings(version: Version) -> tuple[str, ...]:
-    if version.release[:2] > NEWEST_KNOWN.release[:2]:
+def _version_warnings(version: Version) -> tuple[str, ...]:
+    if version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]:
         newer = (
-            f"vLLM {version} is newer than any that this release of Aerie knows: it is taken for {NEWEST_KNOWN}. "
+            f"vLLM {version} is newer than any that this release of Aerie knows: it is taken for {NEWEST_VERIFIED_VERSION}. "
             "Upgrade Aerie, or watch the first rollout."
         )
         return (newer,)

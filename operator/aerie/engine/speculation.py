@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class SettingError(ValueError):
+class SpeculationSettingError(ValueError):
     """A setting that contradicts itself; the message is a sentence."""
 
 
@@ -29,14 +29,14 @@ class Static:
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise SettingError(f"a static setting drafts at least 1 token, not {self.tokens}: use Off for none.")
+            raise SpeculationSettingError(f"a static setting drafts at least 1 token, not {self.tokens}: use Off for none.")
 
     def __str__(self) -> str:
         return str(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class ScheduleTier:
     """`tokens` draft tokens while `first` to `last` requests are scheduled in a step, both included."""
 
     first: int
@@ -51,34 +51,38 @@ class Schedule:
     Tiers rise from batch size 1 without gaps. `max_tokens` is what the engine is built for: no tier exceeds it.
     """
 
-    tiers: tuple[Tier, ...]
+    tiers: tuple[ScheduleTier, ...]
     max_tokens: int
 
     def __post_init__(self) -> None:
         if not self.tiers:
-            raise SettingError("a schedule has at least one tier.")
+            raise SpeculationSettingError("a schedule has at least one tier.")
         begin = 1
         for tier in self.tiers:
             if tier.first != begin:
-                raise SettingError(f"the tiers of a schedule follow each other from batch size 1: {self} has none at {begin}.")
+                raise SpeculationSettingError(
+                    f"the tiers of a schedule follow each other from batch size 1: {self} has none at {begin}."
+                )
             if tier.last < tier.first:
-                raise SettingError(f"a tier ends where it begins or later, not {tier.first}-{tier.last}.")
+                raise SpeculationSettingError(f"a tier ends where it begins or later, not {tier.first}-{tier.last}.")
             if not 0 <= tier.tokens <= self.max_tokens:
-                raise SettingError(f"a tier drafts 0 to {self.max_tokens} tokens, the schedule's maximum, not {tier.tokens}.")
+                raise SpeculationSettingError(
+                    f"a tier drafts 0 to {self.max_tokens} tokens, the schedule's maximum, not {tier.tokens}."
+                )
             begin = tier.last + 1
-        if not self.drafting:
-            raise SettingError(f"a schedule drafts in at least one tier, {self} in none: use Off.")
+        if not self.nonzero_token_counts:
+            raise SpeculationSettingError(f"a schedule drafts in at least one tier, {self} in none: use Off.")
 
     @property
-    def drafting(self) -> tuple[int, ...]:
+    def nonzero_token_counts(self) -> tuple[int, ...]:
         """The distinct numbers of draft tokens above 0, rising."""
         return tuple(sorted({tier.tokens for tier in self.tiers} - {0}))
 
-    def tokens_at(self, batch: int) -> int:
+    def tokens_at(self, batch_size: int) -> int:
         """Draft tokens in a step with this many requests."""
-        if batch < 1:
-            raise ValueError(f"a step has at least 1 request, not {batch}.")
-        return next((tier.tokens for tier in self.tiers if batch <= tier.last), self.tiers[-1].tokens)
+        if batch_size < 1:
+            raise ValueError(f"a step has at least 1 request, not {batch_size}.")
+        return next((tier.tokens for tier in self.tiers if batch_size <= tier.last), self.tiers[-1].tokens)
 
     def __str__(self) -> str:
         return ",".join(f"{tier.first}-{tier.last}:{tier.tokens}" for tier in self.tiers)
@@ -92,16 +96,18 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise SettingError(f"an adaptive setting drafts at least 1 token, not {self.max_tokens}: use Off for none.")
+            raise SpeculationSettingError(
+                f"an adaptive setting drafts at least 1 token, not {self.max_tokens}: use Off for none."
+            )
 
     def __str__(self) -> str:
         return f"up to {self.max_tokens}"
 
 
-Setting = Off | Static | Schedule | Adaptive
+SpeculationSetting = Off | Static | Schedule | Adaptive
 
 
-def max_tokens(setting: Setting) -> int:
+def max_speculative_tokens(setting: SpeculationSetting) -> int:
     """The draft tokens that an engine with this setting is built for; 0 when it has no drafter."""
     match setting:
         case Off():
@@ -112,14 +118,14 @@ def max_tokens(setting: Setting) -> int:
             return tokens
 
 
-def tokens_of(setting: Setting) -> frozenset[int]:
+def possible_token_counts(setting: SpeculationSetting) -> frozenset[int]:
     """The numbers of draft tokens that a setting's steps may have; of adaptive verification the most."""
     if isinstance(setting, Schedule):
         return frozenset(tier.tokens for tier in setting.tiers)
-    return frozenset({max_tokens(setting)})
+    return frozenset({max_speculative_tokens(setting)})
 
 
-def named(setting: Setting) -> str:
+def describe_setting(setting: SpeculationSetting) -> str:
     """A setting as a sentence names it."""
     match setting:
         case Off():

@@ -14,56 +14,59 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from aerie.manifests.pod.strategic_merge import KEYS
+from aerie.manifests.pod.strategic_merge import MERGE_KEYS
 
-APPLIED = "aerie.dev/applied"
+APPLIED_DIGEST_ANNOTATION = "aerie.dev/applied"
 
-_AMOUNTS = frozenset({"limits", "requests", "sizeLimit"})
+_QUANTITY_FIELDS = frozenset({"limits", "requests", "sizeLimit"})
 """Fields with quantities, which the API server writes in its own way: 1000m is 1."""
 
 
-def stamped(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(desired: Mapping[str, Any]) -> dict[str, Any]:
     """The object with the digest of its content; a digest of before is not part of that."""
-    metadata = wanted["metadata"]
-    if APPLIED in (annotations := metadata.get("annotations") or {}):
-        others = {key: value for key, value in annotations.items() if key != APPLIED}
+    metadata = desired["metadata"]
+    if APPLIED_DIGEST_ANNOTATION in (annotations := metadata.get("annotations") or {}):
+        others = {key: value for key, value in annotations.items() if key != APPLIED_DIGEST_ANNOTATION}
         metadata = {key: value for key, value in metadata.items() if key != "annotations"}
         metadata |= {"annotations": others} if others else {}
-        wanted = {**wanted, "metadata": metadata}
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
-    return {**wanted, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
+        desired = {**desired, "metadata": metadata}
+    digest = hashlib.sha256(json.dumps(desired, sort_keys=True).encode()).hexdigest()[:16]
+    return {
+        **desired,
+        "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED_DIGEST_ANNOTATION: digest}},
+    }
 
 
-def drifted(live: Mapping[str, Any] | None, stamped_wanted: Mapping[str, Any]) -> bool:
+def needs_apply(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bool:
     """Whether the stamped object has to be applied (again)."""
-    return live is None or not _holds(live, stamped_wanted)
+    return live is None or not _contains(live, desired)
 
 
-def _holds(live: Any, wanted: Any, field: str = "") -> bool:
-    if isinstance(wanted, Mapping):
-        if field in _AMOUNTS:
-            return isinstance(live, Mapping) and all(_same_amount(live.get(key), value) for key, value in wanted.items())
+def _contains(live: Any, desired: Any, field: str = "") -> bool:
+    if isinstance(desired, Mapping):
+        if field in _QUANTITY_FIELDS:
+            return isinstance(live, Mapping) and all(_quantities_equal(live.get(key), value) for key, value in desired.items())
         # An empty map or list is not kept by the server; absent is the same.
-        return all(_holds(live.get(key) if isinstance(live, Mapping) else None, value, key) for key, value in wanted.items())
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return _holds_list(live or [], wanted, field)
-    if field in _AMOUNTS:
-        return _same_amount(live, wanted)
-    return bool(live == wanted)
+        return all(_contains(live.get(key) if isinstance(live, Mapping) else None, value, key) for key, value in desired.items())
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        return _contains_list(live or [], desired, field)
+    if field in _QUANTITY_FIELDS:
+        return _quantities_equal(live, desired)
+    return bool(live == desired)
 
 
-def _holds_list(live: Any, wanted: Sequence[Any], field: str) -> bool:
+def _contains_list(live: Any, desired: Sequence[Any], field: str) -> bool:
     if not isinstance(live, Sequence) or isinstance(live, str):
         return False
-    key = KEYS.get(field)
-    if key is not None and all(isinstance(entry, Mapping) and key in entry for entry in wanted):
+    key = MERGE_KEYS.get(field)
+    if key is not None and all(isinstance(entry, Mapping) and key in entry for entry in desired):
         found = {entry.get(key): entry for entry in live if isinstance(entry, Mapping)}
-        return all(entry[key] in found and _holds(found[entry[key]], entry) for entry in wanted)
-    return len(live) == len(wanted) and all(_holds(one, other) for one, other in zip(live, wanted, strict=True))
+        return all(entry[key] in found and _contains(found[entry[key]], entry) for entry in desired)
+    return len(live) == len(desired) and all(_contains(one, other) for one, other in zip(live, desired, strict=True))
 
 
-def _same_amount(live: Any, wanted: Any) -> bool:
+def _quantities_equal(live: Any, desired: Any) -> bool:
     try:
-        return bool(parse_quantity(live) == parse_quantity(wanted))  # type: ignore[no-untyped-call]
+        return bool(parse_quantity(live) == parse_quantity(desired))  # type: ignore[no-untyped-call]
     except (TypeError, ValueError):
-        return bool(live == wanted)
+        return bool(live == desired)

@@ -16,13 +16,13 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.manifests import naming
 
-_LONGEST_START = 7200
+_PROGRESS_DEADLINE_SECONDS = 7200
 """Seconds after which Kubernetes calls a Deployment stuck. Aerie judges progress itself, by rollout.progressDeadline; a field
 here that followed it would be one more thing to change on a running fleet."""
 
 
-def deployment(
-    resource: SpeculativeDeployment, template: dict[str, Any], revision: str, arm: str, replicas: int
+def build_deployment(
+    resource: SpeculativeDeployment, pod_template: dict[str, Any], revision: str, arm: str, replicas: int
 ) -> dict[str, Any]:
     """The Deployment of the revision's pods in this arm (stable, canary or control).
 
@@ -30,48 +30,48 @@ def deployment(
     update only ever replaces pods that are lost.
     """
     name, control = resource.metadata.name, arm == "control"
-    group = naming.group(name, revision, control=control)
+    group = naming.deployment_selector_labels(name, revision, control=control)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {
-            "name": naming.deployment(name, revision, control=control),
-            "labels": {**naming.common(name), **group, naming.ARM: arm},
-            "annotations": {naming.TEMPLATE: digest(template)},
+            "name": naming.deployment_name(name, revision, control=control),
+            "labels": {**naming.common_labels(name), **group, naming.ARM_LABEL: arm},
+            "annotations": {naming.TEMPLATE_DIGEST_ANNOTATION: template_digest(pod_template)},
         },
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": group},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "progressDeadlineSeconds": _LONGEST_START,
+            "progressDeadlineSeconds": _PROGRESS_DEADLINE_SECONDS,
             "revisionHistoryLimit": 1,
-            "template": {**template, "metadata": _with_labels(template.get("metadata") or {}, group)},
+            "template": {**pod_template, "metadata": _add_labels(pod_template.get("metadata") or {}, group)},
         },
     }
 
 
-def digest(template: Mapping[str, Any]) -> str:
+def template_digest(pod_template: Mapping[str, Any]) -> str:
     """By which a Deployment tells the template that it was made of from any other."""
-    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(pod_template, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _with_labels(metadata: dict[str, Any], group: dict[str, str]) -> dict[str, Any]:
-    return {**metadata, "labels": {**metadata.get("labels", {}), **group}}
+def _add_labels(metadata: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    return {**metadata, "labels": {**metadata.get("labels", {}), **labels}}
 
 
-def disruption_budget(resource: SpeculativeDeployment, revision: str) -> dict[str, Any]:
+def build_disruption_budget(resource: SpeculativeDeployment, revision: str) -> dict[str, Any]:
     """The budget of the revision's pods, but for control pods. A percentage is rounded up: a single pod can be drained too."""
     name = resource.metadata.name
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {
-            "name": naming.deployment(name, revision, control=False),
-            "labels": naming.common(name) | {naming.REVISION: revision},
+            "name": naming.deployment_name(name, revision, control=False),
+            "labels": naming.common_labels(name) | {naming.REVISION_LABEL: revision},
         },
         "spec": {
-            "maxUnavailable": resource.spec.rollout.disruption.amount,
-            "selector": {"matchLabels": naming.group(name, revision, control=False)},
+            "maxUnavailable": resource.spec.rollout.disruption.max_unavailable_or_default,
+            "selector": {"matchLabels": naming.deployment_selector_labels(name, revision, control=False)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -8,41 +8,41 @@ labelled with its arm, for people.
 from __future__ import annotations
 
 FIELD_MANAGER = "aerie"
-ENGINE = "engine"
+ENGINE_CONTAINER = "engine"
 """Name of the engine's container, by which podTemplate may change it."""
-PORT = 8000
+ENGINE_PORT = 8000
 """Port of the engine in its pod: API, health and metrics."""
-PORT_NAME = "http"
-CACHE = "/cache"
+ENGINE_PORT_NAME = "http"
+CACHE_PATH = "/cache"
 """Where the engine keeps what it downloads and compiles."""
-HF_HOME = f"{CACHE}/huggingface"
+HF_HOME_PATH = f"{CACHE_PATH}/huggingface"
 
-NAME = "aerie.dev/name"
-REVISION = "aerie.dev/revision"
-CONTROL = "aerie.dev/control"
-ARM = "aerie.dev/arm"
-PREFLIGHT = "aerie.dev/preflight"
+NAME_LABEL = "aerie.dev/name"
+REVISION_LABEL = "aerie.dev/revision"
+CONTROL_LABEL = "aerie.dev/control"
+ARM_LABEL = "aerie.dev/arm"
+PREFLIGHT_LABEL = "aerie.dev/preflight"
 """On pods of preflight Jobs, instead of NAME: they serve nothing."""
-TEMPLATE = "aerie.dev/template"
+TEMPLATE_DIGEST_ANNOTATION = "aerie.dev/template"
 """Annotation of a Deployment: the digest of the template that it was made of."""
-MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 
 
-def common(name: str) -> dict[str, str]:
+def common_labels(resource_name: str) -> dict[str, str]:
     """Labels of everything that belongs to the resource."""
-    return {NAME: name, MANAGED_BY: FIELD_MANAGER}
+    return {NAME_LABEL: resource_name, MANAGED_BY_LABEL: FIELD_MANAGER}
 
 
-def group(name: str, revision: str, *, control: bool) -> dict[str, str]:
+def deployment_selector_labels(resource_name: str, revision: str, *, control: bool) -> dict[str, str]:
     """What tells one group of pods, that of one Deployment, from all others."""
-    return {NAME: name, REVISION: revision, CONTROL: "true" if control else "false"}
+    return {NAME_LABEL: resource_name, REVISION_LABEL: revision, CONTROL_LABEL: "true" if control else "false"}
 
 
-def serving(name: str, only: str | None) -> dict[str, str]:
+def serving_selector_labels(resource_name: str, revision: str | None) -> dict[str, str]:
     """What tells the pods that requests are for: all of the resource, or only those of one revision."""
-    return {NAME: name} if only is None else {NAME: name, REVISION: only}
+    return {NAME_LABEL: resource_name} if revision is None else {NAME_LABEL: resource_name, REVISION_LABEL: revision}
 
 
-def deployment(name: str, revision: str, *, control: bool) -> str:
+def deployment_name(resource_name: str, revision: str, *, control: bool) -> str:
     """Name of a group's Deployment."""
-    return f"{name}-{revision}-control" if control else f"{name}-{revision}"
+    return f"{resource_name}-{revision}-control" if control else f"{resource_name}-{revision}"

@@ -8,38 +8,38 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.manifests import naming
 
-GATEWAY_API = "gateway.networking.k8s.io/v1"
-ARMS = ("stable", "control", "canary", "previous")
+GATEWAY_API_VERSION = "gateway.networking.k8s.io/v1"
+GATEWAY_ARMS = ("stable", "control", "canary", "previous")
 """Arms that have a Service in mode Gateway, in the order in which one stands in for another."""
 
 
-def service(name: str, resource_name: str, selector: Mapping[str, str]) -> dict[str, Any]:
+def build_service(service_name: str, resource_name: str, selector: Mapping[str, str]) -> dict[str, Any]:
     """A Service on port 80 and, for those who address the engine as in its pod, on the engine's own port."""
     ports = [
-        {"name": "http", "port": 80, "targetPort": naming.PORT_NAME},
-        {"name": "engine", "port": naming.PORT, "targetPort": naming.PORT_NAME},
+        {"name": "http", "port": 80, "targetPort": naming.ENGINE_PORT_NAME},
+        {"name": "engine", "port": naming.ENGINE_PORT, "targetPort": naming.ENGINE_PORT_NAME},
     ]
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "labels": naming.common(resource_name)},
+        "metadata": {"name": service_name, "labels": naming.common_labels(resource_name)},
         "spec": {"type": "ClusterIP", "selector": dict(selector), "ports": ports},
     }
 
 
-def main_service(resource: SpeculativeDeployment, only: str | None = None) -> dict[str, Any]:
+def build_main_service(resource: SpeculativeDeployment, revision: str | None = None) -> dict[str, Any]:
     """The Service that bears the resource's name: all pods that serve, of all arms, or only those of one revision."""
     name = resource.metadata.name
-    return service(name, name, naming.serving(name, only))
+    return build_service(name, name, naming.serving_selector_labels(name, revision))
 
 
-def arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:
+def build_arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:
     """The Service of one of the ARMS, which the route gives a weight."""
     name = resource.metadata.name
-    return service(f"{name}-{arm}", name, naming.group(name, revision, control=arm == "control"))
+    return build_service(f"{name}-{arm}", name, naming.deployment_selector_labels(name, revision, control=arm == "control"))
 
 
-def route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[str, Any]:
+def build_http_route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[str, Any]:
     """The HTTPRoute of mode Gateway, with a weight for each arm in `weights`. Raises ValueError in mode Service.
 
     The request's time limit is switched off: a long answer may stream for minutes, and gateways that have a limit of
@@ -49,19 +49,19 @@ def route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[s
     if gateway is None:
         raise ValueError(f"{resource.metadata.name} has no gateway: a route belongs to rollout.traffic.mode Gateway.")
     name = resource.metadata.name
-    sent = backends({f"{name}-{arm}": weight for arm, weight in weights.items()})
+    sent = build_backend_refs({f"{name}-{arm}": weight for arm, weight in weights.items()})
     parents = [parent.to_dict() for parent in gateway.parent_refs]
     spec: dict[str, Any] = {"parentRefs": parents, "rules": [{"backendRefs": sent, "timeouts": {"request": "0s"}}]}
     if gateway.hostnames:
         spec["hostnames"] = list(gateway.hostnames)
     return {
-        "apiVersion": GATEWAY_API,
+        "apiVersion": GATEWAY_API_VERSION,
         "kind": "HTTPRoute",
-        "metadata": {"name": name, "labels": naming.common(name)},
+        "metadata": {"name": name, "labels": naming.common_labels(name)},
         "spec": spec,
     }
 
 
-def backends(weights: Mapping[str, int]) -> list[dict[str, Any]]:
+def build_backend_refs(weights: Mapping[str, int]) -> list[dict[str, Any]]:
     """The route's backends, by name of the Service."""
     return [{"name": name, "port": 80, "weight": weight} for name, weight in weights.items()]

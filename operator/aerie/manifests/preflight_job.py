@@ -21,54 +21,54 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.engine import Resources
+from aerie.api.engine import ResourceRequirements
 from aerie.manifests import naming, preflight_environment
 from aerie.manifests.pod import engine_pod
 
-REPORT = "/dev/termination-log"
-RESOURCE = "resource.json"
-TEMPLATE = "template.json"
-VERDICT = "verdict.json"
-CONTAINER = "preflight"
-DEADLINE = 6 * 60 * 60
+TERMINATION_LOG_PATH = "/dev/termination-log"
+RESOURCE_KEY = "resource.json"
+POD_TEMPLATE_KEY = "template.json"
+RESULT_KEY = "verdict.json"
+PREFLIGHT_CONTAINER = "preflight"
+ACTIVE_DEADLINE_SECONDS = 6 * 60 * 60
 """Seconds after which Kubernetes ends the Job, whatever it waits for."""
-RESOURCES = Resources(
+DEFAULT_PREFLIGHT_RESOURCES = ResourceRequirements(
     requests={"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
     limits={"cpu": "1", "memory": "512Mi", "ephemeral-storage": "256Mi"},
 )
-_FOLDER = "/etc/aerie"
-_NOT_INJECTED = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+_CONFIG_MOUNT_PATH = "/etc/aerie"
+_DISABLE_SIDECAR_INJECTION = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 """As labels and as annotations, because injectors have moved from the ones to the others."""
 
 
 @dataclass(frozen=True)
-class Runner:
+class PreflightJobConfig:
     """What every preflight Job of this operator runs with, whatever the resource."""
 
     image: str
     """The operator's own."""
     pull_secrets: tuple[str, ...] = ()
     """Names of the Secrets, in the resource's namespace, by which the image is pulled; those that are not there do no harm."""
-    resources: Resources = RESOURCES
-    variables: tuple[Mapping[str, Any], ...] = ()
+    resources: ResourceRequirements = DEFAULT_PREFLIGHT_RESOURCES
+    env: tuple[Mapping[str, Any], ...] = ()
     """Variables of the container, such as the proxy of a cluster. Those of the engine go before."""
 
 
-def name(resource_name: str, revision: str) -> str:
+def preflight_job_name(resource_name: str, revision: str) -> str:
     """Name of the Job and of its ConfigMap."""
     return f"{resource_name}-{revision}-preflight"
 
 
-def labels(resource_name: str, revision: str) -> dict[str, str]:
+def preflight_job_labels(resource_name: str, revision: str) -> dict[str, str]:
     """Labels of the Job and its pod. The pod has no label that a Service or a budget of engines selects by."""
-    return {naming.PREFLIGHT: resource_name, naming.REVISION: revision, naming.MANAGED_BY: naming.FIELD_MANAGER}
+    return {naming.PREFLIGHT_LABEL: resource_name, naming.REVISION_LABEL: revision, naming.MANAGED_BY_LABEL: naming.FIELD_MANAGER}
 
 
-def record(
+def build_preflight_config_map(
     resource: SpeculativeDeployment,
     revision: str,
-    template: Mapping[str, Any],
-    verdict: Mapping[str, Any] | None = None,
+    pod_template: Mapping[str, Any],
+    result: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A ConfigMap with what the revision is: the resource as the Job reads it, its pods, for when the spec is another one, and
     the verdict."""
@@ -80,71 +80,82 @@ def record(
         # What no pod depends on may change without a word here.
         "spec": {key: spec[key] for key in ("model", "engine", "drafter", "speculation") if key in spec},
     }
-    own = naming.common(resource.metadata.name) | {naming.REVISION: revision}
+    own = naming.common_labels(resource.metadata.name) | {naming.REVISION_LABEL: revision}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": name(resource.metadata.name, revision), "labels": own},
+        "metadata": {"name": preflight_job_name(resource.metadata.name, revision), "labels": own},
         "data": {
-            RESOURCE: json.dumps(document, sort_keys=True),
-            TEMPLATE: json.dumps(template, sort_keys=True),
-            **({VERDICT: json.dumps(verdict, sort_keys=True)} if verdict else {}),
+            RESOURCE_KEY: json.dumps(document, sort_keys=True),
+            POD_TEMPLATE_KEY: json.dumps(pod_template, sort_keys=True),
+            **({RESULT_KEY: json.dumps(result, sort_keys=True)} if result else {}),
         },
     }
 
 
-def job(resource: SpeculativeDeployment, revision: str, template: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
+def build_preflight_job(
+    resource: SpeculativeDeployment, revision: str, pod_template: Mapping[str, Any], config: PreflightJobConfig
+) -> dict[str, Any]:
     """The Job. `template`: the pods of the revision's engine."""
     own = resource.metadata.name
-    arguments = ["preflight-job", f"--file={_FOLDER}/resource.json", f"--report={REPORT}"]
-    variables = preflight_environment.environment(template, runner.variables)
-    volumes: list[dict[str, Any]] = [{"name": "aerie-resource", "configMap": {"name": name(own, revision)}}]
-    mounts: list[dict[str, Any]] = [{"name": "aerie-resource", "mountPath": _FOLDER, "readOnly": True}]
-    for option, volume, mount in engine_pod.source_volumes(resource):
+    arguments = ["preflight-job", f"--file={_CONFIG_MOUNT_PATH}/resource.json", f"--report={TERMINATION_LOG_PATH}"]
+    variables = preflight_environment.select_env(pod_template, config.env)
+    volumes: list[dict[str, Any]] = [{"name": "aerie-resource", "configMap": {"name": preflight_job_name(own, revision)}}]
+    mounts: list[dict[str, Any]] = [{"name": "aerie-resource", "mountPath": _CONFIG_MOUNT_PATH, "readOnly": True}]
+    for option, volume, mount in engine_pod.build_source_volumes(resource):
         arguments.append(f"--{option}={mount['mountPath']}")
         volumes.append(volume)
         mounts.append(mount)
-    for volume, mount in preflight_environment.volumes(template, variables):
+    for volume, mount in preflight_environment.select_volumes(pod_template, variables):
         if mount["mountPath"] not in {one["mountPath"] for one in mounts}:
             mounts.append(mount)
         if volume["name"] not in {one["name"] for one in volumes}:
             volumes.append(volume)
     container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": runner.image,
+        "name": PREFLIGHT_CONTAINER,
+        "image": config.image,
         "args": arguments,
         "env": variables,
-        "envFrom": preflight_environment.sources(template),
+        "envFrom": preflight_environment.select_env_from(pod_template),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "resources": runner.resources.to_dict(),
-        "terminationMessagePath": REPORT,
+        "resources": config.resources.to_dict(),
+        "terminationMessagePath": TERMINATION_LOG_PATH,
         "volumeMounts": mounts,
     }
-    taken_over, groups = preflight_environment.pod(template)
+    taken_over, groups = preflight_environment.select_pod_fields(pod_template)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name(own, revision), "labels": naming.common(own) | {naming.REVISION: revision}},
+        "metadata": {
+            "name": preflight_job_name(own, revision),
+            "labels": naming.common_labels(own) | {naming.REVISION_LABEL: revision},
+        },
         "spec": {
             "backoffLimit": 4,
-            "activeDeadlineSeconds": DEADLINE,
+            "activeDeadlineSeconds": ACTIVE_DEADLINE_SECONDS,
             "podFailurePolicy": {
                 "rules": [
                     # A verdict (1), or a Hub that has said no (3): failures that no other try would mend soon.
-                    {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [1, 3]}},
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": PREFLIGHT_CONTAINER, "operator": "In", "values": [1, 3]},
+                    },
                     # A drained or preempted pod says nothing about the files.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
             "template": {
-                "metadata": {"labels": labels(own, revision) | _NOT_INJECTED, "annotations": dict(_NOT_INJECTED)},
+                "metadata": {
+                    "labels": preflight_job_labels(own, revision) | _DISABLE_SIDECAR_INJECTION,
+                    "annotations": dict(_DISABLE_SIDECAR_INJECTION),
+                },
                 "spec": {
                     **taken_over,
-                    **_pull_secrets(template, runner),
+                    **_image_pull_secrets(pod_template, config),
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
@@ -157,10 +168,10 @@ def job(resource: SpeculativeDeployment, revision: str, template: Mapping[str, A
     }
 
 
-def _pull_secrets(template: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
+def _image_pull_secrets(pod_template: Mapping[str, Any], config: PreflightJobConfig) -> dict[str, Any]:
     """Who may pull its images: the operator's Secrets, and what the user said of the engine's."""
-    secrets = {name: {"name": name} for name in runner.pull_secrets}
-    for secret in template["spec"].get("imagePullSecrets") or []:
+    secrets = {name: {"name": name} for name in config.pull_secrets}
+    for secret in pod_template["spec"].get("imagePullSecrets") or []:
         secrets.setdefault(str(secret.get("name")), secret)
     # With any of these, the API server adds none of the service account's.
     return {"imagePullSecrets": list(secrets.values())} if secrets else {}

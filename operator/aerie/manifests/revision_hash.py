@@ -13,14 +13,14 @@ import json
 from dataclasses import asdict
 
 from aerie.api import SpeculativeDeployment
-from aerie.engine.speculation import Off, Setting
+from aerie.engine.speculation import Off, SpeculationSetting
 
-RENEW = "aerie.dev/renew"
+RENEW_ANNOTATION = "aerie.dev/renew"
 """Annotation of the resource: each new value makes a new revision of the same spec."""
-LENGTH = 10
+REVISION_CHARACTERS = 10
 
 
-def revision(resource: SpeculativeDeployment, setting: Setting) -> str:
+def compute_revision(resource: SpeculativeDeployment, setting: SpeculationSetting) -> str:
     """Ten characters of 0-9a-f; equal for equal pods and, but for chance, for no others."""
     spec = resource.spec
     content = {
@@ -34,7 +34,7 @@ def revision(resource: SpeculativeDeployment, setting: Setting) -> str:
     if not isinstance(setting, Off):  # what is not written is not hashed: fields that came later leave revisions as they were
         added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
         content |= {name: value for name, value in added.items() if value}
-    if renewed := resource.metadata.annotations.get(RENEW):
+    if renewed := resource.metadata.annotations.get(RENEW_ANNOTATION):
         content["renewed"] = renewed
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_CHARACTERS]

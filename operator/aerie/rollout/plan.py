@@ -10,7 +10,7 @@ from aerie.api.status import Status
 
 
 @dataclass(frozen=True)
-class Reference:
+class ObjectReference:
     """An object to delete, by the uid that was seen: a namesake that came since is left alone."""
 
     kind: str
@@ -28,15 +28,15 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReconcilePlan:
     """In the order in which it is carried out; each part is harmless when carried out twice."""
 
-    apply: tuple[dict[str, Any], ...]
+    objects_to_apply: tuple[dict[str, Any], ...]
     """Objects to apply, those only that are not as wanted."""
-    delete: tuple[Reference, ...]
+    objects_to_delete: tuple[ObjectReference, ...]
     status: Status
     events: tuple[Event, ...]
-    again: timedelta | None
+    requeue_after: timedelta | None
     """When to look again although nothing has changed; None: not before something does."""
-    nodes: tuple[str, ...] = ()
+    hardware_nodes: tuple[str, ...] = ()
     """Nodes whose hardware the decision depends on, known or not."""

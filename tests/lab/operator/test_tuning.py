@@ -159,4 +159,6 @@ def chosen_of(status: Object) -> object:
 
 def decided_at(namespace: Namespace, name: str) -> str:
     """When the last decision was made that is written down."""
-    return str(namespace.get("configmap", tuning_config_map.name(name))["data"][tuning_config_map.AT])
+    return str(
+        namespace.get("configmap", tuning_config_map.tuning_config_map_name(name))["data"][tuning_config_map.DECISION_TIME_KEY]
+    )

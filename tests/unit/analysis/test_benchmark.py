@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerie.analysis.criteria import TOKENS_PER_STEP, Terms, criteria
-from aerie.analysis.measurement.blocks import Arm, Block, Open, Rule, Seen, observe, start
-from aerie.analysis.measurement.counts import Counts, Reading
-from aerie.analysis.state import State, count
-from aerie.analysis.statistics.calibration import Scatter
-from aerie.analysis.verdict import certain
+from aerie.analysis.criteria import TOKENS_PER_STEP, AnalysisPlan, build_criteria
+from aerie.analysis.measurement.blocks import ArmName, BlockRule, ClosedBlock, OpenBlock, PodSample, add_scrapes, start_block
+from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
+from aerie.analysis.state import AnalysisState, add_block
+from aerie.analysis.statistics.calibration import Dispersion
+from aerie.analysis.verdict import is_mean_test_met
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.request import EngineSettings
@@ -27,17 +27,17 @@ from benchmarks._canary_scenarios import EFFECTS, RULES, SCENARIOS, run
 HOURS = 2 * 3600.0
 
 
-def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule: Rule) -> list[Block]:
+def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule: BlockRule) -> list[ClosedBlock]:
     """The blocks of one run, by the operator's own function."""
     pods = counters.drafts.shape[1]
-    arms: list[Arm] = ["canary" if pod < canaries else "control" for pod in range(pods)]
-    found: list[Block] = []
-    block: Open | None = None
+    arms: list[ArmName] = ["canary" if pod < canaries else "control" for pod in range(pods)]
+    found: list[ClosedBlock] = []
+    block: OpenBlock | None = None
     for scrape in range(counters.drafts.shape[2]):
         seen = {}
         for pod, arm in enumerate(arms):
             at = (index, pod, scrape)
-            counts = Counts(
+            counts = EngineCounts(
                 drafts=float(counters.drafts[at]),
                 accepted=float(counters.accepted[at]),
                 decode_tokens=float(counters.drafts[at] + counters.accepted[at]),
@@ -46,12 +46,12 @@ def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule:
                 first_tokens=float(counters.begun[at]),
             )
             started = float(counters.restarts[at])
-            seen[str(pod)] = Seen(arm, Reading(counts, None, started, 1) if counters.seen[at] else None)
+            seen[str(pod)] = PodSample(arm, CounterSnapshot(counts, None, started, 1) if counters.seen[at] else None)
         now = scrape * model.SCRAPE
         if block is None:
-            block = start(now, seen, rule)
+            block = start_block(now, seen, rule)
             continue
-        block, closed = observe(block, now, seen, rule)
+        block, closed = add_scrapes(block, now, seen, rule)
         if closed:
             found.append(closed)
     return found
@@ -67,48 +67,48 @@ def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule:
     ids=["plain", "low", "disturbed"],
 )
 def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries: int, pods: int) -> None:
-    runs, rule, better = 4, Rule(), 0.02
+    runs, rule, better = 4, BlockRule(), 0.02
     counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
     blocks = close(counters, canaries, rule)
-    terms = Terms(pods=(canaries, pods - canaries))
+    terms = AnalysisPlan(pods=(canaries, pods - canaries))
     scatters = [
-        Scatter(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
+        Dispersion(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
     ]
-    criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
-    tests = [*criterion.reject, *criterion.accept]
+    criterion = next(one for one in build_criteria(terms) if one.name == TOKENS_PER_STEP)
+    tests = [*criterion.rollback_tests, *criterion.promote_tests]
     vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
     for index in range(runs):
-        mine = Terms(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})
-        state, column, answers = State(0.0), 0, []
+        mine = AnalysisPlan(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})
+        state, column, answers = AnalysisState(0.0), 0, []
         for block in closed_one_by_one(counters, index, canaries, rule):
             if block.canary and block.control:
-                assert blocks.ended[index, column] == block.ended
+                assert blocks.ended[index, column] == block.end_time
                 assert blocks.dropped[index, column] == state.dropped
                 lengths = [1 + side.counts.accepted / side.counts.drafts for side in (block.canary, block.control)]
                 assert [blocks.canary[index, column], blocks.control[index, column]] == pytest.approx(lengths, rel=1e-9)
-                sides = [(side.begun, side.pods) for side in (block.canary, block.control)]
+                sides = [(side.arrived_requests, side.pod_count) for side in (block.canary, block.control)]
                 known = [
                     getattr(blocks, f"{arm}_{what}")[index, column] for arm in ("canary", "control") for what in ("begun", "pods")
                 ]
                 assert known == [number for one in sides for number in one]
                 column += 1
-            state = count(state, _better(block, better), mine)
+            state = add_block(state, _better(block, better), mine)
             if block.canary and block.control:
-                answers.append([certain(test, criterion, state.pairs[TOKENS_PER_STEP], mine) for test in tests])
+                answers.append([is_mean_test_met(test, criterion, state.pairs[TOKENS_PER_STEP], mine) for test in tests])
         assert np.isnan(blocks.canary[index, column:]).all()
         assert column > 20
         assert answers == np.stack([found[index, :column] for found in vectorised], axis=1).tolist()
 
 
-def _better(block: Block, better: float) -> Block:
+def _better(block: ClosedBlock, better: float) -> ClosedBlock:
     """The block as it would be if the canary's acceptance length were that much better."""
     if block.canary is None:
         return block
     counts = block.canary.counts
     tokens = (1 + better) * counts.decode_tokens
-    changed = Counts(drafts=counts.drafts, decode_tokens=tokens, request_steps=counts.request_steps)
-    side = type(block.canary)(block.canary.pods, changed, block.canary.load)
-    return Block(block.began, block.ended, side, block.control, block.dropped)
+    changed = EngineCounts(drafts=counts.drafts, decode_tokens=tokens, request_steps=counts.request_steps)
+    side = type(block.canary)(block.canary.pod_count, changed, block.canary.mean_load)
+    return ClosedBlock(block.start_time, block.end_time, side, block.control, block.excluded_pods)
 
 
 def test_its_counters_are_like_the_simulators() -> None:

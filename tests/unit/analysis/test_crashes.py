@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from aerie.analysis.statistics.crash_rate import Crashes
+from aerie.analysis.statistics.crash_rate import CrashCounts
 
 ALPHA = 0.002
 
@@ -27,13 +27,13 @@ ALPHA = 0.002
     ],
 )
 def test_what_rolls_back(canary: int, control: int, hours: float, more: bool) -> None:
-    assert Crashes(canary, control, hours, hours).more(ALPHA) is more
+    assert CrashCounts(canary, control, hours, hours).is_canary_worse(ALPHA) is more
 
 
 def test_a_single_crash_is_suspicious_and_one_of_both_is_not() -> None:
-    assert Crashes(1, 0, 0.5, 0.5).suspicious
-    assert not Crashes(1, 1, 0.5, 0.5).suspicious
-    assert not Crashes(0, 0, 0.5, 0.5).suspicious
+    assert CrashCounts(1, 0, 0.5, 0.5).is_suspicious
+    assert not CrashCounts(1, 1, 0.5, 0.5).is_suspicious
+    assert not CrashCounts(0, 0, 0.5, 0.5).is_suspicious
 
 
 @pytest.mark.parametrize(("weekly", "most"), [(0.1, 0.002), (1.0, 0.005), (5.0, 0.07)])
@@ -47,14 +47,14 @@ def test_equal_engines_are_hardly_ever_taken_for_worse(weekly: float, most: floa
         counts = [0, 0]
         for at, arm in events:
             counts[arm] += 1
-            if Crashes(counts[0], counts[1], 8 * at, 8 * at).more(ALPHA):
+            if CrashCounts(counts[0], counts[1], 8 * at, 8 * at).is_canary_worse(ALPHA):
                 wrong += 1
                 break
     assert wrong <= most * 2000
 
 
 def test_restarts_are_counted_once_and_older_ones_not() -> None:
-    found = Crashes().seen({"a": 7}, {}).seen({"a": 7}, {}).seen({"a": 9, "b": 1}, {"c": 2})
+    found = CrashCounts().add_restarts({"a": 7}, {}).add_restarts({"a": 7}, {}).add_restarts({"a": 9, "b": 1}, {"c": 2})
     assert (found.canary, found.control) == (4, 1)
-    assert found.followed(2, 3, 1800.0).canary_hours == 1.0
-    assert Crashes(**json.loads(json.dumps(found.to_dict()))) == found
+    assert found.add_exposure(2, 3, 1800.0).canary_hours == 1.0
+    assert CrashCounts(**json.loads(json.dumps(found.to_dict()))) == found

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerie.analysis.criteria import OUTPUT_TIME, TOKENS_PER_STEP, Terms
-from aerie.rollout.canary.analysis_run import rule_of
+from aerie.analysis.criteria import TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP, AnalysisPlan
+from aerie.rollout.canary.analysis_run import build_block_rule
 from benchmarks import _verdict_cells as simulated
 from benchmarks import _verdict_model as model
 from benchmarks import verdict
@@ -73,16 +73,16 @@ def test_blocks_are_closed_by_the_rule() -> None:
     random, traffic = np.random.default_rng(4), Traffic(rate=1 / 6, block=18.0, grid=6.0)
     shared = model.drifts(traffic, 3600.0, random)
     canary, control = (model.simulate(traffic, 1, shared, random) for _ in range(2))
-    rule = rule_of(Terms(block=traffic.block), 15.0)
+    rule = build_block_rule(AnalysisPlan(block=traffic.block), 15.0)
     blocks = model.close(traffic, canary, control, rule)
     assert len(blocks) > 60
     for before, after in itertools.pairwise(blocks):
-        assert before.ended == after.began
+        assert before.end_time == after.start_time
     for block in blocks:
-        assert block.ended - block.began >= 18.0
+        assert block.end_time - block.start_time >= 18.0
         assert block.canary is not None
-        assert rule.enough(block.canary)
-    last = round(blocks[-1].ended / traffic.grid)
+        assert rule.has_enough(block.canary)
+    last = round(blocks[-1].end_time / traffic.grid)
     sides = [block.canary.counts.finished for block in blocks if block.canary]
     assert sum(sides) == canary[:last, :, FIELDS.index("finished")].sum()
 
@@ -97,11 +97,11 @@ def test_a_pod_is_whole_while_it_serves() -> None:
 
 def test_days_tell_how_blocks_scatter() -> None:
     memory = simulated.day(Traffic(pods_sd=0.02), 3, 0, 1)
-    scatters = memory.informed(Terms()).scatters
+    scatters = memory.calibrate_plan(AnalysisPlan()).scatters
     assert math.sqrt(scatters[TOKENS_PER_STEP].variance) == pytest.approx(0.043, rel=0.1)
-    assert math.sqrt(scatters[OUTPUT_TIME].variance) == pytest.approx(0.03, rel=0.1)
+    assert math.sqrt(scatters[TIME_PER_OUTPUT_TOKEN].variance) == pytest.approx(0.03, rel=0.1)
     assert scatters[TOKENS_PER_STEP].inflation == pytest.approx(1.7, abs=0.8)
-    assert scatters[OUTPUT_TIME].offset_freedom == 2.0
+    assert scatters[TIME_PER_OUTPUT_TOKEN].offset_freedom == 2.0
 
 
 def cell(key: str, title: str = "") -> simulated.Cell:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.boundary import status
+from aerie.boundary import run_to_exit_status
 
 BIN = Path(sys.executable).parent
 AERIE = str(BIN / "aerie")
@@ -19,7 +19,7 @@ def raises(error: BaseException) -> int:
     def command() -> int:
         raise error
 
-    return status("aerie-lab", "lab", command)
+    return run_to_exit_status("aerie-lab", "lab", command)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aerie.boundary import status
-from aerie.cli.app import run as aerie
+from aerie.boundary import run_to_exit_status
+from aerie.cli.app import run_command_line as aerie
 from aerie_drafter.cli import run as aerie_drafter
 from aerie_lab.cli.run import run as lab
 
@@ -221,7 +221,7 @@ ROWS: list[Row] = [
 
 def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     if program == "aerie":
-        return lambda: aerie(arguments)
+        return lambda: run_command_line(arguments)
     if program == "aerie-drafter":
         return lambda: aerie_drafter(arguments)
     monkeypatch.setattr("sys.argv", ["aerie-lab", *arguments])
@@ -238,7 +238,7 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
     places = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
     for name, place in places.items():
         line = line.replace(name, place)
-    found = status(program, "", command(program, line.split(), monkeypatch))
+    found = run_to_exit_status(program, "", command(program, line.split(), monkeypatch))
     printed = capsys.readouterr()
     assert (found, "Traceback" in printed.err + printed.out) == (code, False), printed.err
     assert said in " ".join(printed.err.split())
@@ -247,7 +247,7 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = folder / "verdict"
-    assert aerie(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
+    assert run_command_line(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
     assert json.loads(report.read_text())["ok"] is False
     assert "aliases put in" in capsys.readouterr().out
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aerie.controller.concurrency import Allotter
-from aerie.controller.work_queue import Key
-from aerie.rollout.facts.concurrency import Limits
+from aerie.controller.concurrency import ConcurrencyLimiter
+from aerie.controller.work_queue import NamespacedName
+from aerie.rollout.facts.concurrency import ConcurrencyLimits
 
 
 def document(name: str, **status: Any) -> dict[str, Any]:
@@ -27,14 +27,16 @@ class Fleet:
     def __init__(self, *documents: dict[str, Any]) -> None:
         self.woken: list[str] = []
         self.counts: dict[tuple[str, str], int] = {}
-        self.allotter = Allotter(Limits(rollouts=1), lambda key: self.woken.append(key.name), self.counts.update)
-        self.allotter.begin(lambda: documents)
+        self.allotter = ConcurrencyLimiter(
+            ConcurrencyLimits(max_rollouts=1), lambda key: self.woken.append(key.name), self.counts.update
+        )
+        self.allotter.load_claims(lambda: documents)
 
     def note(self, document: dict[str, Any], *, able: bool = True) -> None:
-        self.allotter.note(Key("default", document["metadata"]["name"]), document, able=able)
+        self.allotter.update_claim(NamespacedName("default", document["metadata"]["name"]), document, can_start=able)
 
     def may_begin(self, name: str) -> bool:
-        return "Rollout" in self.allotter.turn(Key("default", name)).may_begin
+        return "Rollout" in self.allotter.start_permission(NamespacedName("default", name)).allowed_purposes
 
 
 def test_a_new_leader_knows_of_all_before_its_first_decision() -> None:
@@ -46,7 +48,7 @@ def test_a_new_leader_knows_of_all_before_its_first_decision() -> None:
         ("Trial", "UnderWay"): 0,
         ("Trial", "Queued"): 0,
     }
-    fleet.allotter.begin(list)
+    fleet.allotter.load_claims(list)
     assert fleet.counts["Rollout", "UnderWay"] == 1, "once"
 
 
@@ -56,7 +58,7 @@ def test_who_is_next_is_looked_at_when_a_slot_is_free() -> None:
     assert (fleet.woken, fleet.may_begin("c"), fleet.may_begin("b")) == (["c"], True, False)
     fleet.note(going("c"))
     assert not fleet.may_begin("b")
-    fleet.allotter.note(Key("default", "c"), None)  # deleted
+    fleet.allotter.update_claim(NamespacedName("default", "c"), None)  # deleted
     assert (fleet.woken, fleet.may_begin("b")) == (["c", "b"], True)
 
 

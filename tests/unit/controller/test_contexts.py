@@ -12,10 +12,10 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller.probes.context_length import LARGEST, Contexts
-from aerie.controller.work_queue import Key
+from aerie.controller.probes.context_length import MAX_MODELS_RESPONSE_BYTES, ContextLengthProber
+from aerie.controller.work_queue import NamespacedName
 from aerie.rollout.facts.context_length import ContextLengths
-from aerie.rollout.facts.snapshot import Observed
+from aerie.rollout.facts.snapshot import Snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.test_probe import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, observed, pod, status
 
@@ -45,14 +45,14 @@ class Engines:
         return dict(Counter(host for _, host in self.asked))
 
 
-async def said(engines: Engines, *looks: tuple[Observed, Status, float]) -> ContextLengths | None:
+async def said(engines: Engines, *looks: tuple[Snapshot, Status, float]) -> ContextLengths | None:
     """What is known after each look was followed for so many seconds."""
-    heard: list[Key] = []
-    contexts = Contexts(heard.append, engines.transport)
+    heard: list[NamespacedName] = []
+    contexts = ContextLengthProber(heard.append, engines.transport)
     running = asyncio.create_task(contexts.run())
     try:
         for seen, state, seconds in looks:
-            contexts.follow(CHAT, seen, state)
+            contexts.track(CHAT, seen, state)
             await asyncio.sleep(seconds)
         found = contexts.lengths(CHAT)
         assert bool(heard) == (found is not None), "who waits is told"
@@ -83,16 +83,16 @@ def test_of_the_stable_revisions_pods_the_least_counts(run: Run) -> None:
     run(test())
 
 
-def sourced() -> Observed:
+def sourced() -> Snapshot:
     found = observed().resource.to_dict()
     found["spec"]["metrics"] = {"source": {"prometheus": {"address": "http://prometheus:9090"}}}
-    return Observed(SpeculativeDeployment.from_dict(found), observed().children, pods=PODS)
+    return Snapshot(SpeculativeDeployment.from_dict(found), observed().children, pods=PODS)
 
 
 @pytest.mark.parametrize(
     ("seen", "state"), [(observed(), status("RollingBack")), (observed(), Status()), (sourced(), status("Analyzing"))]
 )
-def test_nobody_is_asked_otherwise(run: Run, seen: Observed, state: Status) -> None:
+def test_nobody_is_asked_otherwise(run: Run, seen: Snapshot, state: Status) -> None:
     async def test() -> None:
         engines = Engines()
         assert await said(engines, (seen, state, 600.0)) is None
@@ -114,7 +114,7 @@ def test_it_waits_for_pods_that_serve_and_asks_nobody_elses(run: Run) -> None:
     run(test())
 
 
-@pytest.mark.parametrize("answer", [(503, b""), (500, b"{}"), b" " * (LARGEST + 1)])
+@pytest.mark.parametrize("answer", [(503, b""), (500, b"{}"), b" " * (MAX_MODELS_RESPONSE_BYTES + 1)])
 def test_one_that_does_not_answer_is_asked_later_and_later(run: Run, answer: Any) -> None:
     async def test() -> None:
         engines = Engines(canary=answer)
@@ -122,9 +122,9 @@ def test_one_that_does_not_answer_is_asked_later_and_later(run: Run, answer: Any
         assert engines.counts().keys() == {CANARY}, "the others are asked only after it"
         assert 5 < len(engines.asked) < 20
         engines = Engines(control=answer)
-        contexts = Contexts(lambda _: None, engines.transport)
+        contexts = ContextLengthProber(lambda _: None, engines.transport)
         running = asyncio.create_task(contexts.run())
-        contexts.follow(CHAT, observed(), status())
+        contexts.track(CHAT, observed(), status())
         await asyncio.sleep(60.0)
         assert contexts.lengths(CHAT) is None
         engines.special[CONTROL] = body(8192)
@@ -149,12 +149,12 @@ def test_one_that_does_not_say_it_is_asked_once(run: Run, answer: Any) -> None:
 def test_another_canary_is_asked_anew_and_what_is_gone_is_forgotten(run: Run) -> None:
     async def test() -> None:
         engines = Engines()
-        contexts = Contexts(lambda _: None, engines.transport)
+        contexts = ContextLengthProber(lambda _: None, engines.transport)
         running = asyncio.create_task(contexts.run())
-        contexts.follow(CHAT, observed(), status())
+        contexts.track(CHAT, observed(), status())
         await asyncio.sleep(1.0)
         assert contexts.lengths(CHAT) is not None
-        contexts.follow(CHAT, observed(), status(began="2026-01-02T00:00:00Z"))
+        contexts.track(CHAT, observed(), status(began="2026-01-02T00:00:00Z"))
         assert contexts.lengths(CHAT) is None
         await asyncio.sleep(1.0)
         assert contexts.lengths(CHAT) == ContextLengths(8192, 8192)

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from aerie.controller.scraping import http_fetch
-from aerie.engine.metrics.exposition import PageError, parse
+from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
 from benchmarks._hostile_pods import serve
 
 from .served import Answer, served
@@ -25,8 +25,8 @@ def got(answer: Answer, path: str = "/metrics") -> bytes:
     """What is fetched from a server that answers so."""
 
     async def run() -> bytes:
-        async with served("GET", "/metrics", answer) as url, http_fetch.client() as through:
-            return await http_fetch.fetch(through, f"{url}{path}")
+        async with served("GET", "/metrics", answer) as url, http_fetch.create_http_client() as through:
+            return await http_fetch.fetch_metrics(through, f"{url}{path}")
 
     return asyncio.run(run())
 
@@ -113,8 +113,8 @@ def test_garbage_is_fetched_and_refused_as_a_page(body: bytes) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body)
 
-    with pytest.raises(PageError):
-        parse(got(answer))
+    with pytest.raises(ExpositionError):
+        parse_exposition(got(answer))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(for
     async def run() -> str:
         server = await serve("127.0.0.1", 0, form)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        async with server, http_fetch.client() as through:
+        async with server, http_fetch.create_http_client() as through:
             with pytest.raises(http_fetch.ScrapeError) as failure:
-                await http_fetch.fetch(through, url)
+                await http_fetch.fetch_metrics(through, url)
         assert failure.value.reason == reason
         return str(failure.value).removeprefix(url).strip()
 
@@ -150,8 +150,8 @@ def test_servers_that_take_their_time_are_left_when_it_is_over(form: str, monkey
 
     async def run() -> None:
         server = await serve("127.0.0.1", 0, form)
-        async with server, http_fetch.client() as through:
-            await http_fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+        async with server, http_fetch.create_http_client() as through:
+            await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
 
     with pytest.raises(http_fetch.ScrapeError) as failure:
         asyncio.run(run())
@@ -187,8 +187,8 @@ def test_where_a_body_ends(sent: bytes, body: bytes | None) -> None:
 
     async def run() -> bytes:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, http_fetch.client() as through:
-            return await http_fetch.fetch(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+        async with server, http_fetch.create_http_client() as through:
+            return await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
 
     if body is not None:
         assert asyncio.run(run()) == body
@@ -205,8 +205,8 @@ def test_nobody_listens() -> None:
         port = taken.getsockname()[1]
 
         async def run() -> None:
-            async with http_fetch.client() as through:
-                await http_fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
+            async with http_fetch.create_http_client() as through:
+                await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{port}/metrics")
 
         with pytest.raises(http_fetch.ScrapeError) as failure:
             asyncio.run(run())
@@ -221,9 +221,9 @@ def test_what_speaks_no_http() -> None:
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server, http_fetch.client() as through:
+        async with server, http_fetch.create_http_client() as through:
             port = server.sockets[0].getsockname()[1]
-            await http_fetch.fetch(through, f"http://127.0.0.1:{port}/metrics")
+            await http_fetch.fetch_metrics(through, f"http://127.0.0.1:{port}/metrics")
 
     with pytest.raises(http_fetch.ScrapeError) as failure:
         asyncio.run(run())

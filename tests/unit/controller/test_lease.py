@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from aerie.controller import leader_election
-from aerie.controller.kubernetes.client import ApiError, Kind, Object
-from aerie.controller.leader_election import Elector, Timing
+from aerie.controller.kubernetes.client import ApiError, ObjectDict, ResourceKind
+from aerie.controller.leader_election import LeaderElector, LeaseTiming
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-TIMING = Timing(duration=12, retry=2, margin=3, limit=4)
+TIMING = LeaseTiming(lease_duration_seconds=12, retry_period_seconds=2, safety_margin_seconds=3, request_timeout_seconds=4)
 
 
 class Server:
@@ -24,7 +24,7 @@ class Server:
     the loop calls wait, and one that is given up takes 1.5 s more to end, as on a machine that has no time."""
 
     def __init__(self) -> None:
-        self.lease: Object | None = None
+        self.lease: ObjectDict | None = None
         self.version = 0
         self.down = False
         self.slow = 0.0
@@ -40,25 +40,25 @@ class Server:
                 await asyncio.sleep(1.5)
             raise
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:
         assert (kind.kind, namespace, name) == ("Lease", "aerie", "operator")
         await self._answer()
         return copy.deepcopy(self.lease)
 
-    async def create(self, wanted: Object) -> Object:
+    async def create(self, wanted: ObjectDict) -> ObjectDict:
         await self._answer()
         if self.lease is not None:
             raise ApiError(409, "AlreadyExists", "it is there")
         return self._store(wanted)
 
-    async def replace(self, wanted: Object) -> Object:
+    async def replace(self, wanted: ObjectDict) -> ObjectDict:
         await self._answer()
         assert self.lease is not None
         if wanted["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")
         return self._store(wanted)
 
-    def _store(self, wanted: Object) -> Object:
+    def _store(self, wanted: ObjectDict) -> ObjectDict:
         self.version += 1
         self.lease = copy.deepcopy(wanted)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
@@ -70,7 +70,7 @@ class Candidate:
 
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
-        self.elector = Elector(server, "aerie", "operator", name, TIMING)
+        self.elector = LeaderElector(server, "aerie", "operator", name, TIMING)
         self.acting = False
         self.terms = 0
         """How often it came to lead."""
@@ -78,7 +78,7 @@ class Candidate:
 
     async def live(self) -> None:
         while True:
-            async with self.elector.lead() as lost:
+            async with self.elector.hold_leadership() as lost:
                 self.acting = True
                 self.terms += 1
                 try:
@@ -115,7 +115,7 @@ def test_a_leader_that_ends_hands_over_at_once(run: Run) -> None:
         began = asyncio.get_running_loop().time()
         while not second.acting:
             await asyncio.sleep(0.1)
-        assert asyncio.get_running_loop().time() - began <= TIMING.retry + 1
+        assert asyncio.get_running_loop().time() - began <= TIMING.retry_period_seconds + 1
         await second.stop()
 
     run(work())
@@ -128,12 +128,16 @@ def test_a_leader_that_died_is_followed_within_the_lease_and_a_retry(run: Run) -
         await asyncio.sleep(5)
         second = Candidate(server, "b")
         await asyncio.sleep(10)
-        first.elector._leases = DEAD  # as after kill -9: nothing is given back
+        first.elector._lease_client = DEAD  # as after kill -9: nothing is given back
         first.task.cancel()
         began = asyncio.get_running_loop().time()
         while not second.acting:
             await asyncio.sleep(0.1)
-        assert TIMING.duration - TIMING.retry <= asyncio.get_running_loop().time() - began <= TIMING.duration + 2 * TIMING.retry
+        assert (
+            TIMING.lease_duration_seconds - TIMING.retry_period_seconds
+            <= asyncio.get_running_loop().time() - began
+            <= TIMING.lease_duration_seconds + 2 * TIMING.retry_period_seconds
+        )
         assert server.lease is not None
         assert server.lease["spec"]["leaseTransitions"] == 1
         await second.stop()
@@ -160,15 +164,15 @@ def test_two_never_act_together_when_one_is_cut_off(run: Run, slow: float) -> No
         leader, other = (first, second) if first.acting else (second, first)
         cut = Server()
         cut.down = True
-        leader.elector._leases = cut
+        leader.elector._lease_client = cut
         cut_at = asyncio.get_running_loop().time()
         stopped_at = 0.0
         while not other.acting:
             await asyncio.sleep(0.1)
             if not leader.acting and not stopped_at:
                 stopped_at = asyncio.get_running_loop().time()
-        assert 0 < stopped_at <= cut_at + TIMING.duration - TIMING.margin + 0.2
-        assert asyncio.get_running_loop().time() - stopped_at >= TIMING.margin - 0.2
+        assert 0 < stopped_at <= cut_at + TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
+        assert asyncio.get_running_loop().time() - stopped_at >= TIMING.safety_margin_seconds - 0.2
         for candidate in (first, second):
             await candidate.stop()
 
@@ -184,7 +188,7 @@ def test_a_lease_taken_by_force_ends_the_leadership(run: Run) -> None:
         forced = copy.deepcopy(server.lease)
         forced["spec"]["holderIdentity"] = "somebody"
         server._store(forced)
-        await asyncio.sleep(TIMING.retry + 0.1)
+        await asyncio.sleep(TIMING.retry_period_seconds + 0.1)
         assert not first.acting
         await first.stop()
         assert server.lease["spec"]["holderIdentity"] == "somebody", "what is not ours is not given back"
@@ -255,19 +259,19 @@ def test_a_jump_of_the_wall_clock_changes_nothing(run: Run, monkeypatch: pytest.
 def test_a_leader_knows_by_its_own_clock_that_another_one_may_lead(run: Run) -> None:
     async def work() -> None:
         server = Server()
-        elector = Elector(server, "aerie", "operator", "one", TIMING)
-        assert not elector.leads()
-        async with elector.lead() as lost:
-            assert elector.leads()
+        elector = LeaderElector(server, "aerie", "operator", "one", TIMING)
+        assert not elector.is_leader()
+        async with elector.hold_leadership() as lost:
+            assert elector.is_leader()
             await asyncio.sleep(100)
-            assert elector.leads(), "it is renewed"
+            assert elector.is_leader(), "it is renewed"
             server.down = True
             loop = asyncio.get_running_loop()
             began = loop.time()
-            while elector.leads():
+            while elector.is_leader():
                 await asyncio.sleep(0.1)
-            assert loop.time() - began <= TIMING.duration - TIMING.margin + 0.2
-            await asyncio.sleep(TIMING.limit)
+            assert loop.time() - began <= TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
+            await asyncio.sleep(TIMING.request_timeout_seconds)
             assert lost.is_set()
 
     run(work())

@@ -17,11 +17,11 @@ from aiohttp import web
 
 from aerie.api import SpeculativeDeployment
 from aerie.controller import notifier as notify
-from aerie.controller.notifier import Hook, HookError, Notifier
-from aerie.controller.work_queue import Key
+from aerie.controller.notifier import Notifier, Webhook, WebhookError
+from aerie.controller.work_queue import NamespacedName
 from tests.unit.rollout.world import World, canarying
 
-CHAT = Key("default", "chat")
+CHAT = NamespacedName("default", "chat")
 
 
 class Endpoint:
@@ -55,7 +55,7 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def telling(hook: Hook) -> AsyncIterator[tuple[Notifier, Counter[str]]]:
+async def telling(hook: Webhook) -> AsyncIterator[tuple[Notifier, Counter[str]]]:
     counts: Counter[str] = Counter()
     notifier = Notifier(hook, lambda outcome: counts.update([outcome]))
     running = asyncio.create_task(notifier.run())
@@ -69,7 +69,7 @@ async def telling(hook: Hook) -> AsyncIterator[tuple[Notifier, Counter[str]]]:
 def look(notifier: Notifier, world: World, after: timedelta = timedelta(0)) -> None:
     resource = SpeculativeDeployment.from_dict(world.document)
     assert resource.status is not None
-    notifier.look(CHAT, resource, resource.status, world.now + after)
+    notifier.enqueue_new(CHAT, resource, resource.status, world.now + after)
 
 
 async def until(found: Callable[[], object]) -> None:
@@ -89,7 +89,7 @@ def test_what_is_new_is_told_once_and_in_order(tmp_path: Path) -> None:
         endpoint = Endpoint()
         headers = tmp_path / "headers"
         headers.write_text("Authorization: Bearer secret\n\nX-Team: serving\n")
-        async with endpoint.open() as url, telling(Hook(url, headers, "prod")) as (notifier, counts):
+        async with endpoint.open() as url, telling(Webhook(url, headers, "prod")) as (notifier, counts):
             world, _ = canarying("Starting")
             look(notifier, world)
             look(notifier, world)
@@ -110,7 +110,7 @@ def test_what_is_new_is_told_once_and_in_order(tmp_path: Path) -> None:
 def test_an_endpoint_that_is_away_is_asked_again_and_the_order_stays() -> None:
     async def run() -> None:
         endpoint = Endpoint(503, 429, 500)
-        async with endpoint.open() as url, telling(Hook(url)) as (notifier, counts):
+        async with endpoint.open() as url, telling(Webhook(url)) as (notifier, counts):
             world, _ = canarying("Starting")
             look(notifier, world)
             await until(lambda: counts["sent"] == 2)
@@ -123,7 +123,7 @@ def test_an_endpoint_that_is_away_is_asked_again_and_the_order_stays() -> None:
 def test_what_is_refused_is_lost_and_keeps_nobody_waiting() -> None:
     async def run() -> None:
         endpoint = Endpoint(400)
-        async with endpoint.open() as url, telling(Hook(url)) as (notifier, counts):
+        async with endpoint.open() as url, telling(Webhook(url)) as (notifier, counts):
             world, _ = canarying("Starting")
             look(notifier, world)
             await until(lambda: counts.total() == 2)
@@ -138,7 +138,7 @@ def test_nobody_there_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with Endpoint().open() as url:
             pass  # the port is free again
-        async with telling(Hook(url)) as (notifier, counts):
+        async with telling(Webhook(url)) as (notifier, counts):
             world, _ = canarying("Starting")
             look(notifier, world)
             await until(lambda: counts["expired"] == 2)
@@ -151,7 +151,7 @@ def test_more_than_may_wait_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def run() -> None:
         counts: Counter[str] = Counter()
-        notifier = Notifier(Hook("http://nobody.example"), lambda outcome: counts.update([outcome]))  # and nobody sends
+        notifier = Notifier(Webhook("http://nobody.example"), lambda outcome: counts.update([outcome]))  # and nobody sends
         world, _ = canarying("Starting")
         look(notifier, world)
         assert counts == {"full": 1}
@@ -165,9 +165,9 @@ def test_the_next_leader_tells_again_what_is_young_by_the_same_ids() -> None:
         async with endpoint.open() as url:
             world, _ = canarying("Starting")
             for minutes, sent in ((0, 2), (10, 2), (20, 0)):
-                async with telling(Hook(url)) as (notifier, counts):
+                async with telling(Webhook(url)) as (notifier, counts):
                     look(notifier, world, timedelta(minutes=minutes))
-                    assert len(notifier._waiting) == sent
+                    assert len(notifier._pending) == sent
                     await until(functools.partial(operator.eq, counts, {"sent": sent} if sent else {}))
             ids = [one["id"] for one in endpoint.got]
             assert (len(ids), len(set(ids))) == (4, 2)
@@ -179,15 +179,15 @@ def test_without_a_hook_nothing_is_kept() -> None:
     notifier = Notifier()
     world, _ = canarying("Starting")
     look(notifier, world)
-    assert notifier._told == {}
+    assert notifier._sent_states == {}
 
 
 def test_a_hook_that_cannot_be_is_refused_without_its_secrets(tmp_path: Path) -> None:
-    with pytest.raises(HookError, match="begin with http:// or https:// and name a host"):
-        Hook("chat.example.com/secret")
-    with pytest.raises(HookError, match="cannot be read"):
-        Hook("http://chat.example.com", tmp_path / "nothing")
+    with pytest.raises(WebhookError, match="begin with http:// or https:// and name a host"):
+        Webhook("chat.example.com/secret")
+    with pytest.raises(WebhookError, match="cannot be read"):
+        Webhook("http://chat.example.com", tmp_path / "nothing")
     (tmp_path / "headers").write_text("secret")
-    with pytest.raises(HookError, match="a line that is no header") as refusal:
-        Hook("http://chat.example.com", tmp_path / "headers")
+    with pytest.raises(WebhookError, match="a line that is no header") as refusal:
+        Webhook("http://chat.example.com", tmp_path / "headers")
     assert "secret" not in str(refusal.value)

@@ -13,25 +13,32 @@ import httpx
 import pytest
 from aiohttp import web
 
-from aerie.analysis.equivalence import Answers, Prompt
+from aerie.analysis.equivalence import EquivalenceResult, PromptDifference
 from aerie.api import SpeculativeDeployment
-from aerie.api.rollout import Analysis
+from aerie.api.rollout import AnalysisSpec
 from aerie.api.status import Status
 from aerie.controller.probes import equivalence
-from aerie.controller.probes.equivalence import AT_ONCE, LARGEST, SECONDS, TRIES, Prober, QuestionError
-from aerie.controller.scraping.http_fetch import client
-from aerie.controller.work_queue import Key
-from aerie.engine.completions import PROMPTS, question
-from aerie.rollout.canary.analysis_run import begun
-from aerie.rollout.facts.snapshot import Observed
+from aerie.controller.probes.equivalence import (
+    MAX_ATTEMPTS_PER_PROMPT,
+    MAX_COMPLETION_RESPONSE_BYTES,
+    MAX_CONCURRENT_PROBES,
+    PROMPT_TIMEOUT_SECONDS,
+    EquivalenceProber,
+    ProbeError,
+)
+from aerie.controller.scraping.http_fetch import create_http_client
+from aerie.controller.work_queue import NamespacedName
+from aerie.engine.completions import PROBE_PROMPTS, build_completion_request
+from aerie.rollout.canary.analysis_run import start_analysis
+from aerie.rollout.facts.snapshot import Snapshot
 
 from .served import Answer, served
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 OLD = "2026-01-01T00:00:00Z"
 CANARY, CONTROL, STABLE, OTHER = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
-NUMBER = len(PROMPTS)
-CHAT = Key("default", "chat")
+NUMBER = len(PROBE_PROMPTS)
+CHAT = NamespacedName("default", "chat")
 
 
 def body(tokens: str, **likely: float) -> bytes:
@@ -73,7 +80,7 @@ PODS = (
 )
 
 
-def observed(*found: dict[str, Any], **rollout: Any) -> Observed:
+def observed(*found: dict[str, Any], **rollout: Any) -> Snapshot:
     document = {
         "metadata": {"name": "chat", "namespace": "default", "uid": "u"},
         "spec": {
@@ -83,10 +90,10 @@ def observed(*found: dict[str, Any], **rollout: Any) -> Observed:
         },
     }
     children = tuple(map(deployment, ("chat-new", "chat-old", "chat-old-control")))
-    return Observed(SpeculativeDeployment.from_dict(document), children, pods=found or PODS)
+    return Snapshot(SpeculativeDeployment.from_dict(document), children, pods=found or PODS)
 
 
-def status(phase: str = "WarmingUp", *, began: str = OLD, answers: Answers | None = None, unasked: str = "") -> Status:
+def status(phase: str = "WarmingUp", *, began: str = OLD, answers: EquivalenceResult | None = None, unasked: str = "") -> Status:
     canary = {"revision": "new", "change": "drafter", "startedAt": began, "readyAt": began, "phase": phase}
     found = Status.model_validate({"stable": {"revision": "old"}, "canary": canary})
     if phase != "Analyzing":
@@ -94,8 +101,10 @@ def status(phase: str = "WarmingUp", *, began: str = OLD, answers: Answers | Non
     assert found.canary is not None
     assert found.stable is not None
     arms = (found.canary, found.stable)
-    evidence = begun(Analysis(), arms, (1, 1), None, 0, None, found.canary.started_at, unasked).answered(answers)
-    analysis = {"parameters": Analysis().to_dict(), "verdict": "Continue", "state": evidence.pack()}
+    evidence = start_analysis(AnalysisSpec(), arms, (1, 1), None, 0, None, found.canary.started_at, unasked).with_probe_result(
+        answers
+    )
+    analysis = {"parameters": AnalysisSpec().to_dict(), "verdict": "Continue", "state": evidence.pack()}
     return Status.model_validate({**found.to_dict(), "analysis": analysis})
 
 
@@ -123,16 +132,16 @@ class Engines:
         return dict(Counter(host for _, host, _ in self.asked))
 
 
-async def told(engines: Engines, *looks: tuple[Observed, Status, float]) -> Answers | None:
+async def told(engines: Engines, *looks: tuple[Snapshot, Status, float]) -> EquivalenceResult | None:
     """What a prober has after it has followed each look for so many seconds."""
-    heard: list[Key] = []
-    prober = Prober(heard.append, engines.transport)
+    heard: list[NamespacedName] = []
+    prober = EquivalenceProber(heard.append, engines.transport)
     running = asyncio.create_task(prober.run())
     try:
         for seen, state, seconds in looks:
-            prober.follow(CHAT, seen, state)
+            prober.track(CHAT, seen, state)
             await asyncio.sleep(seconds)
-        found = prober.answers(CHAT)
+        found = prober.equivalence_result(CHAT)
         assert bool(heard) == (found is not None), "who waits is told"
         return found
     finally:
@@ -145,9 +154,9 @@ def test_one_pod_of_each_arm_is_asked_every_prompt_once_within_half_of_the_warm_
     async def test() -> None:
         engines = Engines()
         found = await told(engines, (observed(), status(), 150.0))
-        assert found == Answers(tuple([Prompt()] * NUMBER), NUMBER)
+        assert found == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
         assert engines.counts() == {CANARY: NUMBER, CONTROL: NUMBER, STABLE: NUMBER}
-        assert [asked["prompt"] for _, host, asked in engines.asked if host == CANARY] == list(PROMPTS)
+        assert [asked["prompt"] for _, host, asked in engines.asked if host == CANARY] == list(PROBE_PROMPTS)
         assert {asked["model"] for _, _, asked in engines.asked} == {"chat"}
         times = [at for at, host, _ in engines.asked if host == CANARY]
         assert [later - at for at, later in itertools.pairwise(times)] == [5.0] * (NUMBER - 1)
@@ -157,18 +166,18 @@ def test_one_pod_of_each_arm_is_asked_every_prompt_once_within_half_of_the_warm_
 
 @pytest.mark.parametrize(("warmup", "seconds"), [("10s", 10 / 2 / NUMBER), ("0s", 0.2), ("24h", 5.0)])
 def test_the_pace_follows_the_warm_up(warmup: str, seconds: float) -> None:
-    assert equivalence.pace(observed(analysis={"warmup": warmup, "deadline": "48h"}), status()) == pytest.approx(
-        max(0.2, seconds)
-    )
+    assert equivalence.prompt_interval_seconds(
+        observed(analysis={"warmup": warmup, "deadline": "48h"}), status()
+    ) == pytest.approx(max(0.2, seconds))
 
 
 def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
-    assert equivalence.pace(observed(), status("Analyzing")) == 60.0
+    assert equivalence.prompt_interval_seconds(observed(), status("Analyzing")) == 60.0
     slow = status("Analyzing")
     assert slow.analysis is not None
-    parameters = Analysis.model_validate({"block": "10s"})
+    parameters = AnalysisSpec.model_validate({"block": "10s"})
     quick = slow.model_copy(update={"analysis": slow.analysis.model_copy(update={"parameters": parameters})})
-    assert equivalence.pace(observed(), quick) == 5.0
+    assert equivalence.prompt_interval_seconds(observed(), quick) == 5.0
 
 
 @pytest.mark.parametrize(
@@ -185,15 +194,15 @@ def test_in_the_analysis_two_are_asked_in_a_block_at_most() -> None:
     ],
 )
 def test_whom(found: tuple[dict[str, Any], ...], expected: tuple[str, str, str] | None) -> None:
-    pods = equivalence.whom(observed(*found), status())
-    urls = expected and equivalence.Pods(*(f"http://{address}:8000/v1/completions" for address in expected))
+    pods = equivalence.find_probe_urls(observed(*found), status())
+    urls = expected and equivalence.ProbeUrls(*(f"http://{address}:8000/v1/completions" for address in expected))
     assert pods == urls
 
 
 def test_pods_that_the_resource_does_not_own_are_not_asked() -> None:
     strange = pod("a", "chat-new", CANARY)
     strange["metadata"]["ownerReferences"] = []
-    assert equivalence.whom(observed(strange, *PODS[1:]), status()) is None
+    assert equivalence.find_probe_urls(observed(strange, *PODS[1:]), status()) is None
 
 
 @pytest.mark.parametrize(
@@ -205,11 +214,11 @@ def test_pods_that_the_resource_does_not_own_are_not_asked() -> None:
         (observed(), Status()),
         (observed(paused=True), status()),
         (observed(analysis={"greedyAnswers": "Skip"}), status()),
-        (observed(), status("Analyzing", answers=Answers())),
+        (observed(), status("Analyzing", answers=EquivalenceResult())),
         (observed(), status("Analyzing", unasked="because")),
     ],
 )
-def test_nobody_is_asked_otherwise(run: Run, seen: Observed, state: Status) -> None:
+def test_nobody_is_asked_otherwise(run: Run, seen: Snapshot, state: Status) -> None:
     async def test() -> None:
         engines = Engines()
         assert await told(engines, (seen, state, 600.0)) is None
@@ -222,7 +231,7 @@ def test_while_an_arm_does_not_serve_nothing_is_asked_and_nothing_lost(run: Run)
     async def test() -> None:
         engines = Engines()
         found = await told(engines, (observed(PODS[0]), status(), 60.0), (observed(), status(), 130.0))
-        assert found == Answers(tuple([Prompt()] * NUMBER), NUMBER)
+        assert found == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
         assert min(at for at, _, _ in engines.asked) >= 60.0
 
     run(test())
@@ -231,16 +240,16 @@ def test_while_an_arm_does_not_serve_nothing_is_asked_and_nothing_lost(run: Run)
 def test_what_the_warm_up_leaves_is_asked_in_the_analysis_and_stays_until_it_ends(run: Run) -> None:
     async def test() -> None:
         engines = Engines()
-        done = Answers(tuple([Prompt()] * NUMBER), NUMBER)
+        done = EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
         looks = [(observed(), status(), 48.0), (observed(), status("Analyzing"), 15 * 60.0)]
         assert await told(engines, *looks) == done
         assert engines.counts()[CANARY] == NUMBER
         assert await told(engines, *looks, (observed(), status("Analyzing", answers=done), 1.0)) == done
         engines.asked.clear()
-        prober = Prober(lambda _: None, engines.transport)
-        prober.follow(CHAT, observed(), status())
-        prober.follow(CHAT, observed(), status("Ramping"))
-        assert prober.answers(CHAT) is None
+        prober = EquivalenceProber(lambda _: None, engines.transport)
+        prober.track(CHAT, observed(), status())
+        prober.track(CHAT, observed(), status("Ramping"))
+        assert prober.equivalence_result(CHAT) is None
 
     run(test())
 
@@ -250,7 +259,7 @@ def test_another_canary_is_asked_anew(run: Run) -> None:
         engines = Engines()
         again = status(began="2026-01-02T00:00:00Z")
         found = await told(engines, (observed(), status(), 150.0), (observed(), again, 0.0), (observed(), again, 150.0))
-        assert found == Answers(tuple([Prompt()] * NUMBER), NUMBER)
+        assert found == EquivalenceResult(tuple([PromptDifference()] * NUMBER), NUMBER)
         assert engines.counts()[CANARY] == 2 * NUMBER
 
     run(test())
@@ -259,22 +268,26 @@ def test_another_canary_is_asked_anew(run: Run) -> None:
 # ------------------------------------------------------------------------------------------------------------------ what they say
 def test_differences_are_kept_and_answers_are_not(run: Run) -> None:
     async def odd(asked: dict[str, Any]) -> bytes:
-        return body("abx") if asked["prompt"] in PROMPTS[:3] else body("abc")
+        return body("abx") if asked["prompt"] in PROBE_PROMPTS[:3] else body("abc")
 
     async def near(asked: dict[str, Any]) -> bytes:
         return (
             body("abd", d=-0.1, c=-0.2)
-            if asked["prompt"] == PROMPTS[5]
+            if asked["prompt"] == PROBE_PROMPTS[5]
             else body("azc")
-            if asked["prompt"] == PROMPTS[7]
+            if asked["prompt"] == PROBE_PROMPTS[7]
             else body("abc")
         )
 
     async def test() -> None:
         found = await told(Engines(canary=odd, stable=near), (observed(), status(), 150.0))
         assert found is not None
-        expected = [Prompt(2)] * 3 + [Prompt()] * 2 + [Prompt(None, 2), Prompt(), Prompt(None, 1)]
-        assert found.prompts == tuple(expected + [Prompt()] * (NUMBER - 8))
+        expected = (
+            [PromptDifference(2)] * 3
+            + [PromptDifference()] * 2
+            + [PromptDifference(None, 2), PromptDifference(), PromptDifference(None, 1)]
+        )
+        assert found.compared_prompts == tuple(expected + [PromptDifference()] * (NUMBER - 8))
 
     run(test())
 
@@ -289,7 +302,10 @@ def test_differences_are_kept_and_answers_are_not(run: Run) -> None:
         ),
         ((400, b"<html>"), "http://10.0.0.1:8000/v1/completions answered with status 400"),
         (b"{}", "http://10.0.0.1:8000/v1/completions does not answer as vLLM does: it holds no log probabilities"),
-        (b"x" * (LARGEST + 1), f"http://10.0.0.1:8000/v1/completions answered with more than {LARGEST} bytes"),
+        (
+            b"x" * (MAX_COMPLETION_RESPONSE_BYTES + 1),
+            f"http://10.0.0.1:8000/v1/completions answered with more than {MAX_COMPLETION_RESPONSE_BYTES} bytes",
+        ),
     ],
 )
 def test_an_engine_that_refuses_is_not_asked_again_and_keeps_the_others_from_being_asked(run: Run, answer: Any, why: str) -> None:
@@ -297,8 +313,8 @@ def test_an_engine_that_refuses_is_not_asked_again_and_keeps_the_others_from_bei
         engines = Engines(canary=answer)
         found = await told(engines, (observed(), status(), 150.0))
         assert found is not None
-        assert (found.prompts, found.asked) == ((), NUMBER)
-        assert found.why.startswith(why)
+        assert (found.compared_prompts, found.prompt_count) == ((), NUMBER)
+        assert found.skip_reason.startswith(why)
         assert engines.counts() == {CANARY: 1}
 
     run(test())
@@ -309,15 +325,15 @@ def test_what_was_not_answered_is_asked_again_a_few_times_and_then_left_out(run:
 
     async def now_and_then(asked: dict[str, Any]) -> Any:
         failed[asked["prompt"]] += 1
-        lost = asked["prompt"] == PROMPTS[4] or (asked["prompt"] == PROMPTS[2] and failed[PROMPTS[2]] == 1)
+        lost = asked["prompt"] == PROBE_PROMPTS[4] or (asked["prompt"] == PROBE_PROMPTS[2] and failed[PROBE_PROMPTS[2]] == 1)
         return (503, b"") if lost else body("abc")
 
     async def test() -> None:
         found = await told(Engines(control=now_and_then), (observed(), status(), 400.0))
-        assert found == Answers(
-            tuple([Prompt()] * (NUMBER - 1)), NUMBER, f"http://{CONTROL}:8000/v1/completions answered with status 503"
+        assert found == EquivalenceResult(
+            tuple([PromptDifference()] * (NUMBER - 1)), NUMBER, f"http://{CONTROL}:8000/v1/completions answered with status 503"
         )
-        assert (failed[PROMPTS[4]], failed[PROMPTS[2]], failed[PROMPTS[0]]) == (TRIES, 2, 1)
+        assert (failed[PROBE_PROMPTS[4]], failed[PROBE_PROMPTS[2]], failed[PROBE_PROMPTS[0]]) == (MAX_ATTEMPTS_PER_PROMPT, 2, 1)
 
     run(test())
 
@@ -330,10 +346,10 @@ def test_engines_that_never_answer_are_given_up_after_a_while_and_are_asked_ever
     async def test() -> None:
         engines = Engines(canary=silent)
         found = await told(engines, (observed(), status(), 12 * 3600.0))
-        assert found == Answers((), NUMBER, f"http://{CANARY}:8000/v1/completions did not answer in time")
-        assert engines.counts() == {CANARY: TRIES * NUMBER}
+        assert found == EquivalenceResult((), NUMBER, f"http://{CANARY}:8000/v1/completions did not answer in time")
+        assert engines.counts() == {CANARY: MAX_ATTEMPTS_PER_PROMPT * NUMBER}
         times = [at for at, _, _ in engines.asked]
-        assert times[-1] - times[-2] == 60.0 > SECONDS
+        assert times[-1] - times[-2] == 60.0 > PROMPT_TIMEOUT_SECONDS
 
     run(test())
 
@@ -351,17 +367,17 @@ def test_many_resources_wait_for_each_other(run: Run) -> None:
         return body("abc")
 
     async def test() -> None:
-        heard: list[Key] = []
-        prober = Prober(heard.append, Engines(canary=slow).transport)
+        heard: list[NamespacedName] = []
+        prober = EquivalenceProber(heard.append, Engines(canary=slow).transport)
         running = asyncio.create_task(prober.run())
-        keys = [Key("default", f"chat-{number}") for number in range(3 * AT_ONCE)]
+        keys = [NamespacedName("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_PROBES)]
         for key in keys:
-            prober.follow(key, observed(), status())
+            prober.track(key, observed(), status())
         await asyncio.sleep(600)
         assert sorted(heard) == sorted(keys)
-        assert most == AT_ONCE
+        assert most == MAX_CONCURRENT_PROBES
         prober.forget(keys[0])
-        assert prober.answers(keys[0]) is None
+        assert prober.equivalence_result(keys[0]) is None
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -373,8 +389,8 @@ def asked(answer: Answer) -> Any:
     """What is made of a server that answers so."""
 
     async def work() -> Any:
-        async with served("POST", "/v1/completions", answer) as url, client() as through:
-            return await equivalence.ask(through, f"{url}/v1/completions", question("chat", "Hello"))
+        async with served("POST", "/v1/completions", answer) as url, create_http_client() as through:
+            return await equivalence.send_prompt(through, f"{url}/v1/completions", build_completion_request("chat", "Hello"))
 
     return asyncio.run(work())
 
@@ -398,24 +414,24 @@ def test_an_endless_answer_ends() -> None:
         except ConnectionError:
             return response
 
-    with pytest.raises(QuestionError, match="answered with more than") as failure:
+    with pytest.raises(ProbeError, match="answered with more than") as failure:
         asked(answer)
-    assert failure.value.final
+    assert failure.value.is_final
 
 
 def test_a_redirect_is_not_followed() -> None:
     async def answer(_: web.Request) -> web.Response:
         raise web.HTTPFound("http://127.0.0.1:1/")
 
-    with pytest.raises(QuestionError, match="status 302"):
+    with pytest.raises(ProbeError, match="status 302"):
         asked(answer)
 
 
 def test_a_port_that_is_closed() -> None:
     async def work() -> None:
-        async with client() as through:
-            await equivalence.ask(through, "http://127.0.0.1:1/v1/completions", b"{}")
+        async with create_http_client() as through:
+            await equivalence.send_prompt(through, "http://127.0.0.1:1/v1/completions", b"{}")
 
-    with pytest.raises(QuestionError, match="cannot be reached") as failure:
+    with pytest.raises(ProbeError, match="cannot be reached") as failure:
         asyncio.run(work())
-    assert not failure.value.final
+    assert not failure.value.is_final

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aerie.controller.work_queue import Backoff, Key, WorkQueue
+from aerie.controller.work_queue import Backoff, NamespacedName, WorkQueue
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-A, B = Key("default", "a"), Key("default", "b")
+A, B = NamespacedName("default", "a"), NamespacedName("default", "b")
 
 
 def test_a_key_waits_once(run: Run) -> None:
@@ -66,17 +66,17 @@ def test_the_earlier_of_two_times_counts_and_now_goes_before_both(run: Run) -> N
 
 def test_failures_come_back_later_and_later_until_forgotten(run: Run) -> None:
     async def work() -> None:
-        queue = WorkQueue(Backoff(first=1, most=5))
+        queue = WorkQueue(Backoff(initial_seconds=1, max_seconds=5))
         queue.add(A)
         waits = []
         for _ in range(5):
             key, _ = await queue.get()
-            waits.append(queue.failed(key))
+            waits.append(queue.add_rate_limited(key))
             queue.done(key)
         assert waits == [1, 2, 4, 5, 5]
         assert asyncio.get_running_loop().time() == 12
         queue.forget(A)
-        assert queue.failed(A) == 1
+        assert queue.add_rate_limited(A) == 1
 
     run(work())
 
@@ -88,7 +88,7 @@ def test_a_key_that_rests_is_handed_out_once_after_its_rest_whoever_adds_it(run:
         queue.add(A)
         await queue.get()
         queue.add(A)  # during the work
-        queue.done(A, rest=3.3)
+        queue.done(A, rest_seconds=3.3)
         for _ in range(4):
             await asyncio.sleep(0.7)
             queue.add(A)
@@ -119,7 +119,7 @@ def test_the_time_waited_is_told(run: Run) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # `run` has no state
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.sampled_from(["add", "after", "failed"]), st.integers(0, 20)), max_size=30))
-def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[Key, str, int]]) -> None:
+def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[NamespacedName, str, int]]) -> None:
     async def work() -> None:
         queue, pending, running, worked = WorkQueue(), set(), set(), []
 
@@ -142,7 +142,7 @@ def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[Key, str, in
             elif how == "after":
                 queue.add_after(key, seconds)
             else:
-                queue.failed(key)
+                queue.add_rate_limited(key)
             await asyncio.sleep(1)
         await asyncio.sleep(1000)
         assert not pending
@@ -156,10 +156,10 @@ def test_nothing_that_was_added_is_lost(run: Run, steps: list[tuple[Key, str, in
 def test_it_is_empty_when_nothing_waits_and_nothing_is_worked_on(run: Run) -> None:
     async def work() -> None:
         queue = WorkQueue()
-        await queue.emptied()
+        await queue.wait_until_empty()
         queue.add(A)
         queue.add_after(B, 100)
-        waiting = asyncio.create_task(queue.emptied())
+        waiting = asyncio.create_task(queue.wait_until_empty())
         key, _ = await queue.get()
         queue.add(A)
         queue.done(key)

@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from aerie.api.crd import custom_resource_definition
-from aerie.controller.kubernetes.cache import Mirror
-from aerie.controller.kubernetes.client import ApiError, Cluster, Kind, Object, Patience
-from aerie.controller.kubernetes.listing import Gaps, Lister
-from aerie.controller.metrics import Telemetry
-from aerie.controller.probes.equivalence import Prober
+from aerie.api.crd import build_custom_resource_definition
+from aerie.controller.kubernetes.cache import ObjectCache
+from aerie.controller.kubernetes.client import ApiError, Cluster, ObjectDict, PageErrorHandler, ResourceKind
+from aerie.controller.kubernetes.listing import CacheGaps, Lister
+from aerie.controller.metrics import OperatorMetrics
+from aerie.controller.probes.equivalence import EquivalenceProber
 from aerie.controller.reconciler import Reconciler
 from aerie.controller.scraping.scraper import Scraper
-from aerie.controller.work_queue import Key, WorkQueue
+from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.manifests import naming
-from aerie.manifests.preflight_job import Runner
-from aerie.rollout.facts.concurrency import Limits
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.facts.concurrency import ConcurrencyLimits
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Place = tuple[str, str]
-CHAT = Key("default", "chat")
+CHAT = NamespacedName("default", "chat")
 
 
 class Nowhere(dict[str, dict[str, str]]):
@@ -42,23 +42,23 @@ class Server(Cluster):
     """An API server with the controllers that Aerie relies on. `calls` are those of Aerie, `told` what a watch would tell."""
 
     def __init__(self) -> None:
-        self.objects: dict[Place, Object] = {}
+        self.objects: dict[Place, ObjectDict] = {}
         self.versions, self.uids = itertools.count(1), itertools.count(1)
         self.calls: list[str] = []
-        self.told: list[tuple[str, Object]] = []
-        self.events: list[Object] = []
+        self.told: list[tuple[str, ObjectDict]] = []
+        self.events: list[ObjectDict] = []
         """Events of Jobs that get no pods."""
         self.node_labels = Nowhere()
         self.refuses: dict[str, ApiError] = {}
         """What is answered to an apply, by kind."""
-        self.history: list[list[Object]] = []
+        self.history: list[list[ObjectDict]] = []
         """What there was before each change."""
 
     @property
     def writes(self) -> list[str]:
         return [call for call in self.calls if not call.startswith("GET")]
 
-    def _store(self, item: Object) -> Object:
+    def _store(self, item: ObjectDict) -> ObjectDict:
         self.history.append(copy.deepcopy(list(self.objects.values())))
         place = (item["kind"], item["metadata"]["name"])
         uid = self.objects[place]["metadata"]["uid"] if place in self.objects else f"u{next(self.uids)}"
@@ -74,22 +74,22 @@ class Server(Cluster):
         self.told.append(("DELETED", gone))
 
     # -- the calls
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:  # noqa: ARG002
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:  # noqa: ARG002
         self.calls.append(f"GET {kind.kind} {name}")
         return copy.deepcopy(self.objects.get((kind.kind, name)))
 
-    async def metadata(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+    async def get_metadata(self, kind: ResourceKind, namespace: str | None, name: str) -> ObjectDict | None:
         assert (kind.kind, namespace) == ("Node", None)
         self.calls.append(f"GET {kind.kind} {name}")
         return {"name": name, "labels": self.node_labels[name]}
 
-    async def pages(
+    async def list_pages(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,  # noqa: ARG002
         selector: str = "",
-        patience: Patience | None = None,  # noqa: ARG002
-    ) -> AsyncIterator[tuple[list[Object], str | None]]:
+        patience: PageErrorHandler | None = None,  # noqa: ARG002
+    ) -> AsyncIterator[tuple[list[ObjectDict], str | None]]:
         self.calls.append(f"GET {kind.kind} {selector}")
         if kind.kind == "HTTPRoute":  # no Gateway API here
             yield [], None
@@ -104,7 +104,7 @@ class Server(Cluster):
         for start in range(0, max(len(found), 1), 2):
             yield found[start : start + 2], version
 
-    async def apply(self, wanted: Object, *, uid: str | None) -> Object:
+    async def apply(self, wanted: ObjectDict, *, uid: str | None) -> ObjectDict:
         self.calls.append(f"APPLY {wanted['kind']} {wanted['metadata']['name']}")
         if (error := self.refuses.get(wanted["kind"])) is not None:
             raise error
@@ -113,28 +113,28 @@ class Server(Cluster):
             raise ApiError(409, "Conflict", "another field manager owns its fields")
         return self._store({**known, **wanted})
 
-    async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
+    async def request(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
         self.calls.append(f"{verb} {path}")
         assert path.endswith("/events"), "the only call that has no method of its own"
         return {"items": self.events}
 
-    async def merge(self, wanted: Object, changes: Object) -> None:  # noqa: ARG002
+    async def merge_patch(self, wanted: ObjectDict, changes: ObjectDict) -> None:  # noqa: ARG002
         self.calls.append(f"MERGE {wanted['kind']} {wanted['metadata']['name']}")
         if (error := self.refuses.get(wanted["kind"])) is not None:
             raise error
 
-    async def replace_status(self, resource: Object, status: Object) -> Object:
+    async def replace_status(self, resource: ObjectDict, status: ObjectDict) -> ObjectDict:
         self.calls.append("STATUS")
         known = self.objects[resource["kind"], resource["metadata"]["name"]]
         if known["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")
         return self._store({**known, "status": status})
 
-    async def create(self, wanted: Object) -> Object:
+    async def create(self, wanted: ObjectDict) -> ObjectDict:
         self.calls.append(f"TELL {wanted['reason']}")
         return wanted
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:  # noqa: ARG002
+    async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str) -> None:  # noqa: ARG002
         self.calls.append(f"DELETE {kind.kind} {name}")
         if (kind.kind, name) in self.objects and self.objects[kind.kind, name]["metadata"]["uid"] == uid:
             self.remove(kind.kind, name)
@@ -167,12 +167,12 @@ class Server(Cluster):
                     if ("Pod", f"{name}-{number}") not in self.objects:
                         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
                         self._pod(f"{name}-{number}", item, ready)
-            if kind == "Pod" and naming.NAME in item["metadata"]["labels"]:
+            if kind == "Pod" and naming.NAME_LABEL in item["metadata"]["labels"]:
                 owner = self.objects.get(("Deployment", name.rpartition("-")[0]))
                 if owner is None or int(name.rpartition("-")[2]) >= owner["spec"]["replicas"]:
                     self.remove("Pod", name)
 
-    def _pod(self, name: str, owner: Object, status: Object) -> None:
+    def _pod(self, name: str, owner: ObjectDict, status: ObjectDict) -> None:
         metadata = {"name": name, "labels": owner["spec"]["template"]["metadata"]["labels"]}
         spec = {"nodeName": f"node-of-{owner['metadata']['name']}", "containers": []}
         self._store({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
@@ -184,24 +184,24 @@ class Operator:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.queue = WorkQueue()
-        self.mirror = Mirror(self.queue.add)
+        self.mirror = ObjectCache(self.queue.add)
         scraper = Scraper(self.queue.add, lambda *_: None)
-        prober = Prober(self.queue.add)
+        prober = EquivalenceProber(self.queue.add)
         self.reconciler = Reconciler(
-            server, self.mirror, self.queue, Telemetry(), scraper, prober, Runner("aerie.dev/aerie:test")
+            server, self.mirror, self.queue, OperatorMetrics(), scraper, prober, PreflightJobConfig("aerie.dev/aerie:test")
         )
         self.heard = 0
 
     def hear(self) -> None:
         for kind, item in self.server.told[self.heard :]:
             if kind == "DELETED":
-                self.mirror.deleted(item)
+                self.mirror.handle_deletion(item)
             else:
                 self.mirror.put(item)
         self.heard = len(self.server.told)
 
     async def list(self) -> None:
-        await Lister(self.server, self.mirror, self.queue, (), Telemetry()).fill()
+        await Lister(self.server, self.mirror, self.queue, (), OperatorMetrics()).run_due_lists()
 
     async def settle(self) -> None:
         """Passes and controllers until no pass has anything to do."""
@@ -263,7 +263,7 @@ def test_only_nodes_of_canary_and_control_are_asked_for_and_each_once(run: Run) 
         assert len(arms) == 2
         asked = [call.removeprefix("GET Node ") for call in server.calls if call.startswith("GET Node")]
         assert sorted(asked) == sorted(arms)
-        assert operator.reconciler.nodes.known.keys() == arms
+        assert operator.reconciler.node_labels.labels_by_node.keys() == arms
 
     run(work())
 
@@ -271,7 +271,7 @@ def test_only_nodes_of_canary_and_control_are_asked_for_and_each_once(run: Run) 
 def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
     async def work() -> None:
         operator = await settled()
-        operator.reconciler = replace(operator.reconciler, limits=Limits(rollouts=1))
+        operator.reconciler = replace(operator.reconciler, concurrency_limits=ConcurrencyLimits(max_rollouts=1))
         status = {"stable": {"revision": "a"}, "canary": {"phase": "Analyzing", "startedAt": "2026-01-01T00:00:00Z"}}
         about = {"namespace": "default", "name": "other", "uid": "o", "generation": 1}
         other = {"kind": "SpeculativeDeployment", "apiVersion": "aerie.dev/v1alpha1", "metadata": about, "spec": {}}
@@ -283,8 +283,8 @@ def test_a_rollout_waits_until_another_resources_is_over(run: Run) -> None:
         while len(operator.queue):
             operator.queue.done((await operator.queue.get())[0])
         gone = {**other, "metadata": {**about, "resourceVersion": "1000001"}}
-        operator.mirror.deleted(gone)
-        await operator.reconciler.reconcile(Key("default", "other"))
+        operator.mirror.handle_deletion(gone)
+        await operator.reconciler.reconcile(NamespacedName("default", "other"))
         woken = [(await operator.queue.get())[0].name for _ in range(len(operator.queue))]
         assert "chat" in woken
         await operator.settle()
@@ -343,11 +343,11 @@ def test_a_resource_whose_deletion_no_watch_told_of_is_left_alone(run: Run) -> N
         operator = await settled()
         operator.server.remove("SpeculativeDeployment", "chat")
         operator.server.remove("Service", "chat")
-        operator.mirror.deleted(operator.server.told[-1][1])
+        operator.mirror.handle_deletion(operator.server.told[-1][1])
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == ["GET SpeculativeDeployment chat"]
-        assert operator.mirror.resource(CHAT) is None
+        assert operator.mirror.get_resource(CHAT) is None
         await operator.reconciler.reconcile(CHAT)
         assert len(operator.server.calls) == 1
 
@@ -364,7 +364,7 @@ def test_a_resource_made_anew_under_its_name_is_another_one(run: Run) -> None:
         server.edit()
         operator.mirror.put(server.objects["SpeculativeDeployment", "chat"])
         for _, item in late:  # of the one that is gone, after the new one has been heard of
-            operator.mirror.deleted(item)
+            operator.mirror.handle_deletion(item)
         operator.heard = len(server.told)
         await operator.settle()
         resource = server.objects["SpeculativeDeployment", "chat"]
@@ -381,9 +381,9 @@ class Gapped(Lister):
     """Lists with gaps that a test names."""
 
     def __init__(self) -> None:
-        self.known = Gaps()
+        self.known = CacheGaps()
 
-    def gaps(self, document: Object) -> Gaps:  # noqa: ARG002
+    def find_gaps(self, document: ObjectDict) -> CacheGaps:  # noqa: ARG002
         return self.known
 
 
@@ -395,14 +395,14 @@ def condition(server: Server, kind: str) -> tuple[str, str, str]:
 def test_nothing_is_done_before_enough_is_known(run: Run) -> None:
     async def work() -> None:
         operator = await settled()
-        operator.reconciler.lists = lists = Gapped()
-        lists.known = Gaps(waiting=True, kinds={"Pod": "pods cannot be listed"})
+        operator.reconciler.lister = lists = Gapped()
+        lists.known = CacheGaps(is_pending=True, errors_by_kind={"Pod": "pods cannot be listed"})
         operator.server.edit(replicas=3)
         operator.hear()
         operator.server.calls.clear()
         await operator.reconciler.reconcile(CHAT)
         assert operator.server.calls == []
-        lists.known = Gaps()
+        lists.known = CacheGaps()
         await operator.settle()
         assert operator.server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3
 
@@ -415,8 +415,8 @@ def test_without_the_pods_a_resource_is_left_as_it_is_and_says_so_once(run: Run,
         operator = await settled()
         server = operator.server
         before = copy.deepcopy(server.objects["SpeculativeDeployment", "chat"]["status"])
-        operator.reconciler.lists = lists = Gapped()
-        lists.known = Gaps(kinds={"Pod": "Pods of namespace b cannot be listed: no"}, forbidden=forbidden)
+        operator.reconciler.lister = lists = Gapped()
+        lists.known = CacheGaps(errors_by_kind={"Pod": "Pods of namespace b cannot be listed: no"}, is_forbidden=forbidden)
         server.edit(replicas=3, drafter={"source": {"volumeClaim": {"claimName": "models", "path": "other"}}})
         server.calls.clear()
         for _ in range(4):
@@ -430,9 +430,9 @@ def test_without_the_pods_a_resource_is_left_as_it_is_and_says_so_once(run: Run,
         for one in (before, after):
             one["conditions"] = [each for each in one["conditions"] if each["type"] != "Degraded"]
         assert after == before
-        metric = operator.reconciler.telemetry.registry.get_sample_value
+        metric = operator.reconciler.metrics.registry.get_sample_value
         assert metric("aerie_resources_held", {"reason": reason}) == 1
-        lists.known = Gaps()
+        lists.known = CacheGaps()
         await operator.settle()
         assert condition(server, "Degraded")[0] == "False"
         assert metric("aerie_resources_held", {"reason": reason}) == 0
@@ -444,9 +444,9 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
     async def work() -> None:
         operator = await settled()
         server = operator.server
-        operator.reconciler.lists = lists = Gapped()
+        operator.reconciler.lister = lists = Gapped()
         why = {"Service": "Services of namespace b cannot be listed: no"}
-        lists.known = Gaps(kinds=why, skipped=frozenset(why), forbidden=True)
+        lists.known = CacheGaps(errors_by_kind=why, skipped_kinds=frozenset(why), is_forbidden=True)
         server.remove("Service", "chat")
         budget = next(name for (kind, name) in server.objects if kind == "PodDisruptionBudget")
         server.remove("PodDisruptionBudget", budget)
@@ -459,7 +459,7 @@ def test_a_kind_that_cannot_be_listed_keeps_no_other_one_from_its_repair(run: Ru
         assert deployment["spec"]["replicas"] == 3, "it is scaled, and no other revision begins"
         assert condition(server, "Degraded")[:2] == ("True", "ListForbidden")
         assert not [call for call in server.calls if call.startswith("GET Service ")], "which is refused likewise"
-        lists.known = Gaps()
+        lists.known = CacheGaps()
         await operator.settle()
         assert ("Service", "chat") in server.objects
         assert condition(server, "Degraded")[0] == "False"
@@ -506,7 +506,7 @@ UNREADABLE = {"engine": {"image": "vllm/vllm-openai:v0.33.0", "resources": {"lim
 def test_a_fleet_whose_spec_cannot_be_read_is_cared_for(run: Run) -> None:
     async def work() -> None:
         operator = await settled()
-        server, gauge = operator.server, operator.reconciler.telemetry.registry.get_sample_value
+        server, gauge = operator.server, operator.reconciler.metrics.registry.get_sample_value
         before = {key: item["spec"] for key, item in server.objects.items() if key[0] in ("Deployment", "Service")}
         server.edit(**UNREADABLE, replicas=3)
         for kind, name in before:
@@ -605,7 +605,7 @@ def test_what_is_answered_to_one_object_keeps_no_other_from_being_written(run: R
             if passing and kind != "Job":
                 with pytest.raises(ApiError, match=ANSWERS[status]):
                     await operator.reconciler.reconcile(CHAT)
-                operator.reconciler.queue.failed(CHAT)
+                operator.reconciler.queue.add_rate_limited(CHAT)
             else:
                 await operator.reconciler.reconcile(CHAT)
         applied = {call.split()[1] for call in server.writes if call.startswith("APPLY")}
@@ -677,12 +677,12 @@ class Older(Server):
 
     lacks: tuple[str, ...] = ("history", "selector")
 
-    async def replace_status(self, resource: Object, status: Object) -> Object:
+    async def replace_status(self, resource: ObjectDict, status: ObjectDict) -> ObjectDict:
         return await super().replace_status(resource, {key: value for key, value in status.items() if key not in self.lacks})
 
-    async def call(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
+    async def request(self, verb: str, path: str, *_: Any, **__: Any) -> Any:
         assert (verb, path.rpartition("/")[2]) == ("GET", "speculativedeployments.aerie.dev")
-        definition = custom_resource_definition()
+        definition = build_custom_resource_definition()
         properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
         for field in self.lacks:
             del properties[field]
@@ -698,7 +698,7 @@ def test_an_older_definition_is_told_once_and_causes_no_endless_writes(run: Run,
         status, reason, message = condition(server, "Degraded")
         assert (status, reason) == ("True", "VersionSkew")
         assert "status.history, status.selector: apply the definition of this release" in message
-        metric = operator.reconciler.telemetry.registry.get_sample_value
+        metric = operator.reconciler.metrics.registry.get_sample_value
         assert metric("aerie_status_fields_dropped") == 2
         operator.hear()
         server.calls.clear()
@@ -709,7 +709,7 @@ def test_an_older_definition_is_told_once_and_causes_no_endless_writes(run: Run,
         await operator.settle()
         assert server.objects["SpeculativeDeployment", "chat"]["status"]["readyReplicas"] == 3, "work goes on"
         server.lacks = ()
-        watching = asyncio.create_task(operator.reconciler.versions.watch(server))
+        watching = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
         await asyncio.sleep(1)
         await operator.settle()
         assert condition(server, "Degraded")[0] == "False"
@@ -729,7 +729,7 @@ def test_an_older_definition_is_told_before_anything_is_written(run: Run) -> Non
         server = Older()
         server.edit()
         operator = Operator(server)
-        watching = asyncio.create_task(operator.reconciler.versions.watch(server))
+        watching = asyncio.create_task(operator.reconciler.crd_monitor.run(server))
         await asyncio.sleep(1)
         operator.hear()
         await operator.reconciler.reconcile(CHAT)

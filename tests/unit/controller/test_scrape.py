@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.controller.scraping.scrape_pool import AT_ONCE, LONGEST_WAIT
+from aerie.controller.scraping.scrape_pool import MAX_CONCURRENT_SCRAPES, MAX_NORMAL_SCRAPE_DELAY_SECONDS
 from aerie.controller.scraping.scraper import Scraper
-from aerie.controller.scraping.targets import Target, targets
-from aerie.controller.work_queue import Key
+from aerie.controller.scraping.targets import EngineEndpoint, find_engine_endpoints
+from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Sample
-from aerie.rollout.facts.arm_metrics import Figures
-from aerie.rollout.facts.snapshot import Observed
+from aerie.rollout.facts.arm_metrics import ArmMetrics
+from aerie.rollout.facts.snapshot import Snapshot
 
 from .scraped import AFTER, BEFORE, FIGURES, OLD, Reader, deployment, pod, resource
 
@@ -27,15 +27,17 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def found(*pods: dict[str, Any], **of: Any) -> list[str]:
-    return [name for name, _ in targets(Observed(resource(), (deployment(**of),), pods=pods))]
+    return [name for name, _ in find_engine_endpoints(Snapshot(resource(), (deployment(**of),), pods=pods))]
 
 
 # ------------------------------------------------------------------------------------------------------------------ which pods
 def test_a_pod_that_the_resource_owns_is_read_on_the_port_that_it_names() -> None:
-    observed = Observed(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
-    assert list(targets(observed)) == [("chat-r1-hash-0", Target("http://10.0.0.7:8000/metrics", "chat-r1", "c1 0"))]
+    observed = Snapshot(resource(), (deployment(),), pods=(pod(address="10.0.0.7"),))
+    assert list(find_engine_endpoints(observed)) == [
+        ("chat-r1-hash-0", EngineEndpoint("http://10.0.0.7:8000/metrics", "chat-r1", "c1 0"))
+    ]
     other = pod(address="fd00::7", spec__containers=[{"name": "engine", "ports": [{"name": "http", "containerPort": 9000}]}])
-    assert [target.url for _, target in targets(Observed(resource(), (deployment(),), pods=(other,)))] == [
+    assert [target.url for _, target in find_engine_endpoints(Snapshot(resource(), (deployment(),), pods=(other,)))] == [
         "http://[fd00::7]:9000/metrics"
     ]
 
@@ -118,9 +120,9 @@ class Follower(Reader):
     def __init__(self, engines: Engines) -> None:
         super().__init__(httpx.MockTransport(engines.answer))
 
-    def follow(self, of: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)) -> Key:
+    def follow(self, of: SpeculativeDeployment, *pods: dict[str, Any], revisions: tuple[str, ...] = ("r1",)) -> NamespacedName:
         name = of.metadata.name
-        return self.observe(Observed(of, tuple(deployment(name, revision) for revision in revisions), pods=pods))
+        return self.observe(Snapshot(of, tuple(deployment(name, revision) for revision in revisions), pods=pods))
 
 
 def test_figures_come_with_the_second_reading_after_traffic_and_are_told_once_shown(run: Run) -> None:
@@ -129,18 +131,20 @@ def test_figures_come_with_the_second_reading_after_traffic_and_are_told_once_sh
         follower = Follower(engines)
         key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
         await follower.for_(199)
-        assert set(follower.scraper.figures(key)) == {"chat-r1"}
-        assert follower.scraper.figures(key)["chat-r1"] == Figures()  # no traffic: nothing is known, and nothing told
+        assert set(follower.scraper.metrics_by_deployment(key)) == {"chat-r1"}
+        assert (
+            follower.scraper.metrics_by_deployment(key)["chat-r1"] == ArmMetrics()
+        )  # no traffic: nothing is known, and nothing told
         assert follower.told == []
         await follower.for_(61)
-        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
         assert {told for _, told in follower.told} == {key}
         shown: dict[str, Any] = {"acceptanceLength": 2.27, "timePerOutputToken": 0.00356, "timeToFirstToken": 0.0237}
         follower.follow(resource(**shown), pod(), pod(1, address="10.0.0.2"))
         follower.told.clear()
         await follower.for_(3600)
         assert follower.told == []
-        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}  # idle for an hour: they stay
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}  # idle for an hour: they stay
         assert set(follower.ends) == {"done"}
 
     run(story())
@@ -173,11 +177,11 @@ def test_an_engine_that_began_anew_starts_over(run: Run) -> None:
         follower = Follower(engines)
         key = follower.follow(resource(), pod())
         await follower.for_(200)
-        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
         statuses = [{"name": "engine", "started": True, "containerID": "c2", "restartCount": 1}]
         follower.follow(resource(), pod(status__containerStatuses=statuses))
         await follower.for_(61)
-        assert follower.scraper.figures(key) == {}
+        assert follower.scraper.metrics_by_deployment(key) == {}
 
     run(story())
 
@@ -191,16 +195,16 @@ def test_where_the_page_does_not_say_when_it_began_the_container_does(run: Run, 
         def __init__(self) -> None:
             self.heard: list[float | None] = []
 
-        def hear(self, _: Key, __: str, ___: Target, ____: float, sample: Sample, _____: float) -> None:
-            self.heard.append(sample.started)
+        def hear(self, _: NamespacedName, __: str, ___: EngineEndpoint, ____: float, sample: Sample, _____: float) -> None:
+            self.heard.append(sample.process_start_time)
 
     async def story() -> None:
         transport, listener = httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(page))), Listener()
         reader = Reader(transport)
-        reader.scraper = Scraper(reader._tell, reader._count, transport, listener=listener)
+        reader.scraper = Scraper(reader._tell, reader._count, transport, sample_consumer=listener)
         engine = {"name": "engine", "started": True, "containerID": "c1", "restartCount": 0}
         statuses = [engine | {"state": {"running": {"startedAt": "2026-11-01T00:00:00Z"}}}]
-        reader.observe(Observed(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
+        reader.observe(Snapshot(resource(), (deployment(),), pods=(pod(status__containerStatuses=statuses),)))
         await reader.for_(100)
         assert set(listener.heard) == {1795265017.02 if says else 1793491200.0}
 
@@ -215,11 +219,11 @@ def test_a_pod_that_no_longer_answers_counts_for_nothing_and_comes_back(run: Run
         await follower.for_(200)
         engines.silent = re.compile(".*")
         await follower.for_(400)
-        assert follower.scraper.figures(key) == {}
+        assert follower.scraper.metrics_by_deployment(key) == {}
         assert follower.ends["timeout"] >= 2
         engines.silent = re.compile("never")
-        await follower.for_(LONGEST_WAIT + 130)
-        assert follower.scraper.figures(key) == {"chat-r1": Figures()}  # from there on, without traffic
+        await follower.for_(MAX_NORMAL_SCRAPE_DELAY_SECONDS + 130)
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}  # from there on, without traffic
 
     run(story())
 
@@ -238,7 +242,7 @@ def test_pods_that_are_gone_are_not_read_any_more(run: Run) -> None:
         engines.calls.clear()
         await follower.for_(120)
         assert engines.calls == []
-        assert follower.scraper.figures(key) == {}
+        assert follower.scraper.metrics_by_deployment(key) == {}
 
     run(story())
 
@@ -255,7 +259,7 @@ def test_a_hundred_silent_resources_cost_little_and_keep_nobody_waiting(run: Run
         follower.follow(resource("rolling", rolling=True), pod(0, "rolling", address="10.0.0.1"))
         follower.follow(resource("stable"), pod(0, "stable", address="10.0.0.2"))
         await follower.for_(1800)
-        assert engines.most <= 2 * AT_ONCE
+        assert engines.most <= 2 * MAX_CONCURRENT_SCRAPES
         by_second = Counter(int(at) for at, _ in engines.calls)
         assert max(by_second.values()) <= 25  # 400 pods over a minute are 7 a second
         last = sum(number for second, number in by_second.items() if second >= 1200)
@@ -279,7 +283,7 @@ def test_pages_that_are_none_are_counted_and_end_nothing(run: Run) -> None:
         await follower.for_(200)
         assert follower.ends["unreadable"] >= 2
         assert follower.ends["done"] >= 3
-        assert follower.scraper.figures(key) == {"chat-r1": Figures()}
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": ArmMetrics()}
 
     run(story())
 
@@ -289,10 +293,10 @@ def test_reading_that_is_cut_short_again_and_again_goes_on_each_time(run: Run) -
         engines = Engines()
         follower = Follower(engines)
         follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
-        for _ in range(3 * AT_ONCE):
+        for _ in range(3 * MAX_CONCURRENT_SCRAPES):
             await follower.for_(1.0)
         engines.silent = re.compile(r"10\.0\.0\.1")
-        for _ in range(3 * AT_ONCE):  # in the middle of a page that does not come
+        for _ in range(3 * MAX_CONCURRENT_SCRAPES):  # in the middle of a page that does not come
             await follower.for_(1.0)
         engines.silent = re.compile("never")
         engines.calls.clear()
@@ -306,27 +310,29 @@ def test_reading_that_is_cut_short_again_and_again_goes_on_each_time(run: Run) -
 def test_who_listens_hears_each_reading_that_is_believed(run: Run) -> None:
     async def story() -> None:
         class Listener:
-            heard: list[tuple[Key, str, str, float, float]] = []  # noqa: RUF012
+            heard: list[tuple[NamespacedName, str, str, float, float]] = []  # noqa: RUF012
 
-            def hear(self, owner: Key, name: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+            def hear(
+                self, owner: NamespacedName, name: str, target: EngineEndpoint, at: float, sample: Sample, interval: float
+            ) -> None:
                 assert sample.counters.iterations >= 0
-                self.heard.append((owner, name, target.group, at, interval))
+                self.heard.append((owner, name, target.deployment, at, interval))
 
         engines, listener = Engines(), Listener()
         engines.silent = re.compile(r"10\.0\.0\.2")
         follower = Follower(engines)
-        follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(engines.answer), listener=listener)
+        follower.scraper = Scraper(follower._tell, follower._count, httpx.MockTransport(engines.answer), sample_consumer=listener)
         key = follower.follow(resource(), pod(), pod(1, address="10.0.0.2"))
         await follower.for_(200)
         assert len(listener.heard) == len(engines.times("10.0.0.1"))
         assert {(owner, name, group, interval) for owner, name, group, _, interval in listener.heard} == {
             (key, "chat-r1-hash-0", "chat-r1", 60.0)
         }
-        assert follower.scraper.silence(key) == "", "one of them is read"
+        assert follower.scraper.unavailable_reason(key) == "", "one of them is read"
         engines.silent = re.compile(".*")
         await follower.for_(200)
-        assert "did not answer in time" in follower.scraper.silence(key)
+        assert "did not answer in time" in follower.scraper.unavailable_reason(key)
         follower.scraper.forget(key)
-        assert follower.scraper.silence(key) == ""
+        assert follower.scraper.unavailable_reason(key) == ""
 
     run(story())

@@ -15,7 +15,7 @@ from torch import Tensor
 from aerie_drafter.checkpoint import load, pieces, save
 from aerie_drafter.cli import run
 from aerie_drafter.config import DrafterConfig, Family
-from aerie_drafter.convert import LayerIds, Origin, Wishes, bring_in, convert
+from aerie_drafter.convert import CheckpointOrigin, LayerIds, Wishes, bring_in, convert
 from aerie_drafter.errors import CheckpointError, ConfigError, EagleError
 from aerie_drafter.export import Form, export
 from aerie_drafter.model import Decoding, Drafter
@@ -97,7 +97,7 @@ def test_safeailab(tmp_path: Path, pickled: bool) -> None:
     with pytest.raises(ConfigError, match=r"config.json: eagle_aux_hidden_state_layer_ids is missing: give the target's folder"):
         convert(source, Wishes())
     found = bring_in(source, tmp_path / "d", Wishes(), target=target(tmp_path / "t"))
-    assert found.origin is Origin.SAFEAILAB
+    assert found.origin is CheckpointOrigin.SAFEAILAB
     assert any("usual ones of 8 layers" in finding for finding in found.findings)
     back = load(tmp_path / "d")
     assert back.config == drafter.config
@@ -126,7 +126,7 @@ def test_specforge_asks_for_the_day(tmp_path: Path) -> None:
         (Wishes(trained=DAY(2026, 9, 16)), True),
         (Wishes(norm_output=True), True),
         (Wishes(norm_output=False), False),
-        (Wishes(origin=Origin.TORCHSPEC), True),
+        (Wishes(origin=CheckpointOrigin.TORCHSPEC), True),
     ],
 )
 def test_specforge_feedback(tmp_path: Path, wishes: Wishes, norm_output: bool) -> None:
@@ -147,7 +147,7 @@ def test_specforge_without_final_norm_is_refused(tmp_path: Path) -> None:
 def test_specforge_of_before_is_eagle_3(tmp_path: Path) -> None:
     config = {key: value for key, value in SPECFORGE.items() if key not in ("fc_norm", "norm_output")}
     found = convert(foreign(tmp_path / "s", random(), config), Wishes(target_layers=8))
-    assert (found.origin, found.checkpoint.config.kind) == (Origin.SPECFORGE, "EAGLE 3")
+    assert (found.origin, found.checkpoint.config.kind) == (CheckpointOrigin.SPECFORGE, "EAGLE 3")
 
 
 OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
@@ -159,7 +159,12 @@ OUTPUTS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
         (OUTPUTS, Wishes(), str, (2, 4, 5)),
         (OUTPUTS, Wishes(layer_ids=LayerIds.INPUTS), str, (1, 3, 4)),
         (OUTPUTS, Wishes(layers=(0, 4, 8)), str, (0, 4, 8)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 6]}}, Wishes(origin=Origin.SPECFORGE), str, (4, 5, 7)),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 6]}},
+            Wishes(origin=CheckpointOrigin.SPECFORGE),
+            str,
+            (4, 5, 7),
+        ),
         ({**OUTPUTS, "_torchspec_version": "1"}, Wishes(), str, (2, 4, 5)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "next_layer_regular": True}}, Wishes(), str, (3, 4, 5)),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, Wishes(target_layers=8), str, (2, 4, 5)),
@@ -195,7 +200,7 @@ def test_torchspec(tmp_path: Path) -> None:
     found = bring_in(
         foreign(tmp_path / "s", drafter, {**SPECFORGE, **OUTPUTS, "_torchspec_version": "0.1"}), tmp_path / "d", Wishes()
     )
-    assert found.origin is Origin.TORCHSPEC
+    assert found.origin is CheckpointOrigin.TORCHSPEC
     assert load(tmp_path / "d").config == drafter.config
     assert same(load(tmp_path / "d"), drafter)
 
@@ -211,7 +216,7 @@ def test_sglang_legacy_names(tmp_path: Path) -> None:
     drafter = random(fc_norm=True, norm_output=True)
     config = {**LLAMA, **OUTPUTS, "architectures": ["LlamaForCausalLMEagle3"], "use_aux_norm": True, "norm_output": True}
     found = bring_in(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", Wishes())
-    assert found.origin is Origin.SGLANG
+    assert found.origin is CheckpointOrigin.SGLANG
     assert same(load(tmp_path / "d"), drafter)
 
 
@@ -223,7 +228,7 @@ def test_nemo(tmp_path: Path) -> None:
         return name if name in ("d2t", "t2d") or name.startswith("lm_head") else f"model.{name.replace('midlayer.', 'layers.0.')}"
 
     found = bring_in(foreign(tmp_path / "s", drafter, config, names), tmp_path / "d", Wishes())
-    assert found.origin is Origin.NEMO
+    assert found.origin is CheckpointOrigin.NEMO
     assert same(load(tmp_path / "d"), drafter)
 
 
@@ -251,7 +256,7 @@ def test_speculators_round_trip(tmp_path: Path, given: dict[str, Any]) -> None:
     save(tmp_path / "a", drafter, {"target": "some/target", "horizon": 3})
     export(tmp_path / "a", tmp_path / "b", form=Form.SPECULATORS, tokens=4)
     found = bring_in(tmp_path / "b", tmp_path / "c", Wishes())
-    assert found.origin is Origin.SPECULATORS
+    assert found.origin is CheckpointOrigin.SPECULATORS
     assert load(tmp_path / "c").config == drafter.config
     assert same(load(tmp_path / "c"), drafter)
     assert found.checkpoint.provenance.horizon == 3

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.completions import LIKELIEST, PROMPTS, TOKENS, Answer, AnswerError, complaint, question, read
+from aerie.engine.completions import (
+    MAX_COMPLETION_TOKENS,
+    PROBE_PROMPTS,
+    TOP_LOGPROBS,
+    CompletionError,
+    GreedyCompletion,
+    build_completion_request,
+    parse_completion,
+    read_error_type,
+)
 
 # As vLLM 0.32.0 answered a question with max_tokens 2, shortened.
 BODY: dict[str, Any] = {
@@ -36,28 +45,28 @@ def changed(**logprobs: Any) -> bytes:
 
 
 def test_the_question_is_greedy_short_and_without_penalties() -> None:
-    asked = json.loads(question("chat", PROMPTS[0]))
+    asked = json.loads(build_completion_request("chat", PROBE_PROMPTS[0]))
     assert asked == {
         "model": "chat",
-        "prompt": PROMPTS[0],
-        "max_tokens": TOKENS,
+        "prompt": PROBE_PROMPTS[0],
+        "max_tokens": MAX_COMPLETION_TOKENS,
         "temperature": 0,
         "seed": 0,
         "repetition_penalty": 1.0,
-        "logprobs": LIKELIEST,
+        "logprobs": TOP_LOGPROBS,
         "return_tokens_as_token_ids": True,
     }
 
 
 def test_prompts_are_short_and_begin_differently() -> None:
-    assert len(PROMPTS) == 24
-    assert len({prompt[:8] for prompt in PROMPTS}) == 24
-    assert max(len(prompt.encode()) for prompt in PROMPTS) < 100
+    assert len(PROBE_PROMPTS) == 24
+    assert len({prompt[:8] for prompt in PROBE_PROMPTS}) == 24
+    assert max(len(prompt.encode()) for prompt in PROBE_PROMPTS) < 100
 
 
 def test_an_answer_of_vllm() -> None:
     expected = ({"token_id:32": -0.5, "token_id:46": -1.5}, {"token_id:116": -0.25, "token_id:97": -9999.0})
-    assert read(json.dumps(BODY).encode()) == Answer(("token_id:32", "token_id:116"), expected)
+    assert parse_completion(json.dumps(BODY).encode()) == GreedyCompletion(("token_id:32", "token_id:116"), expected)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +86,8 @@ def test_an_answer_of_vllm() -> None:
     ],
 )
 def test_what_is_no_answer(body: bytes, said: str) -> None:
-    with pytest.raises(AnswerError, match=said):
-        read(body)
+    with pytest.raises(CompletionError, match=said):
+        parse_completion(body)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +106,4 @@ def test_what_is_no_answer(body: bytes, said: str) -> None:
     ids=range(9),
 )
 def test_what_a_refusal_says(body: bytes, said: str) -> None:
-    assert complaint(body) == said
+    assert read_error_type(body) == said

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.context_length import length
+from aerie.engine.context_length import read_max_model_len
 from aerie_lab.engine.api import models
 
 ADAPTER = {"id": "chat", "object": "model", "root": "/adapter", "parent": "base"}
@@ -19,7 +19,11 @@ def listed(*cards: Any) -> bytes:
 
 def test_the_model_that_is_served_by_the_name_counts() -> None:
     body = json.dumps(models(("chat", "again"), "/models/target", 1_700_000_000, 4096)).encode()
-    assert (length(body, "chat"), length(body, "again"), length(body, "another")) == (4096, 4096, None)
+    assert (read_max_model_len(body, "chat"), read_max_model_len(body, "again"), read_max_model_len(body, "another")) == (
+        4096,
+        4096,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,4 +40,4 @@ def test_the_model_that_is_served_by_the_name_counts() -> None:
     ],
 )
 def test_what_says_nothing(body: bytes) -> None:
-    assert length(body, "chat") is None
+    assert read_max_model_len(body, "chat") is None

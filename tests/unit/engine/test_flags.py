@@ -8,24 +8,24 @@ import shlex
 
 import pytest
 
-from aerie.engine.arguments import ArgumentError, Arguments, read
+from aerie.engine.arguments import ArgumentError, EngineArguments, parse_arguments
 from aerie.engine.command_line import (
-    LOSSLESS,
-    OWNED,
-    Drafter,
-    Server,
-    lossy,
-    refused,
-    serve_arguments,
-    speculative_config,
-    unsupported,
+    LOSSLESS_SAMPLING_METHODS,
+    RESERVED_FLAGS,
+    DrafterArguments,
+    ServerArguments,
+    build_serve_arguments,
+    build_speculative_config,
+    check_lossless,
+    find_unsupported_reasons,
+    validate_user_arguments,
 )
-from aerie.engine.releases import NEWEST_KNOWN, Version
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
+from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Version
+from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static
 
-EAGLE = Drafter("/models/drafter")
-SCHEDULE = Schedule((Tier(1, 4, 5), Tier(5, 64, 1)), 5)
-PLAIN = Arguments()
+EAGLE = DrafterArguments("/models/drafter")
+SCHEDULE = Schedule((ScheduleTier(1, 4, 5), ScheduleTier(5, 64, 1)), 5)
+PLAIN = EngineArguments()
 
 
 # ------------------------------------------------------------------------------------------------------------ owned flags
@@ -57,7 +57,7 @@ PLAIN = Arguments()
     ],
 )
 def test_aeries_own_flags_are_refused_with_the_field_to_use(line: str, instead: str) -> None:
-    sentences = refused(shlex.split(line))
+    sentences = validate_user_arguments(shlex.split(line))
     assert len(sentences) == 1
     assert sentences[0].startswith("spec.engine.args ")
     assert sentences[0].endswith(".")
@@ -77,15 +77,15 @@ def test_aeries_own_flags_are_refused_with_the_field_to_use(line: str, instead: 
     ],
 )
 def test_the_users_flags_are_left_alone(line: str) -> None:
-    assert refused(shlex.split(line)) == ()
+    assert validate_user_arguments(shlex.split(line)) == ()
 
 
 def test_every_refusal_is_told_at_once() -> None:
-    assert len(refused(["--port=1", "--host", "x", "--max-model-len", "8k", "--model=y"])) == 3
+    assert len(validate_user_arguments(["--port=1", "--host", "x", "--max-model-len", "8k", "--model=y"])) == 3
 
 
 def test_each_owned_flag_is_owned_once() -> None:
-    flags = [flag for owned in OWNED for flag in owned.flags]
+    flags = [flag for owned in RESERVED_FLAGS for flag in owned.flags]
     assert len(flags) == len(set(flags))
 
 
@@ -104,22 +104,22 @@ def test_each_owned_flag_is_owned_once() -> None:
     ],
 )
 def test_lossy_verification_is_refused(config: dict[str, object]) -> None:
-    sentence = lossy({"method": "eagle3", **config})
+    sentence = check_lossless({"method": "eagle3", **config})
     assert sentence is not None
     assert "lets the drafter change what the model answers" in sentence
-    told = refused(["--speculative-config", json.dumps(config)])
+    told = validate_user_arguments(["--speculative-config", json.dumps(config)])
     assert told[1:] == (sentence,)
 
 
-@pytest.mark.parametrize("method", sorted(LOSSLESS))
+@pytest.mark.parametrize("method", sorted(LOSSLESS_SAMPLING_METHODS))
 def test_lossless_verification_is_not(method: str) -> None:
-    assert lossy({"method": "eagle3", "rejection_sample_method": method}) is None
-    assert lossy({"method": "eagle3"}) is None
+    assert check_lossless({"method": "eagle3", "rejection_sample_method": method}) is None
+    assert check_lossless({"method": "eagle3"}) is None
 
 
 def test_a_speculative_config_that_is_no_object() -> None:
-    assert len(refused(["-sc", "eagle3"])) == 1
-    assert len(refused(["-sc", "[]"])) == 1
+    assert len(validate_user_arguments(["-sc", "eagle3"])) == 1
+    assert len(validate_user_arguments(["-sc", "[]"])) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------- settings
@@ -130,7 +130,7 @@ def test_a_speculative_config_that_is_no_object() -> None:
         (Static(3), EAGLE, {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens": 3}),
         (
             Static(3),
-            Drafter("a/b", revision="0e9e", options={"draft_tensor_parallel_size": 1}),
+            DrafterArguments("a/b", revision="0e9e", engine_options={"draft_tensor_parallel_size": 1}),
             {
                 "method": "eagle3",
                 "model": "a/b",
@@ -156,11 +156,11 @@ def test_a_speculative_config_that_is_no_object() -> None:
         ),
     ],
 )
-def test_the_speculative_config(setting: Setting, drafter: Drafter, config: dict[str, object] | None) -> None:
-    found = speculative_config(setting, drafter, NEWEST_KNOWN, PLAIN)
+def test_the_speculative_config(setting: SpeculationSetting, drafter: DrafterArguments, config: dict[str, object] | None) -> None:
+    found = build_speculative_config(setting, drafter, NEWEST_VERIFIED_VERSION, PLAIN)
     assert found == config
     assert found is None or list(found) == list(config or {})
-    assert found is None or lossy(found) is None
+    assert found is None or check_lossless(found) is None
 
 
 @pytest.mark.parametrize(
@@ -169,56 +169,58 @@ def test_the_speculative_config(setting: Setting, drafter: Drafter, config: dict
         (SCHEDULE, "0.23.0", "", EAGLE, "use vLLM 0.24.0 or newer"),
         (SCHEDULE, "0.25.0", "-dp 2", EAGLE, "vLLM 0.25.0 may deadlock on a schedule with data parallel size 2"),
         (SCHEDULE, "0.33.0", "-dp 2", EAGLE, "vLLM 0.33.0 ignores a schedule with data parallel size 2"),
-        (SCHEDULE, "0.33.0", "", Drafter("x", "dspark"), "does not go with the method 'dspark'"),
+        (SCHEDULE, "0.33.0", "", DrafterArguments("x", "dspark"), "does not go with the method 'dspark'"),
         (Adaptive(3), "0.29.0", "", EAGLE, "use vLLM 0.30.0 or newer"),
-        (Adaptive(3), "0.27.1", "", Drafter("x", "dspark"), "use vLLM 0.28.0 or newer"),
+        (Adaptive(3), "0.27.1", "", DrafterArguments("x", "dspark"), "use vLLM 0.28.0 or newer"),
         (Adaptive(3), "0.33.0", "--enable-lora", EAGLE, "does not go with LoRA"),
         (Adaptive(3), "0.33.0", "-pp 2", EAGLE, "does not go with pipeline parallelism"),
         (Adaptive(3), "0.33.0", "--enforce-eager", EAGLE, "does not go with eager execution"),
-        (Adaptive(3), "0.32.0", "", Drafter("x", "medusa"), "does not go with the method 'medusa'"),
+        (Adaptive(3), "0.32.0", "", DrafterArguments("x", "medusa"), "does not go with the method 'medusa'"),
         (Static(3), "0.29.0", "-pp 2", EAGLE, "use vLLM 0.30.0 or newer"),
         (
             Static(3),
             "0.33.0",
             "-tp 4",
-            Drafter("x", options={"draft_tensor_parallel_size": 2}),
+            DrafterArguments("x", engine_options={"draft_tensor_parallel_size": 2}),
             "draft_tensor_parallel_size is 2, and vLLM takes 1 or the target's, 4",
         ),
-        (Static(3), "0.33.0", "", Drafter("x", "medusa"), "no longer has Medusa"),
-        (Static(3), "0.24.0", "", Drafter("x", "dspark"), "use vLLM 0.25.0 or newer"),
-        (Static(3), "0.33.0", "", Drafter("x", "eagle-3"), "the drafter's method is 'eagle-3'"),
+        (Static(3), "0.33.0", "", DrafterArguments("x", "medusa"), "no longer has Medusa"),
+        (Static(3), "0.24.0", "", DrafterArguments("x", "dspark"), "use vLLM 0.25.0 or newer"),
+        (Static(3), "0.33.0", "", DrafterArguments("x", "eagle-3"), "the drafter's method is 'eagle-3'"),
     ],
 )
-def test_what_a_release_cannot_run_is_refused(setting: Setting, version: str, line: str, drafter: Drafter, why: str) -> None:
-    arguments = read(shlex.split(line))
-    reasons = unsupported(setting, drafter, Version.parse(version), arguments)
+def test_what_a_release_cannot_run_is_refused(
+    setting: SpeculationSetting, version: str, line: str, drafter: DrafterArguments, why: str
+) -> None:
+    arguments = parse_arguments(shlex.split(line))
+    reasons = find_unsupported_reasons(setting, drafter, Version.parse(version), arguments)
     assert len(reasons) == 1
     assert why in reasons[0]
     assert reasons[0].endswith(".")
     with pytest.raises(ArgumentError, match=re.escape(reasons[0])):
-        speculative_config(setting, drafter, Version.parse(version), arguments)
+        build_speculative_config(setting, drafter, Version.parse(version), arguments)
 
 
 @pytest.mark.parametrize(
     ("setting", "version", "line", "drafter"),
     [
-        (Off(), "0.1.0", "-pp 2", Drafter("x", "nothing")),
-        (Static(3), "0.22.0", "-dp 2 -tp 4", Drafter("x", options={"draft_tensor_parallel_size": 4})),
+        (Off(), "0.1.0", "-pp 2", DrafterArguments("x", "nothing")),
+        (Static(3), "0.22.0", "-dp 2 -tp 4", DrafterArguments("x", engine_options={"draft_tensor_parallel_size": 4})),
         (Static(3), "0.30.0", "-pp 2", EAGLE),
-        (Static(3), "0.32.0+cpu", "", Drafter("x", "medusa")),
+        (Static(3), "0.32.0+cpu", "", DrafterArguments("x", "medusa")),
         (SCHEDULE, "0.24.0", "--enable-lora", EAGLE),
-        (Adaptive(3), "0.28.0", "", Drafter("x", "dspark")),
+        (Adaptive(3), "0.28.0", "", DrafterArguments("x", "dspark")),
         (Adaptive(3), "0.34.0", "", EAGLE),
     ],
 )
-def test_what_a_release_can_run_is_not(setting: Setting, version: str, line: str, drafter: Drafter) -> None:
-    assert unsupported(setting, drafter, Version.parse(version), read(shlex.split(line))) == ()
+def test_what_a_release_can_run_is_not(setting: SpeculationSetting, version: str, line: str, drafter: DrafterArguments) -> None:
+    assert find_unsupported_reasons(setting, drafter, Version.parse(version), parse_arguments(shlex.split(line))) == ()
 
 
 def test_the_whole_command_line() -> None:
-    speculative = speculative_config(Static(3), EAGLE, NEWEST_KNOWN, PLAIN)
-    server = Server("/models/target", "chat", 8000, 60)
-    assert serve_arguments(server, ["--max-model-len=8k"], speculative) == [
+    speculative = build_speculative_config(Static(3), EAGLE, NEWEST_VERIFIED_VERSION, PLAIN)
+    server = ServerArguments("/models/target", "chat", 8000, 60)
+    assert build_serve_arguments(server, ["--max-model-len=8k"], speculative) == [
         "/models/target",
         "--served-model-name",
         "chat",
@@ -230,8 +232,8 @@ def test_the_whole_command_line() -> None:
         "--speculative-config",
         '{"method":"eagle3","model":"/models/drafter","num_speculative_tokens":3}',
     ]
-    named = serve_arguments(Server("a/b", "chat", 8000, 60, "0e9e"), [], None)
+    named = build_serve_arguments(ServerArguments("a/b", "chat", 8000, 60, "0e9e"), [], None)
     assert named[5:7] == ["--revision", "0e9e"]
     assert "--speculative-config" not in named
     with pytest.raises(ArgumentError, match=r"'--port'.*'--model=x'"):
-        serve_arguments(server, ["--port", "1", "--model=x"], None)
+        build_serve_arguments(server, ["--port", "1", "--model=x"], None)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.engine_options import BY_NAME, KEYS
-from aerie.api.validation.admission import refusals
-from aerie.engine.arguments import read
-from aerie.engine.command_line import Drafter, lossy, speculative_config, unsupported
+from aerie.api.engine_options import ENGINE_OPTIONS, ENGINE_OPTIONS_BY_NAME
+from aerie.api.validation.admission import find_manifest_errors
+from aerie.engine.arguments import parse_arguments
+from aerie.engine.command_line import DrafterArguments, build_speculative_config, check_lossless, find_unsupported_reasons
 from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Static
-from aerie.engine.speculative_config import Fault, faults, faults_of_runner, misplaced
-from aerie.manifests.revision_hash import revision
+from aerie.engine.speculative_config import ConfigProblem, find_config_problems, find_runner_problems, validate_engine_options
+from aerie.manifests.revision_hash import compute_revision
 
 PUBLISHED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "data" / "speculative_config.json").read_text())
 """By key: its annotation from a release of 0.26.0 to 0.33.0 on (data/README.md)."""
@@ -57,14 +57,14 @@ def manifest(**speculation: Any) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- the table
 def test_the_table_has_the_keys_of_every_release_and_no_others() -> None:
-    assert {key.name for key in KEYS} == PUBLISHED.keys()
-    assert len(BY_NAME) == len(KEYS)
+    assert {key.name for key in ENGINE_OPTIONS} == PUBLISHED.keys()
+    assert len(ENGINE_OPTIONS_BY_NAME) == len(ENGINE_OPTIONS)
     for name, by_version in PUBLISHED.items():
-        first, since = Version.parse(next(iter(by_version))), Version.parse(BY_NAME[name].since)
+        first, since = Version.parse(next(iter(by_version))), Version.parse(ENGINE_OPTIONS_BY_NAME[name].since_version)
         assert since == first if first > Version.parse("0.26.0") else since <= first, name
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
 def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
     latest = [annotation for annotation in PUBLISHED[key.name].values() if annotation][-1]
     kinds = {
@@ -84,19 +84,21 @@ def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
 
 
 def test_no_word_that_is_taken_is_lossy() -> None:
-    for key in KEYS:
-        if not key.refused:
-            assert all(lossy({key.name: value}) is None for value in key.words or (OTHERS[key.kind],)), key.name
-        elif "what the model answers" in key.refused:
-            assert lossy({key.name: OTHERS[key.kind]}) is not None
+    for key in ENGINE_OPTIONS:
+        if not key.rejection_reason:
+            assert all(check_lossless({key.name: value}) is None for value in key.allowed_values or (OTHERS[key.json_type],)), (
+                key.name
+            )
+        elif "what the model answers" in key.rejection_reason:
+            assert check_lossless({key.name: OTHERS[key.json_type]}) is not None
 
 
 # ---------------------------------------------------------------------------------------------------------- what is refused
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
 def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> None:
     value = TAKEN.get(key.name, OTHERS[key.kind])
-    said = misplaced({key.name: value})
-    at_apply = refusals(manifest(engineOptions={key.name: value}))
+    said = validate_engine_options({key.name: value})
+    at_apply = find_manifest_errors(manifest(engineOptions={key.name: value}))
     if not key.refused:
         assert said == ()
         assert at_apply == []
@@ -121,22 +123,24 @@ def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> Non
     ],
 )
 def test_what_is_unknown_or_of_another_kind_is_refused(options: dict[str, Any], why: str) -> None:
-    (sentence,) = misplaced(options)
+    (sentence,) = validate_engine_options(options)
     ((name, value),) = options.items()
     assert sentence.startswith(f"spec.speculation.engineOptions has {name}: {shown(value)}")
     assert why in sentence
-    assert unsupported(Static(3), Drafter("x", options=options), Version.parse("0.33.0"), read([])) == (sentence,)
+    assert find_unsupported_reasons(
+        Static(3), DrafterArguments("x", engine_options=options), Version.parse("0.33.0"), parse_arguments([])
+    ) == (sentence,)
 
 
 def test_the_definition_keeps_unknown_keys_for_the_operator_to_refuse() -> None:
     document = manifest(engineOptions={"fly_windows": 3})
-    assert refusals(document) == []
+    assert find_manifest_errors(document) == []
     assert SpeculativeDeployment.from_dict(document).spec.speculation.engine_options == {"fly_windows": 3}
 
 
 # ------------------------------------------------------------------------------------------------------ against a version
-def of(config: dict[str, Any], version: str) -> list[Fault]:
-    return list(faults(config, Version.parse(version), tensor_parallel=2))
+def of(config: dict[str, Any], version: str) -> list[ConfigProblem]:
+    return list(find_config_problems(config, Version.parse(version), tensor_parallel=2))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +173,8 @@ def of(config: dict[str, Any], version: str) -> list[Fault]:
 )
 def test_what_a_version_refuses(config: dict[str, Any], version: str, what: str, way_out: str) -> None:
     (fault,) = of(config, version)
-    assert what in fault.what
-    assert fault.way_out.startswith(way_out)
+    assert what in fault.description
+    assert fault.fix.startswith(way_out)
 
 
 def test_what_a_version_takes() -> None:
@@ -182,21 +186,21 @@ def test_what_a_version_takes() -> None:
 
 def test_what_a_model_runner_ignores() -> None:
     drawn = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
-    (fault,) = faults_of_runner(drawn, 1, "asked for")
-    assert "then drafts greedily" in fault.what
-    assert not fault.ends_start
-    assert list(faults_of_runner(drawn, 2, "asked for")) == []
-    (fault,) = faults_of_runner({"draft_lm_head_quantization": "fp8"}, 1, "asked for")
-    assert fault.ends_start
-    (fault,) = faults_of_runner({"disable_padded_drafter_batch": True}, 2, "asked for")
-    assert not fault.ends_start
-    assert list(faults_of_runner({"disable_padded_drafter_batch": False, "parallel_drafting": True}, 2, "asked for")) == []
+    (fault,) = find_runner_problems(drawn, 1, "asked for")
+    assert "then drafts greedily" in fault.description
+    assert not fault.prevents_start
+    assert list(find_runner_problems(drawn, 2, "asked for")) == []
+    (fault,) = find_runner_problems({"draft_lm_head_quantization": "fp8"}, 1, "asked for")
+    assert fault.prevents_start
+    (fault,) = find_runner_problems({"disable_padded_drafter_batch": True}, 2, "asked for")
+    assert not fault.prevents_start
+    assert list(find_runner_problems({"disable_padded_drafter_batch": False, "parallel_drafting": True}, 2, "asked for")) == []
 
 
 # --------------------------------------------------------------------------------------------------------- what is written
 def test_the_speculative_config_has_them_last_and_in_order() -> None:
-    drafter = Drafter("x", sampling="Probabilistic", options={"quantization": "fp8", "enforce_eager": True})
-    found = speculative_config(Static(3), drafter, Version.parse("0.33.0"), read([]))
+    drafter = DrafterArguments("x", draft_sampling="Probabilistic", engine_options={"quantization": "fp8", "enforce_eager": True})
+    found = build_speculative_config(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([]))
     assert list(found or {}) == [
         "method",
         "model",
@@ -206,19 +210,24 @@ def test_the_speculative_config_has_them_last_and_in_order() -> None:
         "quantization",
     ]
     assert (found or {})["draft_sample_method"] == "probabilistic"
-    assert unsupported(Off(), Drafter("x", options={"nothing": 1}), Version.parse("0.33.0"), read([])) == ()
+    assert (
+        find_unsupported_reasons(
+            Off(), DrafterArguments("x", engine_options={"nothing": 1}), Version.parse("0.33.0"), parse_arguments([])
+        )
+        == ()
+    )
 
 
 def test_adaptive_verification_needs_the_draft_logits() -> None:
-    drafter = Drafter("x", options={"use_local_argmax_reduction": True})
-    (reason,) = unsupported(Adaptive(3), drafter, Version.parse("0.33.0"), read([]))
+    drafter = DrafterArguments("x", engine_options={"use_local_argmax_reduction": True})
+    (reason,) = find_unsupported_reasons(Adaptive(3), drafter, Version.parse("0.33.0"), parse_arguments([]))
     assert "adaptive verification needs the draft logits" in reason
-    assert unsupported(Static(3), drafter, Version.parse("0.33.0"), read([])) == ()
+    assert find_unsupported_reasons(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([])) == ()
 
 
 def test_a_change_is_another_revision_and_nothing_written_is_the_old_one() -> None:
     def revision_of(setting: Static | Off, **speculation: Any) -> str:
-        return revision(SpeculativeDeployment.from_dict(manifest(**speculation)), setting)
+        return compute_revision(SpeculativeDeployment.from_dict(manifest(**speculation)), setting)
 
     plain = revision_of(Static(3))
     assert plain == revision_of(Static(3), engineOptions={})

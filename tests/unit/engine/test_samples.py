@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine.metrics.exposition import PageError, parse
+from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
 from aerie.engine.metrics.histogram import Histogram
-from aerie.engine.metrics.names import Kind, Metric
-from aerie.engine.metrics.sample import Counters, Gauges, Reset, Sample, Speculation, between
+from aerie.engine.metrics.names import Metric, MetricType
+from aerie.engine.metrics.sample import CounterReset, Counters, Gauges, Sample, SpeculationCounters, diff_samples
 
 DATA = Path(__file__).parent / "data"
 PAGES = sorted(DATA.glob("*.prom"))
@@ -30,9 +30,9 @@ def page(name: str) -> bytes:
 
 # ------------------------------------------------------------------------------------------------------- pages of real vLLM
 def test_a_page_of_real_vllm() -> None:
-    sample = parse(page("ngram-2"))
+    sample = parse_exposition(page("ngram-2"))
     counters = sample.counters
-    assert counters.speculation == Speculation(354, 850, 448, (250, 122, 76))
+    assert counters.speculation == SpeculationCounters(354, 850, 448, (250, 122, 76))
     assert sum(counters.speculation.accepted_per_position) == counters.speculation.accepted
     assert (counters.generation_tokens, counters.prompt_tokens, counters.computed_prompt_tokens) == (1056, 2590, 2590)
     assert (counters.request_steps, counters.iterations, counters.first_tokens) == (606, 208, 32)
@@ -41,15 +41,15 @@ def test_a_page_of_real_vllm() -> None:
     assert counters.time_to_first_token.sum == 6.126955986022949
     assert sample.gauges == Gauges(0, 0, 0, 65536)
     assert sample.engines == {"0"}
-    assert sample.started == 1.79526501702e09
+    assert sample.process_start_time == 1.79526501702e09
 
 
 def test_a_page_of_two_api_servers_has_no_gauges_at_first_and_counts_iterations_twice() -> None:
-    fresh, after = parse(page("two-api-servers-0")), parse(page("two-api-servers-2"))
+    fresh, after = parse_exposition(page("two-api-servers-0")), parse_exposition(page("two-api-servers-2"))
     assert fresh.gauges == Gauges(None, None, None, 65536)
     assert after.gauges == Gauges(0, 0, 0, 65536)
-    assert after.started is None
-    one_server = parse(page("ngram-2")).counters
+    assert after.process_start_time is None
+    one_server = parse_exposition(page("ngram-2")).counters
     assert after.counters.speculation == one_server.speculation
     assert after.counters.request_steps == one_server.request_steps
     assert one_server.iterations < after.counters.iterations <= 2 * one_server.iterations
@@ -58,11 +58,11 @@ def test_a_page_of_two_api_servers_has_no_gauges_at_first_and_counts_iterations_
 @pytest.mark.parametrize("metric", Metric)
 def test_every_metric_of_the_table_is_real(metric: Metric) -> None:
     """Name, type, labels and default buckets are those of the captured page."""
-    row = metric.row
+    row = metric.definition
     families = {family.name: family for family in text_string_to_metric_families(page("ngram-2").decode())}
-    family = families[row.name.removesuffix("_total") if row.kind is Kind.COUNTER else row.name]
-    assert family.type == row.kind
-    wanted = set(row.labels) | ({"le"} if row.kind is Kind.HISTOGRAM else set())
+    family = families[row.name.removesuffix("_total") if row.metric_type is MetricType.COUNTER else row.name]
+    assert family.type == row.metric_type
+    wanted = set(row.labels) | ({"le"} if row.metric_type is MetricType.HISTOGRAM else set())
     read = [sample for sample in family.samples if sample.name.startswith(row.name) and "_created" not in sample.name]
     assert read
     for sample in read:
@@ -70,7 +70,7 @@ def test_every_metric_of_the_table_is_real(metric: Metric) -> None:
         if metric is not Metric.CACHE_CONFIG:
             assert set(sample.labels) <= wanted
     edges = [float(sample.labels["le"]) for sample in read if sample.name.endswith("_bucket")]
-    assert edges == [*row.buckets, math.inf] if row.kind is Kind.HISTOGRAM else not edges
+    assert edges == [*row.buckets, math.inf] if row.metric_type is MetricType.HISTOGRAM else not edges
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -81,7 +81,7 @@ def test_reading_agrees_with_the_clients_own_parser(path: Path) -> None:
         for one in family.samples:
             key = (one.name, one.labels.get("le") or one.labels.get("position") or one.labels.get("finished_reason") or "")
             values[key] = values.get(key, 0.0) + one.value
-    counters = parse(text.encode()).counters
+    counters = parse_exposition(text.encode()).counters
     assert counters.speculation is not None
     assert counters.speculation.drafts == values["vllm:spec_decode_num_drafts_total", ""]
     for position, count in enumerate(counters.speculation.accepted_per_position):
@@ -97,8 +97,8 @@ def test_reading_agrees_with_the_clients_own_parser(path: Path) -> None:
 def render(sample: Sample, model: str = "tiny") -> bytes:
     """Everything on the first engine, zeros on the others."""
     lines = list(_lines(sample, model))
-    if sample.started is not None:
-        lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {sample.started!r}"]
+    if sample.process_start_time is not None:
+        lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {sample.process_start_time!r}"]
     return ("# HELP vllm:x y\n" + "\n".join(lines) + "\n").encode()
 
 
@@ -112,15 +112,15 @@ def _lines(sample: Sample, model: str) -> Iterator[str]:
         labels = {"engine": engine, "model_name": model}
         scale = 0.0 if index else 1.0
         for metric, value, more in _numbers(counters, gauges):
-            yield _line(metric.row.name, labels | more, value * scale)
+            yield _line(metric.definition.name, labels | more, value * scale)
         for metric, histogram in _histograms(counters):
-            name = metric.row.name
+            name = metric.definition.name
             for edge, count in zip(histogram.edges, histogram.counts, strict=True):
                 yield _line(f"{name}_bucket", labels | {"le": "+Inf" if edge == math.inf else repr(edge)}, count * scale)
             yield _line(f"{name}_count", labels, histogram.count * scale)
             yield _line(f"{name}_sum", labels, histogram.sum * scale)
     if gauges.kv_tokens is not None:
-        yield _line(Metric.CACHE_CONFIG.row.name, {"block_size": "1", "num_gpu_blocks": f"{gauges.kv_tokens:.0f}"}, 1.0)
+        yield _line(Metric.CACHE_CONFIG.definition.name, {"block_size": "1", "num_gpu_blocks": f"{gauges.kv_tokens:.0f}"}, 1.0)
 
 
 def _line(name: str, labels: dict[str, str], value: float) -> str:
@@ -144,8 +144,8 @@ def _numbers(counters: Counters, gauges: Gauges) -> Iterator[tuple[Metric, float
         for position, count in enumerate(counters.speculation.accepted_per_position):
             yield Metric.ACCEPTED_PER_POSITION, count, {"position": str(position)}
     for metric, value in (
-        (Metric.RUNNING, gauges.running),
-        (Metric.WAITING, gauges.waiting),
+        (Metric.RUNNING, gauges.running_requests),
+        (Metric.WAITING, gauges.waiting_requests),
         (Metric.KV_CACHE_USAGE, gauges.kv_cache_usage),
     ):
         if value is not None:
@@ -166,7 +166,7 @@ def _histograms(counters: Counters) -> Iterator[tuple[Metric, Histogram]]:
 COUNTS = st.integers(0, 10**9).map(float)
 SECONDS = st.floats(0, 1e6)
 EDGES = (0.1, 1.0, float("inf"))
-SPECULATION = st.builds(Speculation, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS, COUNTS))
+SPECULATION = st.builds(SpeculationCounters, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS, COUNTS))
 
 
 def histograms() -> st.SearchStrategy[Histogram]:
@@ -212,19 +212,19 @@ def samples() -> st.SearchStrategy[Sample]:
     st.sampled_from(["tiny", 'a"b', "back\\slash", "new\nline", "a,le=", "}", 'x\\",position="9', "\N{GREEK SMALL LETTER MU}"]),
 )
 def test_what_is_written_is_read(sample: Sample, model: str) -> None:
-    assert parse(render(sample, model)) == sample
+    assert parse_exposition(render(sample, model)) == sample
 
 
 def test_every_label_value_is_unescaped() -> None:
-    made = dataclasses.replace(parse(page("ngram-2")), engines=frozenset({'a"b', "c\\n", "d\n}"}))
-    assert parse(render(made)).engines == made.engines
+    made = dataclasses.replace(parse_exposition(page("ngram-2")), engines=frozenset({'a"b', "c\\n", "d\n}"}))
+    assert parse_exposition(render(made)).engines == made.engines
 
 
 def test_engines_and_names_are_summed() -> None:
     one = page("ngram-2")
     other = one.replace(b'engine="0"', b'engine="1"')
     named = one.replace(b'model_name="tiny"', b'model_name="second name"')
-    both, single = parse(one + other + named), parse(one)
+    both, single = parse_exposition(one + other + named), parse_exposition(one)
     assert both.counters == single.counters + single.counters + single.counters
     assert both.engines == {"0", "1"}
     assert both.gauges.kv_tokens == 3 * 65536
@@ -234,7 +234,7 @@ def test_a_timestamp_behind_the_value_is_left_out() -> None:
     stamped = page("ngram-2").replace(
         b'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0', b'vllm:num_requests_running{engine="0"} 7 1395066363000'
     )
-    assert parse(stamped).gauges.running == 7
+    assert parse_exposition(stamped).gauges.running_requests == 7
 
 
 @pytest.mark.parametrize(
@@ -257,15 +257,15 @@ def test_a_timestamp_behind_the_value_is_left_out() -> None:
 )
 def test_a_page_that_cannot_be_read_is_refused_with_a_sentence(old: bytes, new: bytes, why: str) -> None:
     broken = page("ngram-2").rstrip() if old == b"\n" else page("ngram-2").replace(old, new)
-    with pytest.raises(PageError) as caught:
-        parse(broken)
+    with pytest.raises(ExpositionError) as caught:
+        parse_exposition(broken)
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"<html>\n", b"\xff\xfe\n", b'vllm:cache_config_info{block_size="\xff"} 1\n'])
 def test_other_pages_are_refused(text: bytes) -> None:
-    with pytest.raises(PageError):
-        parse(text)
+    with pytest.raises(ExpositionError):
+        parse_exposition(text)
 
 
 LINES = [line + b"\n" for line in page("ngram-2").split(b"\n") if line.startswith(b"vllm:")]
@@ -280,8 +280,8 @@ LINES = [line + b"\n" for line in page("ngram-2").split(b"\n") if line.startswit
 def test_a_damaged_page_is_read_or_refused(line: int, where: float, cut: int, put: bytes) -> None:
     at = int(where * len(LINES[line]))
     damaged = LINES[line][:at] + put + LINES[line][at + cut :]
-    with contextlib.suppress(PageError):
-        parse(b"".join([*LINES[:line], damaged, *LINES[line + 1 :]]))
+    with contextlib.suppress(ExpositionError):
+        parse_exposition(b"".join([*LINES[:line], damaged, *LINES[line + 1 :]]))
 
 
 @pytest.mark.parametrize(
@@ -296,12 +296,12 @@ def test_a_damaged_page_is_read_or_refused(line: int, where: float, cut: int, pu
     ],
 )
 def test_labels_that_are_no_numbers_are_refused(old: bytes, new: bytes, why: str) -> None:
-    with pytest.raises(PageError, match=why):
-        parse(page("ngram-2").replace(old, new))
+    with pytest.raises(ExpositionError, match=why):
+        parse_exposition(page("ngram-2").replace(old, new))
 
 
 def test_a_cache_whose_size_is_not_known_yet() -> None:
-    sample = parse(page("ngram-2").replace(b'num_gpu_blocks="512"', b'num_gpu_blocks="None"'))
+    sample = parse_exposition(page("ngram-2").replace(b'num_gpu_blocks="512"', b'num_gpu_blocks="None"'))
     assert sample.gauges.kv_tokens is None
 
 
@@ -314,7 +314,7 @@ def at(counters: Counters, started: float | None = 1e9) -> Sample:
 def test_windows_add_up(first: Counters, second: Counters, third: Counters) -> None:
     """Adjacent windows are together the window from end to end: exactly on counts, to rounding on seconds."""
     scrapes = [at(first), at(first + second), at(first + second + third)]
-    one, two, whole = between(*scrapes[:2]), between(*scrapes[1:]), between(scrapes[0], scrapes[2])
+    one, two, whole = diff_samples(*scrapes[:2]), diff_samples(*scrapes[1:]), diff_samples(scrapes[0], scrapes[2])
     assert isinstance(one, Counters)
     assert isinstance(two, Counters)
     assert isinstance(whole, Counters)
@@ -329,9 +329,9 @@ def test_windows_add_up(first: Counters, second: Counters, third: Counters) -> N
 @given(counters(), counters(), st.booleans())
 def test_a_restart_is_never_a_negative_count(before: Counters, after: Counters, told: bool) -> None:
     """Whatever the two scrapes are, the window has nothing below zero."""
-    found = between(at(before, 1e9 if told else None), at(after, 1e9 if told else None))
-    if isinstance(found, Reset):
-        assert found.sentence.endswith(".")
+    found = diff_samples(at(before, 1e9 if told else None), at(after, 1e9 if told else None))
+    if isinstance(found, CounterReset):
+        assert found.message.endswith(".")
         return
     for value in (found.generation_tokens, found.step_seconds, found.iterations, *found.finished.values()):
         assert value >= 0
@@ -341,12 +341,12 @@ def test_a_restart_is_never_a_negative_count(before: Counters, after: Counters, 
 
 
 def test_how_a_restart_shows() -> None:
-    before, after = parse(page("ngram-1")), parse(page("ngram-2"))
-    window = between(before, after)
+    before, after = parse_exposition(page("ngram-1")), parse_exposition(page("ngram-2"))
+    window = diff_samples(before, after)
     assert isinstance(window, Counters)
     assert window.first_tokens == 16
-    assert between(after, before) == Reset("the engine was restarted: generation tokens fell.")
-    later = dataclasses.replace(after, started=1.8e9)
+    assert diff_samples(after, before) == CounterReset("the engine was restarted: generation tokens fell.")
+    later = dataclasses.replace(after, process_start_time=1.8e9)
     assert "it began at 1800000000" in _sentence(before, later)
     more = dataclasses.replace(after, engines=frozenset({"0", "1"}))
     assert "from ['0'] to ['0', '1']" in _sentence(before, more)
@@ -360,9 +360,9 @@ def test_how_a_restart_shows() -> None:
 
 
 def _sentence(before: Sample, after: Sample) -> str:
-    found = between(before, after)
-    assert isinstance(found, Reset)
-    return found.sentence
+    found = diff_samples(before, after)
+    assert isinstance(found, CounterReset)
+    return found.message
 
 
 def test_a_page_of_the_front_end_in_rust_before_its_first_request() -> None:
@@ -370,7 +370,7 @@ def test_a_page_of_the_front_end_in_rust_before_its_first_request() -> None:
     later = {b"process_start_time_seconds", b"vllm:cache_config_info", b"vllm:request_success_total"}
     later.add(b"vllm:spec_decode_num_accepted_tokens_per_pos_total")
     lines = [line for line in page("ngram-1").split(b"\n") if re.split(rb"[ {]", line)[0] not in later]
-    fresh = parse(b"\n".join(lines) + b"# EOF\n")
-    assert (fresh.started, fresh.gauges.kv_tokens, fresh.counters.finished) == (None, None, {})
+    fresh = parse_exposition(b"\n".join(lines) + b"# EOF\n")
+    assert (fresh.process_start_time, fresh.gauges.kv_tokens, fresh.counters.finished) == (None, None, {})
     assert fresh.counters.speculation is not None
     assert fresh.counters.speculation.accepted_per_position == ()

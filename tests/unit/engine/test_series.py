@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.metrics.exposition import PageError, parse
-from aerie.engine.metrics.promql import MOST_SERIES, AnswerError, Scrape, query, read
-from aerie.engine.metrics.sample import Counters, Reset, between
+from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
+from aerie.engine.metrics.promql import (
+    MAX_RESPONSE_SERIES,
+    PrometheusResponseError,
+    PrometheusScrape,
+    build_range_query,
+    parse_newest_scrapes,
+)
+from aerie.engine.metrics.sample import CounterReset, Counters, diff_samples
 from aerie_lab.testing.prometheus import answer, merged
 
 DATA = Path(__file__).parent / "data"
@@ -21,13 +27,13 @@ T0 = 1_790_000_000.123
 Answer = dict[str, Any]
 
 
-def found(*answers: Answer, pod: str = "a") -> Scrape | str:
-    return read(merged(*answers), "pod")[pod]
+def found(*answers: Answer, pod: str = "a") -> PrometheusScrape | str:
+    return parse_newest_scrapes(merged(*answers), "pod")[pod]
 
 
-def scrape(*answers: Answer) -> Scrape:
+def scrape(*answers: Answer) -> PrometheusScrape:
     one = found(*answers)
-    assert isinstance(one, Scrape), one
+    assert isinstance(one, PrometheusScrape), one
     return one
 
 
@@ -40,58 +46,58 @@ def without(page: bytes, name: str) -> bytes:
 def test_an_answer_gives_what_the_page_gives(path: Path) -> None:
     page = path.read_bytes()
     one = scrape(answer({"a": [(T0, page)]}))
-    assert one.at == T0
-    assert one.sample() == parse(page)
+    assert one.timestamp == T0
+    assert one.to_sample() == parse_exposition(page)
 
 
 def test_the_newest_scrape_counts_of_each_pod() -> None:
-    answered = read(merged(answer({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod")
+    answered = parse_newest_scrapes(merged(answer({"a": [(T0, FIRST), (T0 + 15, SECOND)], "b": [(T0 + 7, FIRST)]})), "pod")
     a, b = answered["a"], answered["b"]
-    assert isinstance(a, Scrape)
-    assert isinstance(b, Scrape)
-    assert (a.at, b.at) == (T0 + 15, T0 + 7)
-    assert (a.sample(), b.sample()) == (parse(SECOND), parse(FIRST))
-    assert isinstance(between(b.sample(), a.sample()), Counters)
+    assert isinstance(a, PrometheusScrape)
+    assert isinstance(b, PrometheusScrape)
+    assert (a.timestamp, b.timestamp) == (T0 + 15, T0 + 7)
+    assert (a.to_sample(), b.to_sample()) == (parse_exposition(SECOND), parse_exposition(FIRST))
+    assert isinstance(diff_samples(b.to_sample(), a.to_sample()), Counters)
 
 
 def test_the_pods_label_is_the_one_that_is_named() -> None:
     document = answer({"a": [(T0, FIRST)]}, kubernetes_pod_name="mine")
-    assert list(read(merged(document), "kubernetes_pod_name")) == ["mine"]
+    assert list(parse_newest_scrapes(merged(document), "kubernetes_pod_name")) == ["mine"]
 
 
 def test_a_scrape_of_which_not_all_has_arrived_is_passed_over_until_it_has_lasted() -> None:
     part = without(SECOND, "vllm:time_to_first_token_seconds")
-    assert scrape(answer({"a": [(T0, FIRST), (T0 + 15, part)]})).at == T0
+    assert scrape(answer({"a": [(T0, FIRST), (T0 + 15, part)]})).timestamp == T0
     late = scrape(answer({"a": [(T0, FIRST), (T0 + 15, part), (T0 + 30, part)]}))
-    assert late.at == T0 + 30
+    assert late.timestamp == T0 + 30
     with pytest.raises(
-        PageError, match=r"^as Prometheus has it, the metrics page has no vllm:time_to_first_token_seconds_bucket"
+        ExpositionError, match=r"^as Prometheus has it, the metrics page has no vllm:time_to_first_token_seconds_bucket"
     ):
-        late.sample()
+        late.to_sample()
 
 
 def test_series_of_two_scrapes_are_never_mixed() -> None:
     page = FIRST.replace(b"vllm:num_preemptions_total", b"vllm:num_preemptions_total_of_before")
     one = scrape(answer({"a": [(T0, FIRST), (T0 + 15, page), (T0 + 30, page)]}))
-    assert one.at == T0 + 30
-    with pytest.raises(PageError, match="no vllm:num_preemptions_total"):
-        one.sample()
+    assert one.timestamp == T0 + 30
+    with pytest.raises(ExpositionError, match="no vllm:num_preemptions_total"):
+        one.to_sample()
 
 
 def test_another_container_of_the_pod_is_none_of_the_engines_business() -> None:
     proxy = b"process_start_time_seconds 5.0\nistio_requests_total 7.0\n"
     engine, side = answer({"a": [(T0, FIRST)]}), answer({"a": [(T0 + 3, proxy)]}, job="mesh", instance="a:15020")
     one = scrape(side, engine)
-    assert one.at == T0
-    assert one.sample() == parse(FIRST)
+    assert one.timestamp == T0
+    assert one.to_sample() == parse_exposition(FIRST)
 
 
 def test_an_engine_that_began_anew_shows() -> None:
     page = re.sub(rb"(?m)^process_start_time_seconds .*$", b"process_start_time_seconds 1.9e+09", FIRST)
-    again = scrape(answer({"a": [(T0, SECOND), (T0 + 15, page)]})).sample()
-    reset = between(parse(SECOND), again)
-    assert isinstance(reset, Reset)
-    assert reset.sentence.startswith("the engine was restarted: it began at 1900000000")
+    again = scrape(answer({"a": [(T0, SECOND), (T0 + 15, page)]})).to_sample()
+    reset = diff_samples(parse_exposition(SECOND), again)
+    assert isinstance(reset, CounterReset)
+    assert reset.message.startswith("the engine was restarted: it began at 1900000000")
 
 
 # -------------------------------------------------------------------------------------------------------------- what it refuses
@@ -99,23 +105,25 @@ def test_an_engine_that_began_anew_shows() -> None:
 def test_what_is_no_number(value: str) -> None:
     page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rf"\1 {value}".encode(), FIRST)
     assert page != FIRST
-    with pytest.raises(PageError, match=r"as Prometheus has it, the metrics page has a line that cannot be read \(no finite"):
-        scrape(answer({"a": [(T0, page)]})).sample()
+    with pytest.raises(
+        ExpositionError, match=r"as Prometheus has it, the metrics page has a line that cannot be read \(no finite"
+    ):
+        scrape(answer({"a": [(T0, page)]})).to_sample()
 
 
 def test_a_counter_below_what_it_was_is_a_reset_as_on_a_page() -> None:
     page = re.sub(rb"(?m)^(vllm:generation_tokens_total\{.*\}) .*$", rb"\1 1.0", SECOND)
-    one = scrape(answer({"a": [(T0, page)]})).sample()
-    assert one == parse(page)
-    assert isinstance(between(parse(FIRST), one), Reset)
+    one = scrape(answer({"a": [(T0, page)]})).to_sample()
+    assert one == parse_exposition(page)
+    assert isinstance(diff_samples(parse_exposition(FIRST), one), CounterReset)
 
 
 def test_a_page_under_other_names_is_refused_as_a_page_is() -> None:
     page = FIRST.replace(b"vllm:", b"vllm_v2:")
-    with pytest.raises(PageError, match="no vllm:"):
-        parse(page)
-    with pytest.raises(PageError, match="no vllm:"):
-        scrape(answer({"a": [(T0, page)]})).sample()
+    with pytest.raises(ExpositionError, match="no vllm:"):
+        parse_exposition(page)
+    with pytest.raises(ExpositionError, match="no vllm:"):
+        scrape(answer({"a": [(T0, page)]})).to_sample()
 
 
 def test_a_pod_that_could_not_be_scraped_is_not_one_with_a_false_page() -> None:
@@ -158,14 +166,14 @@ GOOD = answer({"a": [(T0, FIRST)]})
         b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"pod": "a"}, "values": [["x", 1]]}]}}',
         b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"pod": "a"}, "values": [[1]]}]}}',
         b"[" * 100_000,
-        b'{"status": "success", "data": {"resultType": "matrix", "result": [' + b"{}," * MOST_SERIES + b"{}]}}",
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [' + b"{}," * MAX_RESPONSE_SERIES + b"{}]}}",
         json.dumps(GOOD).replace('"values": [', '"values": [' + f'[{T0}, "1"],' * 100, 1).encode(),
     ],
     ids=range(20),
 )
 def test_an_answer_that_is_none_is_told_by_its_kind_and_not_by_its_words(body: bytes) -> None:
-    with pytest.raises(AnswerError, match=r"^answered with") as caught:
-        read(body, "pod")
+    with pytest.raises(PrometheusResponseError, match=r"^answered with") as caught:
+        parse_newest_scrapes(body, "pod")
     assert re.sub(r" \(bad_data\)|\d+", "", str(caught.value)) in {
         "answered with what is no answer of Prometheus",
         "answered with no such result",
@@ -188,14 +196,14 @@ def test_a_pod_with_thousands_of_targets_is_told_by_names_of_labels_alone() -> N
 
 
 def test_an_answer_without_series_and_one_with_native_histograms() -> None:
-    assert read(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "pod") == {}
+    assert parse_newest_scrapes(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "pod") == {}
     native = {"metric": {"__name__": "vllm:time_to_first_token_seconds", "pod": "a"}, "histograms": [[T0, {}]]}
-    assert scrape(GOOD, {"data": {"result": [native]}}).sample() == parse(FIRST)
+    assert scrape(GOOD, {"data": {"result": [native]}}).to_sample() == parse_exposition(FIRST)
 
 
 # --------------------------------------------------------------------------------------------------------------------- the query
 def test_the_query_names_what_is_read_and_no_more() -> None:
-    text = query(["chat-r1-a", "chat.b"], "pod", {"namespace": "default", "cluster": 'a"\\b'}, 30)
+    text = build_range_query(["chat-r1-a", "chat.b"], "pod", {"namespace": "default", "cluster": 'a"\\b'}, 30)
     names, rest = text.removeprefix('{__name__=~"').split('",', 1)
     assert {"up", "process_start_time_seconds", "vllm:spec_decode_num_drafts_total"} <= set(names.split("|"))
     assert "vllm:request_prompt_tokens_bucket" not in names

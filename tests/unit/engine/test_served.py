@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aerie.engine.arguments import ArgumentError
-from aerie.engine.serve_command import read_served
+from aerie.engine.serve_command import parse_serve_command
 
 EAGLE: dict[str, Any] = {"method": "eagle3", "model": "me/eagle", "num_speculative_tokens": 5}
 
@@ -26,8 +26,8 @@ EAGLE: dict[str, Any] = {"method": "eagle3", "model": "me/eagle", "num_speculati
     ],
 )
 def test_the_model(args: list[str], model: str | None, revision: str | None) -> None:
-    found = read_served(args)
-    assert (found.model, found.revision, found.speculative) == (model, revision, {})
+    found = parse_serve_command(args)
+    assert (found.model, found.revision, found.speculative_config) == (model, revision, {})
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_the_model(args: list[str], model: str | None, revision: str | None) -> 
     ],
 )
 def test_every_way_to_write_the_drafter(args: list[str]) -> None:
-    found = read_served(["me/llama", "-tp=4", *args])
-    assert found.speculative == EAGLE
+    found = parse_serve_command(["me/llama", "-tp=4", *args])
+    assert found.speculative_config == EAGLE
     assert found.arguments.tensor_parallel == 4
 
 
@@ -65,7 +65,7 @@ def test_every_way_to_write_the_drafter(args: list[str]) -> None:
 )
 def test_what_vllm_would_refuse(args: list[str], said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        read_served(args)
+        parse_serve_command(args)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 300
 
@@ -81,9 +81,9 @@ def test_what_vllm_would_refuse(args: list[str], said: str) -> None:
     ],
 )
 def test_an_engine_of_several_pods(args: list[str], spread: str) -> None:
-    assert read_served(args).spread == spread
+    assert parse_serve_command(args).multi_pod_flag == spread
 
 
 def test_flags_in_a_file_are_not_known() -> None:
-    assert read_served(["--config", "/etc/vllm.yaml"]).config_file
-    assert not read_served(["--port=80"]).config_file
+    assert parse_serve_command(["--config", "/etc/vllm.yaml"]).has_config_file
+    assert not parse_serve_command(["--port=80"]).has_config_file

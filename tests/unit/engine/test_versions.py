@@ -12,17 +12,17 @@ from packaging.version import InvalidVersion
 from packaging.version import Version as Pep440
 
 from aerie.engine.releases import (
-    NEWEST_KNOWN,
-    RECOMMENDED,
-    SECURITY_FLOOR,
+    MIN_SECURE_VERSION,
+    NEWEST_VERIFIED_VERSION,
+    RECOMMENDED_VERSION,
     EngineVersion,
     Feature,
-    NoVersion,
+    UnknownVersion,
     Version,
     VersionError,
-    from_image,
-    missing,
-    resolve,
+    describe_missing_feature,
+    parse_image_version,
+    resolve_engine_version,
     supports,
 )
 
@@ -111,7 +111,7 @@ def test_reading_never_fails_but_with_a_sentence(text: str) -> None:
     ],
 )
 def test_image_tags(image: str, version: str) -> None:
-    found = from_image(image)
+    found = parse_image_version(image)
     assert isinstance(found, Version)
     assert str(found) == str(parse(version))
 
@@ -141,47 +141,49 @@ def test_image_tags(image: str, version: str) -> None:
     ],
 )
 def test_tags_that_name_no_version_say_what_to_set(image: str, why: str) -> None:
-    found = from_image(image)
-    assert isinstance(found, NoVersion)
-    assert why in found.sentence
-    assert found.sentence.startswith(f"spec.engine.image '{image}'")
-    assert found.sentence.endswith(f"set spec.engine.version to the vLLM version inside, like {NEWEST_KNOWN}.")
+    found = parse_image_version(image)
+    assert isinstance(found, UnknownVersion)
+    assert why in found.message
+    assert found.message.startswith(f"spec.engine.image '{image}'")
+    assert found.message.endswith(f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}.")
 
 
 def test_no_image_at_all() -> None:
-    found = from_image("")
-    assert isinstance(found, NoVersion)
-    assert "names no image" in found.sentence
+    found = parse_image_version("")
+    assert isinstance(found, UnknownVersion)
+    assert "names no image" in found.message
 
 
 def test_the_declared_version_goes_before_the_tag() -> None:
-    assert resolve("x/y:latest", "v0.30.0") == EngineVersion(parse("0.30.0"))
-    assert resolve("vllm/vllm-openai:v0.30.0") == EngineVersion(parse("0.30.0"))
-    assert resolve("vllm/vllm-openai:v0.30.0-rocm", "0.30.0") == EngineVersion(parse("0.30.0"))
-    assert isinstance(resolve("x/y:latest"), NoVersion)
-    disagree = resolve("vllm/vllm-openai:v0.30.0", "0.29.0")
+    assert resolve_engine_version("x/y:latest", "v0.30.0") == EngineVersion(parse("0.30.0"))
+    assert resolve_engine_version("vllm/vllm-openai:v0.30.0") == EngineVersion(parse("0.30.0"))
+    assert resolve_engine_version("vllm/vllm-openai:v0.30.0-rocm", "0.30.0") == EngineVersion(parse("0.30.0"))
+    assert isinstance(resolve_engine_version("x/y:latest"), UnknownVersion)
+    disagree = resolve_engine_version("vllm/vllm-openai:v0.30.0", "0.29.0")
     assert isinstance(disagree, EngineVersion)
     assert disagree.version == parse("0.29.0")
     assert "spec.engine.version is 0.29.0 but the tag of spec.engine.image" in disagree.warnings[0]
 
 
 def test_a_declared_version_that_is_none_is_named() -> None:
-    found = resolve("vllm/vllm-openai:v0.30.0", "newest")
-    assert isinstance(found, NoVersion)
-    assert found.sentence.startswith("spec.engine.version is 'newest', which is no vLLM version")
+    found = resolve_engine_version("vllm/vllm-openai:v0.30.0", "newest")
+    assert isinstance(found, UnknownVersion)
+    assert found.message.startswith("spec.engine.version is 'newest', which is no vLLM version")
 
 
 @pytest.mark.parametrize("newer", ["0.34.0", "1.0.0", "0.40.2"])
 def test_a_newer_release_is_taken_for_the_newest_known_with_a_warning(newer: str) -> None:
-    found = resolve("x/y:latest", newer)
+    found = resolve_engine_version("x/y:latest", newer)
     assert isinstance(found, EngineVersion)
-    assert f"it is taken for {NEWEST_KNOWN}" in found.warnings[0]
-    assert [supports(found.version, feature) for feature in Feature] == [supports(NEWEST_KNOWN, feature) for feature in Feature]
+    assert f"it is taken for {NEWEST_VERIFIED_VERSION}" in found.warnings[0]
+    assert [supports(found.version, feature) for feature in Feature] == [
+        supports(NEWEST_VERIFIED_VERSION, feature) for feature in Feature
+    ]
 
 
 @pytest.mark.parametrize("known", ["0.33.0", "0.33.4", "0.25.1", "0.33.0rc1"])
 def test_known_releases_warn_of_nothing(known: str) -> None:
-    assert resolve("x/y:latest", known) == EngineVersion(parse(known))
+    assert resolve_engine_version("x/y:latest", known) == EngineVersion(parse(known))
 
 
 @pytest.mark.parametrize(
@@ -208,14 +210,14 @@ def test_known_releases_warn_of_nothing(known: str) -> None:
 def test_features_come_and_go(feature: Feature, without: str, with_it: str) -> None:
     assert supports(parse(with_it), feature)
     assert not supports(parse(without), feature)
-    assert without in missing(parse(without), feature)
+    assert without in describe_missing_feature(parse(without), feature)
 
 
 @pytest.mark.parametrize("feature", Feature)
 def test_every_row_is_whole(feature: Feature) -> None:
-    assert feature.since <= NEWEST_KNOWN
-    assert feature.until is None or feature.since < feature.until <= NEWEST_KNOWN
-    assert feature.what
+    assert feature.since <= NEWEST_VERIFIED_VERSION
+    assert feature.removed_in is None or feature.since < feature.removed_in <= NEWEST_VERIFIED_VERSION
+    assert feature.description
     assert feature.source.startswith(("vllm/", "pull request "))
 
 
@@ -225,8 +227,8 @@ def test_no_two_rows_are_one() -> None:
 
 
 def test_floors() -> None:
-    assert SECURITY_FLOOR < RECOMMENDED < NEWEST_KNOWN
+    assert MIN_SECURE_VERSION < RECOMMENDED_VERSION < NEWEST_VERIFIED_VERSION
     assert all(
-        supports(RECOMMENDED, feature)
+        supports(RECOMMENDED_VERSION, feature)
         for feature in (Feature.EAGLE31_LLAMA, Feature.EAGLE31_MLA, Feature.EAGLE31_QWEN3, Feature.EAGLE31_SPECULATORS)
     )

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
-from aerie.checkpoints import Hub
+from aerie.checkpoints import HubClient
 from aerie.engine.models.checkpoint import Checkpoint
 from aerie_lab.cli.show import SHOWS, Show
 from aerie_lab.engine.arguments import parse
@@ -71,21 +71,21 @@ def api(endpoint: str) -> HfApi:
 
 
 def read(endpoint: str, known: dict[str, Repository], name: str) -> Checkpoint:
-    with Hub(endpoint, "hf_any") as hub:
-        return hub.read(name, known[name].commit)
+    with HubClient(endpoint, "hf_any") as hub:
+        return hub.read_checkpoint(name, known[name].commit)
 
 
 def test_a_checkpoint_without_weights_has_the_true_headers(endpoint: str, known: dict[str, Repository]) -> None:
     target = read(endpoint, known, LLAMA)
     assert target.tensors is not None
     # What the published index gives as total_size, and the sizes of the published files.
-    assert target.size == 16_060_522_496
+    assert target.weight_bytes == 16_060_522_496
     sizes = [file.size for path, file in known[LLAMA].files().items() if path.endswith(".safetensors")]
     assert sizes == [4_976_698_672, 4_999_802_720, 4_915_916_176, 1_168_138_808]
     assert target.tensors["model.layers.31.mlp.down_proj.weight"].shape == (4096, 14336)
     drafter = read(endpoint, known, EAGLE_31)
-    assert (drafter.offsets or ())[:2] == (0, 0)
-    assert len(drafter.offsets or ()) == drafter.config["draft_vocab_size"]
+    assert (drafter.d2t_offsets or ())[:2] == (0, 0)
+    assert len(drafter.d2t_offsets or ()) == drafter.config["draft_vocab_size"]
     assert read(endpoint, known, EAGLE_3).tensors is None
 
 
@@ -181,11 +181,11 @@ MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(show.manifest for sh
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda path: path.stem)
 def test_the_hub_has_what_examples_and_demo_name(file: Path, known: dict[str, Repository]) -> None:
-    spec = SpeculativeDeployment.from_dict(yaml.safe_load(file.read_text()), unknown="refuse").spec
+    spec = SpeculativeDeployment.from_dict(yaml.safe_load(file.read_text()), unknown_fields="refuse").spec
     sources = [spec.model.source] + ([spec.drafter.source] if spec.drafter else [])
     for source in sources:
-        if isinstance(source.given, HuggingFaceSource):
-            assert known[source.given.repo].commit == source.given.revision
+        if isinstance(source.variant, HuggingFaceSource):
+            assert known[source.variant.repo].commit == source.variant.revision
 
 
 @pytest.mark.parametrize("show", SHOWS.values(), ids=list(SHOWS))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.manifests.apply_diff import APPLIED, drifted, stamped
+from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, needs_apply, with_digest
 
 WANTED: dict[str, Any] = {
     "apiVersion": "apps/v1",
@@ -35,7 +35,7 @@ WANTED: dict[str, Any] = {
 
 def live() -> Any:
     """As the API server returns it: with defaults, quantities in its own way, an injected container, foreign annotations."""
-    found: Any = copy.deepcopy(stamped(WANTED))
+    found: Any = copy.deepcopy(with_digest(WANTED))
     found["metadata"] |= {"uid": "1", "resourceVersion": "5"}
     found["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "1"
     pod = found["spec"]["template"]["spec"]
@@ -48,11 +48,11 @@ def live() -> Any:
 
 
 def test_what_others_add_is_no_drift() -> None:
-    assert not drifted(live(), stamped(WANTED))
+    assert not needs_apply(live(), with_digest(WANTED))
 
 
 def test_what_is_not_there_is() -> None:
-    assert drifted(None, stamped(WANTED))
+    assert needs_apply(None, with_digest(WANTED))
 
 
 def edit(path: list[Any], value: Any) -> Any:
@@ -82,11 +82,14 @@ POD = ["spec", "template", "spec"]
     ],
 )
 def test_an_edit_of_what_aerie_set_is(path: list[Any], value: Any) -> None:
-    assert drifted(edit(path, value), stamped(WANTED))
+    assert needs_apply(edit(path, value), with_digest(WANTED))
 
 
 def test_a_field_that_is_no_longer_wanted_is() -> None:
     without = copy.deepcopy(WANTED)
     del without["spec"]["template"]["spec"]["tolerations"]
-    assert drifted(live(), stamped(without))
-    assert stamped(without)["metadata"]["annotations"][APPLIED] != stamped(WANTED)["metadata"]["annotations"][APPLIED]
+    assert needs_apply(live(), with_digest(without))
+    assert (
+        with_digest(without)["metadata"]["annotations"][APPLIED_DIGEST_ANNOTATION]
+        != with_digest(WANTED)["metadata"]["annotations"][APPLIED_DIGEST_ANNOTATION]
+    )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.manifests.pod.strategic_merge import KEYS, merged
+from aerie.manifests.pod.strategic_merge import MERGE_KEYS, apply_strategic_merge
 
 BASE: dict[str, Any] = {
     "enableServiceLinks": False,
@@ -45,7 +45,7 @@ BASE: dict[str, Any] = {
 )
 def test_examples(patch: dict[str, Any], path: list[Any], expected: object) -> None:
     before = copy.deepcopy((BASE, patch))
-    found: Any = merged(BASE, patch)
+    found: Any = apply_strategic_merge(BASE, patch)
     for part in path[:-1]:
         found = found[part]
     last = path[-1]
@@ -56,7 +56,7 @@ def test_examples(patch: dict[str, Any], path: list[Any], expected: object) -> N
 values = st.recursive(
     st.integers() | st.text(max_size=3),
     lambda below: (
-        st.dictionaries(st.sampled_from(["a", "b", "name", *KEYS]), below, max_size=3)
+        st.dictionaries(st.sampled_from(["a", "b", "name", *MERGE_KEYS]), below, max_size=3)
         | st.lists(st.fixed_dictionaries({"name": st.text(max_size=2)}), max_size=3, unique_by=lambda e: e["name"])
     ),
     max_leaves=12,
@@ -68,7 +68,9 @@ def well_keyed(value: Any) -> bool:
     """Whether every list that is merged by a key holds maps that have it, and nothing else stands in its place."""
     if isinstance(value, dict):
         fine = all(
-            isinstance(v, list) and all(KEYS[k] in e for e in v if isinstance(e, dict)) for k, v in value.items() if k in KEYS
+            isinstance(v, list) and all(MERGE_KEYS[k] in e for e in v if isinstance(e, dict))
+            for k, v in value.items()
+            if k in MERGE_KEYS
         )
         return fine and all(well_keyed(v) for v in value.values())
     return all(well_keyed(v) for v in value) if isinstance(value, list) else True
@@ -76,11 +78,11 @@ def well_keyed(value: Any) -> bool:
 
 @given(pods.filter(well_keyed))
 def test_nothing_over_a_pod_and_a_pod_over_itself_change_nothing(pod: dict[str, Any]) -> None:
-    assert merged(pod, {}) == pod
-    assert merged(pod, pod) == pod
+    assert apply_strategic_merge(pod, {}) == pod
+    assert apply_strategic_merge(pod, pod) == pod
 
 
 @given(pods.filter(well_keyed), pods.filter(well_keyed))
 def test_merging_twice_is_merging_once(pod: dict[str, Any], patch: dict[str, Any]) -> None:
-    once = merged(pod, patch)
-    assert merged(once, patch) == once
+    once = apply_strategic_merge(pod, patch)
+    assert apply_strategic_merge(once, patch) == once

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.engine import Resources
+from aerie.api.engine import ResourceRequirements
 from aerie.manifests import preflight_job
 from aerie.manifests.pod import engine_pod
-from aerie.manifests.preflight_job import Runner
+from aerie.manifests.preflight_job import PreflightJobConfig
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 SOURCES: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ ALLOWED_VOLUMES = {
 
 def job(
     source: str = "huggingFace",
-    runner: Runner = Runner("aerie:1"),  # noqa: B008 - frozen
+    runner: PreflightJobConfig = PreflightJobConfig("aerie:1"),  # noqa: B008 - frozen
     engine: dict[str, Any] | None = None,
     **pods: Any,
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def job(
         },
     }
     resource = SpeculativeDeployment.from_dict(document)
-    return preflight_job.job(resource, "r1", engine_pod.template(resource, None), runner)
+    return preflight_job.build_preflight_job(resource, "r1", engine_pod.build_pod_template(resource, None), runner)
 
 
 def variables(made: dict[str, Any]) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def test_requests_and_limits_are_set_for_all_that_a_quota_asks_for() -> None:
 
 
 def test_the_operators_own_resources_go_before() -> None:
-    mine = Resources(limits={"cpu": "250m", "memory": "256Mi"})
-    resources = pod(job(runner=Runner("aerie:1", resources=mine)))["containers"][0]["resources"]
+    mine = ResourceRequirements(limits={"cpu": "250m", "memory": "256Mi"})
+    resources = pod(job(runner=PreflightJobConfig("aerie:1", resources=mine)))["containers"][0]["resources"]
     assert resources == {"limits": {"cpu": "250m", "memory": "256Mi"}, "claims": []}
 
 
@@ -114,7 +114,7 @@ def test_images_are_pulled_by_the_operators_secrets_and_the_engines(
     ours: tuple[str, ...], theirs: list[str] | None, wanted: list[str] | None
 ) -> None:
     given: dict[str, Any] = {} if theirs is None else {"imagePullSecrets": [{"name": name} for name in theirs]}
-    spec = pod(job(runner=Runner("aerie:1", ours), serviceAccountName="engines", **given))
+    spec = pod(job(runner=PreflightJobConfig("aerie:1", ours), serviceAccountName="engines", **given))
     found = spec.get("imagePullSecrets")
     assert (found and [secret["name"] for secret in found]) == wanted
     assert spec["serviceAccountName"] == "engines", "whose secrets the API server adds where there are no others"
@@ -131,7 +131,7 @@ def test_a_drained_pod_is_no_failure_and_waiting_is_none_for_hours() -> None:
 
 @given(st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True)), st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True)))
 def test_no_secret_is_named_twice(ours: list[str], theirs: list[str]) -> None:
-    spec = pod(job(runner=Runner("aerie:1", tuple(ours)), imagePullSecrets=[{"name": name} for name in theirs]))
+    spec = pod(job(runner=PreflightJobConfig("aerie:1", tuple(ours)), imagePullSecrets=[{"name": name} for name in theirs]))
     found = [secret["name"] for secret in spec.get("imagePullSecrets", [])]
     assert sorted(found) == sorted({*ours, *theirs})
 
@@ -191,7 +191,7 @@ def test_preflight_gets_the_token_of_the_engines_secret() -> None:
 
 
 def test_the_operators_variables_are_there_and_those_of_the_engine_win() -> None:
-    runner = Runner("aerie:1", variables=tuple(named(HTTPS_PROXY="http://cluster:1", HF_ENDPOINT="https://cluster")))
+    runner = PreflightJobConfig("aerie:1", env=tuple(named(HTTPS_PROXY="http://cluster:1", HF_ENDPOINT="https://cluster")))
     found = variables(job(runner=runner, engine={"env": named(HF_ENDPOINT="https://mine")}))
     assert (found["HTTPS_PROXY"], found["HF_ENDPOINT"]) == ("http://cluster:1", "https://mine")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.capacity.traffic_weights import ALL
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from tests.unit.rollout.world import World, canarying, serving
 
 MINUTE = timedelta(minutes=1)
@@ -66,7 +66,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     new = world.wanted
     assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
     world.now += 4 * MINUTE
-    assert world.step().again == MINUTE
+    assert world.step().requeue_after == MINUTE
     world.now += MINUTE
     world.step()
     assert world.status["phase"] == "Analyzing"
@@ -100,7 +100,7 @@ def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_
     assert world.status["stable"]["revision"] == new
     world.settle()
     assert world.replicas() == {f"chat-{new}": 4}
-    assert weights(world) == {"stable": ALL}
+    assert weights(world) == {"stable": TOTAL_WEIGHT}
     assert not [key for key in world.objects if key[0] == "Service" and key[1] in ("chat-canary", "chat-control")]
     assert world.objects["Service", "chat-stable"]["spec"]["selector"]["aerie.dev/revision"] == new
 
@@ -113,7 +113,7 @@ def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_aga
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "RollingBack"
-    assert weights(world) == {"stable": ALL, "canary": 0}
+    assert weights(world) == {"stable": TOTAL_WEIGHT, "canary": 0}
     assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
     until(world, "RolledBack", among=("RollingBack", "RolledBack"))
     world.settle()
@@ -141,7 +141,7 @@ def test_missing_data_never_promotes_and_ends_undecided() -> None:
     assert world.status["phase"] == "Held"
     assert world.condition("Progressing") == ("False", "Held")
     assert f"aerie.dev/promote={world.wanted}" in world.message("Progressing")
-    assert world.plan().apply == ()
+    assert world.plan().objects_to_apply == ()
     world.annotate(promote=world.wanted)
     until(world, "Ready")
     assert last(world)["reason"] == "A person asked for the promotion."
@@ -263,9 +263,9 @@ def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins() -> None:
     world.step()
     world.check()
     left = world.wanted
-    world.step(len(world.plan().apply))  # killed before the status names it
+    world.step(len(world.plan().objects_to_apply))  # killed before the status names it
     world.drafter("another")
-    world.step(len(world.plan().apply))  # and again, before anything is deleted
+    world.step(len(world.plan().objects_to_apply))  # and again, before anything is deleted
     world.check()
     assert set(world.deployments()) == {old, left}
     world.step()
@@ -293,7 +293,7 @@ def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
     world.edit(rollout={"paused": True})
     world.now += timedelta(hours=9)
     plan = world.step()
-    assert (plan.apply, plan.delete) == ((), ())
+    assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
     assert world.status["phase"] == "Paused"
     assert world.status["canary"] == before
 
@@ -373,5 +373,5 @@ def test_nothing_is_written_while_nothing_happens() -> None:
             world.step()
         world.now += timedelta(seconds=7)
         plan = world.plan()
-        assert (plan.apply, plan.delete, plan.events) == ((), (), ()), phase
+        assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ()), phase
         assert plan.status.to_dict() == world.status, phase

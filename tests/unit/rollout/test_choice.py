@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.engine.models.drafter_catalog import Catalog, published
+from aerie.engine.models.drafter_catalog import DrafterCatalog, load_published_catalog
 from aerie.engine.speculation import Static
-from aerie.manifests.preflight_job import Runner
-from aerie.manifests.revision_hash import revision
-from aerie.rollout.facts.snapshot import Observed
-from aerie.rollout.plan import Plan
-from aerie.rollout.reconcile import decide
-from aerie.rollout.revision.drafter_selection import choose
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.manifests.revision_hash import compute_revision
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan
+from aerie.rollout.revision.drafter_selection import select_drafter
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OLD, NEW = "a" * 40, "b" * 40
@@ -26,8 +26,8 @@ def row(repo: str, commit: str | None = None, kind: str = "eagle3.1", target: st
     return f'targets = ["{target}"]\nrepo = "{repo}"\nkind = "{kind}"' + pinned
 
 
-def catalog(*rows: str) -> Catalog:
-    return Catalog(()).extended({f"row{number}": text for number, text in enumerate(rows)})
+def catalog(*rows: str) -> DrafterCatalog:
+    return DrafterCatalog(()).with_user_entries({f"row{number}": text for number, text in enumerate(rows)})
 
 
 def hub(repo: str, commit: str = "0" * 40) -> dict[str, Any]:
@@ -42,18 +42,18 @@ def resource(status: dict[str, Any] | None = None, target: str = "acme/big", **s
     return SpeculativeDeployment.from_dict(document | ({"status": status} if status else {}))
 
 
-def plan(one: SpeculativeDeployment, rows: Catalog, passed: str = "") -> Plan:
+def plan(one: SpeculativeDeployment, rows: DrafterCatalog, passed: str = "") -> ReconcilePlan:
     """One pass; the preflight of the revision `passed` is over."""
     job = {
         "kind": "Job",
         "metadata": {"name": f"chat-{passed}-preflight"},
         "status": {"conditions": [{"type": "Complete", "status": "True"}]},
     }
-    return decide(Observed(one, (job,) if passed else ()), Runner("image"), NOW, rows)
+    return build_reconcile_plan(Snapshot(one, (job,) if passed else ()), PreflightJobConfig("image"), NOW, rows)
 
 
-def deployment(of: Plan) -> dict[str, Any] | None:
-    return next((item for item in of.apply if item["kind"] == "Deployment"), None)
+def deployment(of: ReconcilePlan) -> dict[str, Any] | None:
+    return next((item for item in of.objects_to_apply if item["kind"] == "Deployment"), None)
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,31 @@ def deployment(of: Plan) -> dict[str, Any] | None:
     ],
 )
 def test_the_first_with_a_commit_is_chosen_and_3_1_before_3(rows: list[str], repo: str) -> None:
-    found = choose(resource(), catalog(*rows))
+    found = select_drafter(resource(), catalog(*rows))
     assert found.problem == ""
-    assert found.chosen is not None
-    assert (found.chosen.target, found.chosen.repo, found.chosen.used) == ("acme/big", repo, False)
+    assert found.selected_drafter is not None
+    assert (found.selected_drafter.target, found.selected_drafter.repo, found.selected_drafter.used) == ("acme/big", repo, False)
     drafter = found.resource.spec.drafter
     assert drafter is not None
     assert drafter.to_dict()["source"]["huggingFace"]["repo"] == repo
 
 
 def test_a_choice_is_the_same_revision_as_the_same_drafter_written_out() -> None:
-    chosen = choose(resource(), catalog(row("me/one", OLD))).resource
-    assert revision(chosen, Static(3)) == revision(resource(drafter=hub("me/one", OLD)), Static(3))
+    chosen = select_drafter(resource(), catalog(row("me/one", OLD))).resource
+    assert compute_revision(chosen, Static(3)) == compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
 
 
 @pytest.mark.parametrize("spec", [{"drafter": hub("my/own", NEW)}, {"speculation": {"tokens": 0}}])
 def test_nothing_is_chosen_where_none_is_missing(spec: dict[str, Any]) -> None:
     one = resource(**spec)
-    found = choose(one, catalog(row("me/one", OLD)))
-    assert (found.resource, found.drafters, found.chosen, found.problem) == (one, (), None, "")
+    found = select_drafter(one, catalog(row("me/one", OLD)))
+    assert (found.resource, found.selected_drafters, found.selected_drafter, found.problem) == (one, (), None, "")
 
 
 def test_candidates_without_a_commit_are_listed_with_what_to_write() -> None:
     rows = catalog(row("me/better"), row("me/plain", kind="eagle3"), row("me/other", OLD, "dflash"))
     found = plan(resource(), rows)
-    assert [item["kind"] for item in found.apply if item["kind"] in ("Job", "Deployment")] == []
+    assert [item["kind"] for item in found.objects_to_apply if item["kind"] in ("Job", "Deployment")] == []
     (condition,) = [one for one in found.status.conditions if one.type == "PreflightPassed"]
     assert (condition.status, condition.reason) == ("False", "InvalidSpec")
     assert condition.message == (
@@ -106,10 +106,10 @@ def test_candidates_without_a_commit_are_listed_with_what_to_write() -> None:
 
 
 def test_a_target_that_the_catalog_does_not_know() -> None:
-    said = choose(resource(target="acme/unheard-of"), published()).problem
+    said = select_drafter(resource(target="acme/unheard-of"), load_published_catalog()).problem
     assert said.startswith("spec.drafter is missing, and the catalog has no drafter for acme/unheard-of; name a drafter in ")
     claim = {"source": {"volumeClaim": {"claimName": "models", "path": "big"}}}
-    said = choose(resource(model=claim), published()).problem
+    said = select_drafter(resource(model=claim), load_published_catalog()).problem
     assert said.startswith("spec.drafter is missing, and spec.model.source names no repository by which")
 
 
@@ -118,7 +118,7 @@ def test_the_choice_is_told_once_looked_at_and_recorded() -> None:
     first = plan(resource(), rows)
     (event,) = [one for one in first.events if one.reason == "DrafterChosen"]
     assert event.message == "spec.drafter is missing: me/one at commit aaaaaaaa (EAGLE 3.1) is the catalog's for acme/big"
-    checked = next(item for item in first.apply if item["kind"] == "ConfigMap")
+    checked = next(item for item in first.objects_to_apply if item["kind"] == "ConfigMap")
     assert '"repo": "me/one"' in checked["data"]["resource.json"]
     status = first.status.to_dict()
     assert status["drafters"] == [{"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": False}]
@@ -132,7 +132,7 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
     changed = plan(resource(status), better)
     assert [one.repo for one in changed.status.drafters] == ["me/better"]
 
-    wanted = revision(resource(drafter=hub("me/one", OLD)), Static(3))
+    wanted = compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
     started = plan(resource(status), catalog(row("me/one", OLD)), passed=wanted)
     assert deployment(started) is not None
     status = started.status.to_dict()
@@ -147,24 +147,24 @@ def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not
 def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_it_again() -> None:
     used = {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": True}
     rows = catalog(row("me/better", NEW), row("me/little", NEW, target="acme/small"))
-    moved = choose(resource({"drafters": [used]}, engine={"image": "vllm/vllm-openai:v0.32.0"}), rows)
-    assert moved.chosen is not None
-    assert moved.chosen.repo == "me/one"
+    moved = select_drafter(resource({"drafters": [used]}, engine={"image": "vllm/vllm-openai:v0.32.0"}), rows)
+    assert moved.selected_drafter is not None
+    assert moved.selected_drafter.repo == "me/one"
 
-    elsewhere = choose(resource({"drafters": [used]}, target="acme/small"), rows)
-    assert [one.repo for one in elsewhere.drafters] == ["me/little", "me/one"]
-    status = {"drafters": [one.to_dict() for one in elsewhere.drafters]}
-    back = choose(resource(status), rows)
-    assert back.chosen is not None
-    assert back.chosen.repo == "me/one"
+    elsewhere = select_drafter(resource({"drafters": [used]}, target="acme/small"), rows)
+    assert [one.repo for one in elsewhere.selected_drafters] == ["me/little", "me/one"]
+    status = {"drafters": [one.to_dict() for one in elsewhere.selected_drafters]}
+    back = select_drafter(resource(status), rows)
+    assert back.selected_drafter is not None
+    assert back.selected_drafter.repo == "me/one"
     # What was only considered is forgotten, and writing a drafter forgets nothing that was used.
-    assert [one.repo for one in back.drafters] == ["me/one"]
-    assert [one.repo for one in choose(resource(status, drafter=hub("my/own")), rows).drafters] == ["me/one"]
+    assert [one.repo for one in back.selected_drafters] == ["me/one"]
+    assert [one.repo for one in select_drafter(resource(status, drafter=hub("my/own")), rows).selected_drafters] == ["me/one"]
 
 
 def test_a_status_remembers_a_bounded_number_of_targets() -> None:
     used = [
         {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": True} for number in range(8)
     ]
-    found = choose(resource({"drafters": used}), catalog(row("me/one", OLD)))
-    assert [one.target for one in found.drafters] == ["acme/big", *(f"acme/t{number}" for number in range(7))]
+    found = select_drafter(resource({"drafters": used}), catalog(row("me/one", OLD)))
+    assert [one.target for one in found.selected_drafters] == ["acme/big", *(f"acme/t{number}" for number in range(7))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.facts.context_length import ContextLengths, shorter
+from aerie.rollout.facts.context_length import ContextLengths, shorter_context_message
 from tests.unit.rollout.world import World, canarying
 
 
@@ -18,7 +18,7 @@ def canary_with(world: World, canary: int, control: int) -> str:
 
 
 def test_a_shorter_context_is_named_with_both_lengths_and_the_way_out() -> None:
-    told = shorter(ContextLengths(4096, 131_072), ("--max-num-seqs=64",))
+    told = shorter_context_message(ContextLengths(4096, 131_072), ("--max-num-seqs=64",))
     assert told.startswith("Its engine takes requests of up to 4096 tokens (max_model_len of /v1/models), and that of the stable")
     assert "up to 131072" in told
     assert "set --max-model-len=4096 in spec.engine.args" in told
@@ -37,12 +37,12 @@ def test_a_shorter_context_is_named_with_both_lengths_and_the_way_out() -> None:
 def test_nothing_is_said_where_it_is_no_shorter_not_known_or_asked_for(
     found: ContextLengths | None, args: tuple[str, ...]
 ) -> None:
-    assert shorter(found, args) == ""
+    assert shorter_context_message(found, args) == ""
 
 
 @pytest.mark.parametrize("args", [("--max-model-len=8192",), ("--max-model-len=auto",), ("--max-model-len=-1",)])
 def test_less_than_was_asked_for_is_said(args: tuple[str, ...]) -> None:
-    assert shorter(ContextLengths(4096, 8192), args)
+    assert shorter_context_message(ContextLengths(4096, 8192), args)
 
 
 @pytest.mark.parametrize("phase", ["WarmingUp", "Analyzing", "Ramping", "Promoting"])

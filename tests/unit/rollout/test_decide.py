@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.models.drafter_catalog import Catalog
+from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests import preflight_job
-from aerie.rollout.reconcile import refused
+from aerie.rollout.reconcile import with_apply_errors
 from tests.unit.rollout.world import START, World, serving
 
 
@@ -22,7 +22,7 @@ def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
     world.step()
     assert world.status["phase"] == "Preflight"
     assert world.deployments() == {}
-    assert ("Job", preflight_job.name("chat", world.wanted)) in world.objects
+    assert ("Job", preflight_job.preflight_job_name("chat", world.wanted)) in world.objects
     world.check()
     world.step()
     assert list(world.deployments()) == [world.wanted]
@@ -62,17 +62,17 @@ def test_a_refused_change_leaves_what_serves_alone() -> None:
 def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
     row = 'targets = ["acme/big"]\nkind = "eagle3.1"\nrepo = "me/{0}"\nrevision = "{1}"'
     world = World(drafter=None, model={"source": {"huggingFace": {"repo": "acme/big", "revision": "0" * 40}}})
-    world.catalog = Catalog(()).extended({"one": row.format("one", "1" * 40)})
+    world.catalog = DrafterCatalog(()).with_user_entries({"one": row.format("one", "1" * 40)})
     world.settle()
     assert world.status["stable"]["drafter"] == "me/one@11111111"
     before = set(world.deployments())
     for rows in ({"a": row.format("better", "2" * 40), "one": row.format("one", "3" * 40)}, {}):
-        world.catalog = Catalog(()).extended(rows)
-        assert world.plan().apply == ()
+        world.catalog = DrafterCatalog(()).with_user_entries(rows)
+        assert world.plan().objects_to_apply == ()
         world.edit(replicas=len(rows) + 1)
         world.settle()
         assert set(world.deployments()) == before
-    world.catalog = Catalog(()).extended({"a": row.format("better", "2" * 40)})
+    world.catalog = DrafterCatalog(()).with_user_entries({"a": row.format("better", "2" * 40)})
     world.edit(model={"source": {"huggingFace": {"repo": "acme/big", "revision": "1" * 40}}})
     world.settle()
     assert world.status["stable"]["drafter"] == "me/one@11111111"
@@ -96,10 +96,10 @@ def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
 def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
     world = World()
     world.step()
-    name = preflight_job.name("chat", world.wanted)
+    name = preflight_job.preflight_job_name("chat", world.wanted)
     world.conclude(name, {"ok": None, "error": "the Hub does not answer"})
     plan = world.step()
-    assert plan.again is not None
+    assert plan.requeue_after is not None
     assert world.condition("PreflightPassed") == ("Unknown", "PreflightError")
     assert "the Hub does not answer" in world.message("PreflightPassed")
     assert ("Job", name) in world.objects
@@ -115,7 +115,7 @@ def test_paused_changes_nothing_but_the_status() -> None:
     world = serving()
     world.edit(rollout={"paused": True}, replicas=5)
     plan = world.step()
-    assert (plan.apply, plan.delete) == ((), ())
+    assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
     assert world.status["phase"] == "Paused"
     world.edit(rollout={})
     world.settle()
@@ -130,9 +130,9 @@ def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way
     world.document["metadata"] |= {"uid": "u2", "creationTimestamp": START.isoformat()}
     for _ in range(3):
         plan = world.step()
-        assert (plan.apply, plan.delete) == ((), ())
-        assert plan.again is not None
-        assert plan.again <= timedelta(seconds=10)
+        assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
+        assert plan.requeue_after is not None
+        assert plan.requeue_after <= timedelta(seconds=10)
     assert world.status["phase"] == "Preflight", "the Job of before has looked at other files, perhaps"
     assert world.condition("Degraded") == ("False", "AsExpected")
     world.objects.clear()  # the garbage collector has come; the pods are the last to go
@@ -185,11 +185,11 @@ def test_a_name_that_is_taken_is_named_and_left_alone() -> None:
 
 def test_what_the_api_server_refuses_is_said_and_told_once() -> None:
     world = World()
-    plan = refused(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
+    plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     found = next(c for c in plan.status.conditions if c.type == "Degraded")
     assert (found.status, found.reason) == ("True", "Refused")
     assert "spec.nope" in found.message
-    again = refused(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
+    again = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
     assert [event.reason for event in plan.events].count("Refused") == 1
     assert [event.reason for event in again.events].count("Refused") == 0
 

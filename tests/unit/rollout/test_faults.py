@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.canary.abort_rules import stops
-from aerie.rollout.capacity.arms import Group
-from aerie.rollout.capacity.replica_counts import Pods
-from aerie.rollout.facts.late_pods import Lateness
-from aerie.rollout.facts.pod_failures import ready
+from aerie.rollout.canary.abort_rules import find_abort_reasons
+from aerie.rollout.capacity.arms import ArmPods
+from aerie.rollout.capacity.replica_counts import PodCounts
+from aerie.rollout.facts.late_pods import LatePods
+from aerie.rollout.facts.pod_failures import is_pod_ready
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 PATIENCE = timedelta(minutes=30)
@@ -40,13 +40,13 @@ def evicted(name: str, age: timedelta) -> dict[str, Any]:
     return {"metadata": metadata, "status": {"phase": "Failed", "message": "The node was low on ephemeral-storage."}}
 
 
-def group(objects: list[Any], dead: list[Any] | None = None) -> Group:
-    counts = Pods(len(objects), serving=sum(map(ready, objects)))
-    return Group(tuple(objects), tuple(dead or ()), counts, Lateness())
+def group(objects: list[Any], dead: list[Any] | None = None) -> ArmPods:
+    counts = PodCounts(len(objects), ready=sum(map(is_pod_ready, objects)))
+    return ArmPods(tuple(objects), tuple(dead or ()), counts, LatePods())
 
 
 def found(canary: list[Any], others: list[Any], patience: timedelta | None = PATIENCE, **unreadable: str) -> list[str]:
-    return list(stops(group(canary), group(others), unreadable, patience, {}, NOW))
+    return list(find_abort_reasons(group(canary), group(others), unreadable, patience, {}, NOW))
 
 
 def test_pods_that_serve_are_no_fault() -> None:
@@ -90,11 +90,11 @@ def test_one_pod_of_a_large_stable_arm_does_not_hide_a_canary_that_crashes() -> 
 def test_pods_that_are_evicted_again_and_again() -> None:
     dead = [evicted(f"a-{number}", timedelta(minutes=10 * number)) for number in range(3)]
     canary, others = group([pod("a", serves=False)], dead), group([pod("b")])
-    (said,) = stops(canary, others, {}, PATIENCE, {}, NOW)
+    (said,) = find_abort_reasons(canary, others, {}, PATIENCE, {}, NOW)
     assert said == "Its pods fail again and again: pod a-0 failed: The node was low on ephemeral-storage."
-    assert list(stops(canary, group([pod("b")], dead), {}, PATIENCE, {}, NOW)) == [], "the cluster's fault"
+    assert list(find_abort_reasons(canary, group([pod("b")], dead), {}, PATIENCE, {}, NOW)) == [], "the cluster's fault"
     old = [evicted(f"a-{number}", timedelta(hours=10 * number)) for number in range(3)]
-    assert list(stops(group([pod("a", serves=False)], old), others, {}, PATIENCE, {}, NOW)) == []
+    assert list(find_abort_reasons(group([pod("a", serves=False)], old), others, {}, PATIENCE, {}, NOW)) == []
 
 
 def test_figures_that_are_none() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from aerie.manifests import naming
-from aerie.rollout.capacity.service_handover import AHEAD, ENDPOINTS
-from aerie.rollout.capacity.traffic_weights import ALL
-from aerie.rollout.reconcile import decide
+from aerie.rollout.capacity.service_handover import ENDPOINT_PROPAGATION_DELAY, MAX_SERVER_CLOCK_LEAD
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
+from aerie.rollout.reconcile import build_reconcile_plan
 from tests.unit.rollout.test_route import GATEWAY
 from tests.unit.rollout.world import IMAGE, World, canarying, serving, watching
 
@@ -25,12 +25,12 @@ SURGE = {**GATEWAY, "canary": {"ramp": [], "scaleDownDelay": "10m"}}
 
 def shares(world: World) -> dict[str, int]:
     """Shares by arm, in percent."""
-    return {name.removeprefix("chat-"): 100 * weight // ALL for name, weight in world.sent().items()}
+    return {name.removeprefix("chat-"): 100 * weight // TOTAL_WEIGHT for name, weight in world.sent().items()}
 
 
 def leads(world: World, arm: str) -> str:
     """The revision that the arm's Service leads to."""
-    return str(world.objects["Service", f"chat-{arm}"]["spec"]["selector"][naming.REVISION])
+    return str(world.objects["Service", f"chat-{arm}"]["spec"]["selector"][naming.REVISION_LABEL])
 
 
 def lives(world: World, until: Callable[[], bool], places: int = 1000, heaviest: float = 100) -> list[dict[str, int]]:
@@ -65,12 +65,12 @@ def test_in_place_of_stable_pods_the_canarys_service_serves_until_the_stable_one
     lives(world, lambda: world.status["stable"]["revision"] == new, places=4)
     promoted = world.now
     assert (leads(world, "stable"), leads(world, "canary"), shares(world)) == (new, new, {"stable": 0, "canary": 100})
-    assert world.plan().again == ENDPOINTS
-    world.now += ENDPOINTS - SECOND
-    assert world.step().again == SECOND
+    assert world.plan().requeue_after == ENDPOINT_PROPAGATION_DELAY
+    world.now += ENDPOINT_PROPAGATION_DELAY - SECOND
+    assert world.step().requeue_after == SECOND
     assert shares(world) == {"stable": 0, "canary": 100}
     lives(world, lambda: shares(world) == {"stable": 100})
-    assert world.now == promoted + ENDPOINTS
+    assert world.now == promoted + ENDPOINT_PROPAGATION_DELAY
     assert ("Service", "chat-canary") in world.objects, "proxies may still send to it"
     lives(world, lambda: ("Service", "chat-canary") not in world.objects)
 
@@ -96,7 +96,7 @@ def test_arms_of_a_canary_are_made_before_they_have_requests() -> None:
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
     made = world.now
     seen = lives(world, lambda: shares(world)["canary"] > 0)
-    assert (world.status["phase"], world.now - made) == ("WarmingUp", ENDPOINTS)
+    assert (world.status["phase"], world.now - made) == ("WarmingUp", ENDPOINT_PROPAGATION_DELAY)
     assert [one["stable"] for one in seen] == [100, 66]
 
 
@@ -118,7 +118,9 @@ def test_a_promotion_that_is_taken_back_leads_requests_to_the_few_old_pods_when_
     assert (leads(world, "stable"), leads(world, "canary"), shares(world)) == (new, new, {"stable": 100})
     seen = lives(world, lambda: leads(world, "stable") == old, heaviest=1.2)
     assert seen == [{"stable": 100}, {"stable": 0, "canary": 100}]
-    assert began + ENDPOINTS < world.now < began + 2 * ENDPOINTS, "and when the gateway has seen that nothing goes to it"
+    assert began + ENDPOINT_PROPAGATION_DELAY < world.now < began + 2 * ENDPOINT_PROPAGATION_DELAY, (
+        "and when the gateway has seen that nothing goes to it"
+    )
     lives(world, lambda: world.sent()["chat-stable"] > 0, heaviest=1.2)
     lives(world, lambda: world.replicas() == {f"chat-{old}": 12}, heaviest=2)
     assert (shares(world), world.status["phase"]) == ({"stable": 100}, "RolledBack")
@@ -137,7 +139,7 @@ def test_old_pods_that_get_requests_again_get_them_through_a_service_that_is_kno
     world.measure_alone(4, 2.4)
     assert world.status["phase"] == "Rechecking"
     assert shares(world) == {"stable": 100}
-    world.now += ENDPOINTS
+    world.now += ENDPOINT_PROPAGATION_DELAY
     world.step()
     assert shares(world) == {"stable": 85, "previous": 14}
     world.annotate(rollback=world.wanted)
@@ -155,7 +157,7 @@ def test_a_service_that_was_led_astray_is_put_right_at_once_and_others_serve_mea
     world.step()
     assert world.objects["Service", "chat-stable"]["spec"] == before
     assert shares(world) == {"stable": 0, "canary": 16, "control": 16}
-    world.now += ENDPOINTS
+    world.now += ENDPOINT_PROPAGATION_DELAY
     world.step()
     assert shares(world) == {"stable": 66, "canary": 16, "control": 16}
 
@@ -164,7 +166,7 @@ def test_where_there_is_nothing_else_requests_go_where_they_are_to_go() -> None:
     world = serving(rollout=GATEWAY)
     world.dated = True
     del world.objects["Service", "chat-stable"]
-    assert [item["kind"] for item in world.step().apply] == ["Service"]
+    assert [item["kind"] for item in world.step().objects_to_apply] == ["Service"]
     del world.objects["HTTPRoute", "chat"]
     world.step()
     assert shares(world) == {"stable": 100}
@@ -176,12 +178,12 @@ def test_an_arm_that_is_to_have_none_stands_in_for_a_service_that_is_gone() -> N
     world.dated = True
     world.schedule()
     for pod in world.pods:
-        if pod["metadata"]["labels"][naming.CONTROL] == "true":
+        if pod["metadata"]["labels"][naming.CONTROL_LABEL] == "true":
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     del world.objects["Service", "chat-stable"]
     world.step()
     assert shares(world) == {"stable": 0, "canary": 0, "control": 100}
-    world.now += ENDPOINTS
+    world.now += ENDPOINT_PROPAGATION_DELAY
     world.step()
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
 
@@ -197,10 +199,10 @@ def test_a_first_route_waits_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("ahead", "waited"),
     [
-        (4 * SECOND, ENDPOINTS + 4 * SECOND),
-        (AHEAD, ENDPOINTS + AHEAD),
-        (AHEAD + SECOND, timedelta(0)),  # that dates nothing
-        (-4 * SECOND, ENDPOINTS - 4 * SECOND),
+        (4 * SECOND, ENDPOINT_PROPAGATION_DELAY + 4 * SECOND),
+        (MAX_SERVER_CLOCK_LEAD, ENDPOINT_PROPAGATION_DELAY + MAX_SERVER_CLOCK_LEAD),
+        (MAX_SERVER_CLOCK_LEAD + SECOND, timedelta(0)),  # that dates nothing
+        (-4 * SECOND, ENDPOINT_PROPAGATION_DELAY - 4 * SECOND),
         (-timedelta(hours=1), timedelta(0)),
     ],
 )
@@ -214,9 +216,9 @@ def test_the_servers_clock_may_be_another_one(ahead: timedelta, waited: timedelt
         plan = world.step()
         if shares(world) == {"stable": 100}:
             break
-        assert plan.again is not None
-        assert timedelta(0) < plan.again <= ENDPOINTS
-        world.now += plan.again
+        assert plan.requeue_after is not None
+        assert timedelta(0) < plan.requeue_after <= ENDPOINT_PROPAGATION_DELAY
+        world.now += plan.requeue_after
     assert world.now - began == waited
 
 
@@ -224,9 +226,9 @@ def test_paused_nothing_is_led_anywhere_and_then_it_goes_on() -> None:
     world, _, new = promoting(**REUSE)
     lives(world, lambda: world.status["stable"]["revision"] == new, places=4)
     world.edit(rollout={**REUSE, "paused": True})
-    world.now += ENDPOINTS
+    world.now += ENDPOINT_PROPAGATION_DELAY
     plan = world.step()
-    assert (plan.apply, plan.delete, plan.again) == ((), (), None)
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.requeue_after) == ((), (), None)
     assert shares(world) == {"stable": 0, "canary": 100}
     world.edit(rollout=REUSE)
     lives(world, lambda: shares(world) == {"stable": 100})
@@ -242,7 +244,7 @@ def test_where_somebody_else_has_an_arms_service_no_route_is_applied() -> None:
         world.check()
         world.schedule()
         world.ready()
-        world.now += ENDPOINTS
+        world.now += ENDPOINT_PROPAGATION_DELAY
     assert world.status["canary"]["phase"] == "WarmingUp"
     assert shares(world) == {"stable": 100}
     assert world.condition("Degraded") == ("True", "NameTaken")
@@ -256,11 +258,13 @@ def test_what_cannot_be_listed_is_not_led_elsewhere(kind: str) -> None:
     world.step()
     seen = world.observed()
     hidden = replace(
-        seen, children=tuple(one for one in seen.children if one["kind"] != kind), unlisted={kind: f"{kind}s cannot be listed"}
+        seen,
+        children=tuple(one for one in seen.children if one["kind"] != kind),
+        unlisted_kinds={kind: f"{kind}s cannot be listed"},
     )
-    plan = decide(hidden, IMAGE, world.now + ENDPOINTS)
-    assert not [item for item in plan.apply if item["kind"] in ("HTTPRoute", "Service")]
-    assert plan.delete == ()
+    plan = build_reconcile_plan(hidden, IMAGE, world.now + ENDPOINT_PROPAGATION_DELAY)
+    assert not [item for item in plan.objects_to_apply if item["kind"] in ("HTTPRoute", "Service")]
+    assert plan.objects_to_delete == ()
 
 
 def test_a_canary_that_follows_a_promotion_at_once_waits_for_the_service_that_still_serves() -> None:
@@ -271,7 +275,7 @@ def test_a_canary_that_follows_a_promotion_at_once_waits_for_the_service_that_st
         world.step()
         world.check()
     assert world.status["canary"]["phase"] == "Starting"
-    assert (leads(world, "canary"), world.sent()["chat-canary"]) == (new, ALL)
+    assert (leads(world, "canary"), world.sent()["chat-canary"]) == (new, TOTAL_WEIGHT)
     lives(world, lambda: leads(world, "canary") != new)
     assert shares(world) == {"stable": 100, "canary": 0, "control": 0}
 

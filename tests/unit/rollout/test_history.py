@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.analysis.baseline import Memory
-from aerie.analysis.criteria import Terms
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import AnalysisPlan
 from aerie.analysis.measurement import codec
-from aerie.analysis.measurement.blocks import Block, Side
-from aerie.analysis.measurement.counts import Counts
+from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts
 from aerie.manifests import calibration_config_map as child
 from aerie.rollout.canary import calibration_record
-from aerie.rollout.canary.analysis_run import rule_of
-from aerie.rollout.canary.calibration_record import OFTEN, Written, due
+from aerie.rollout.canary.analysis_run import build_block_rule
+from aerie.rollout.canary.calibration_record import (
+    CALIBRATION_WRITE_INTERVAL_SECONDS,
+    StoredCalibration,
+    is_calibration_write_due,
+)
 from tests.unit.rollout.world import START, World, canarying, serving, side
 
 PLACE = ("ConfigMap", "chat-aerie-history")
@@ -29,20 +33,20 @@ def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
     resource = world.observed().resource
     assert resource.status is not None
     assert resource.status.stable is not None
-    terms = calibration_record.terms(resource, resource.status.stable)
-    engine = calibration_record.engine(world.observed(), resource.status.stable.revision)
-    memory = (world.memory or Memory(terms)).fitted(terms, engine)
+    terms = calibration_record.build_calibration_plan(resource, resource.status.stable)
+    engine = calibration_record.read_engine_identity(world.observed(), resource.status.stable.revision)
+    memory = (world.memory or BaselineCalibration(terms)).compatible_with(terms, engine)
     for _ in range(blocks):
         began = world.now.timestamp()
         world.now += timedelta(seconds=seconds)
         pods = {name: side(2.5 * (1 + world.chance.gauss(0, 0.02))).counts for name in ("a", "b")}
-        block = Block(began, world.now.timestamp(), None, Side(2, Counts(), None, pods))
-        memory = memory.counted(block, rule_of(terms, 60.0))
+        block = ClosedBlock(began, world.now.timestamp(), None, ArmCounts(2, EngineCounts(), None, pods))
+        memory = memory.add_block(block, build_block_rule(terms, 60.0))
     world.memory = memory
 
 
 def blocks_written(world: World) -> int:
-    return int(world.objects[PLACE]["data"][child.BLOCKS])
+    return int(world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY])
 
 
 def analysis(world: World) -> Any:
@@ -67,10 +71,10 @@ def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
     for number in range(1, 241):
         lived(world, 1)
         before = world.status
-        if world.step().apply:
+        if world.step().objects_to_apply:
             written.append(number)
         assert world.status == before, "the resource itself is left alone"
-        assert not world.step().apply
+        assert not world.step().objects_to_apply
     assert written == [1, 2, 4, 8, 16, 32, 62, 92, 122, 152, 182, 212]
 
 
@@ -81,9 +85,9 @@ def test_it_is_the_resources_and_goes_with_it() -> None:
     made = world.objects[PLACE]
     assert made["metadata"]["labels"]["aerie.dev/name"] == "chat"
     assert [one["uid"] for one in made["metadata"]["ownerReferences"]] == ["u1"]
-    assert made["data"][child.BLOCKS] == "3"
-    assert made["data"][child.UNTIL] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
-    assert Memory.unpack(made["data"][child.MEMORY]) == world.memory
+    assert made["data"][child.BLOCK_COUNT_KEY] == "3"
+    assert made["data"][child.LAST_BLOCK_END_KEY] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
+    assert BaselineCalibration.unpack(made["data"][child.CALIBRATION_KEY]) == world.memory
 
 
 @pytest.mark.parametrize("hand", ["deleted", "edited", "emptied"])
@@ -94,10 +98,10 @@ def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(ha
     if hand == "deleted":
         del world.objects[PLACE]
     elif hand == "edited":
-        world.objects[PLACE]["data"][child.BLOCKS] = "many"
+        world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY] = "many"
     else:
         del world.objects[PLACE]["data"]
-    assert [item["metadata"]["name"] for item in world.step().apply] == ["chat-aerie-history"]
+    assert [item["metadata"]["name"] for item in world.step().objects_to_apply] == ["chat-aerie-history"]
     assert blocks_written(world) == 3
 
 
@@ -107,8 +111,8 @@ def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
     world.step()
     world.memory = None
     plan = world.step()
-    assert not plan.apply
-    assert not plan.delete
+    assert not plan.objects_to_apply
+    assert not plan.objects_to_delete
     assert PLACE in world.objects
 
 
@@ -132,16 +136,16 @@ def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
 
 @given(st.lists(st.floats(2.0, 20_000.0), min_size=1, max_size=200))
 def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) -> None:
-    memory, written, writes, now = Memory(Terms()), Written(), 0, 0.0
+    memory, written, writes, now = BaselineCalibration(AnalysisPlan()), StoredCalibration(), 0, 0.0
     for number, seconds in enumerate(lengths, start=1):
         now += seconds
-        memory = Memory(Terms(), blocks=number, until=now)
-        if due(memory, written, rolling=False):
-            written, writes = Written(memory.blocks, memory.until), writes + 1
+        memory = BaselineCalibration(AnalysisPlan(), blocks=number, until=now)
+        if is_calibration_write_due(memory, written, canary_active=False):
+            written, writes = StoredCalibration(memory.blocks, memory.until), writes + 1
         assert memory.blocks - written.blocks <= written.blocks
-        assert memory.until - written.until < OFTEN
-        assert not due(memory, Written(memory.blocks, memory.until), rolling=True)
-    assert writes <= 1 + math.log2(len(lengths)) + now / OFTEN
+        assert memory.until - written.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
+        assert not is_calibration_write_due(memory, StoredCalibration(memory.blocks, memory.until), canary_active=True)
+    assert writes <= 1 + math.log2(len(lengths)) + now / CALIBRATION_WRITE_INTERVAL_SECONDS
 
 
 # ----------------------------------------------------------------------------------------------------------- what becomes of it
@@ -179,7 +183,7 @@ def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_surv
     lived(world, 130)
     world.step()
     lived(world, 20)
-    assert not world.step().apply
+    assert not world.step().objects_to_apply
     world.drafter("eagle31")
     for _ in range(3):
         world.step()
@@ -225,25 +229,25 @@ def test_a_resource_made_anew_does_not_inherit_it() -> None:
     assert recalled(world) is not None
     world.document["metadata"]["uid"] = "u2"
     assert recalled(world) is None
-    assert calibration_record.written(world.observed()) == Written()
+    assert calibration_record.read_stored_calibration(world.observed()) == StoredCalibration()
 
 
 # ------------------------------------------------------------------------------------------------------------- another engine
-def recalled(world: World) -> Memory | None:
+def recalled(world: World) -> BaselineCalibration | None:
     observed = world.observed()
     assert observed.resource.status is not None
     assert observed.resource.status.stable is not None
-    return calibration_record.recalled(observed, observed.resource.status.stable)
+    return calibration_record.find_calibration(observed, observed.resource.status.stable)
 
 
 def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
     world = serving()
-    assert calibration_record.engine(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
-    assert calibration_record.engine(world.observed(), "another") == ""
+    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
+    assert calibration_record.read_engine_identity(world.observed(), "another") == ""
     world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
-    assert calibration_record.engine(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
+    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
     del world.objects["ConfigMap", f"chat-{world.wanted}-preflight"]
-    assert calibration_record.engine(world.observed(), world.wanted) == "registry/vllm:latest"
+    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest"
 
 
 @pytest.mark.parametrize(
@@ -277,8 +281,8 @@ def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> Non
     world.step()
     world.memory = None
     data = world.objects[PLACE]["data"]
-    found = codec.unpack(data[child.MEMORY])
+    found = codec.unpack(data[child.CALIBRATION_KEY])
     del found["engine"]
-    data[child.MEMORY] = codec.pack(found)
+    data[child.CALIBRATION_KEY] = codec.pack(found)
     assert recalled(world) is None
     assert "historyBlocks" not in analysis(world)

@@ -7,28 +7,28 @@ from dataclasses import replace
 import pytest
 
 from aerie.manifests import tuning_config_map
-from aerie.manifests.tuning_config_map import Kept
+from aerie.manifests.tuning_config_map import TuningRecord
 from aerie.rollout.children import tuning_record
-from aerie.rollout.plan import Plan
-from aerie.rollout.reconcile import decide
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan
 from tests.unit.rollout.world import IMAGE, World, serving
 
 PLACE = ("ConfigMap", "chat-aerie-tuning")
-KEPT = Kept(1_790_000_000.123, "f1", "packed", "{}", "HOLD\n")
+KEPT = TuningRecord(1_790_000_000.123, "f1", "packed", "{}", "HOLD\n")
 
 
-def step(world: World, known: Kept | None) -> Plan:
+def step(world: World, known: TuningRecord | None) -> ReconcilePlan:
     """A pass with what the tuner knows, and what it writes."""
-    plan = decide(replace(world.observed(), kept=known), IMAGE, world.now, world.catalog)
-    for item in plan.apply:
+    plan = build_reconcile_plan(replace(world.observed(), tuning_record=known), IMAGE, world.now, world.catalog)
+    for item in plan.objects_to_apply:
         world.apply(item)
-    for reference in plan.delete:
+    for reference in plan.objects_to_delete:
         del world.objects[reference.kind, reference.name]
     return plan
 
 
-def names(plan: Plan) -> list[str]:
-    return [f"{item['kind']} {item['metadata']['name']}" for item in plan.apply]
+def names(plan: ReconcilePlan) -> list[str]:
+    return [f"{item['kind']} {item['metadata']['name']}" for item in plan.objects_to_apply]
 
 
 def test_it_is_written_once_for_each_decision_and_stays() -> None:
@@ -36,14 +36,14 @@ def test_it_is_written_once_for_each_decision_and_stays() -> None:
     assert names(step(world, None)) == []
     assert names(step(world, KEPT)) == ["ConfigMap chat-aerie-tuning"]
     assert names(step(world, KEPT)) == []
-    found = tuning_record.written(world.observed())
+    found = tuning_record.read_tuning_record(world.observed())
     assert found is not None
-    assert replace(found, at=KEPT.at) == KEPT
-    assert found.at == pytest.approx(KEPT.at, abs=0.002)
-    later = replace(KEPT, at=KEPT.at + 1800.0, explanation="CHANGE\n")
+    assert replace(found, decision_time=KEPT.decision_time) == KEPT
+    assert found.decision_time == pytest.approx(KEPT.decision_time, abs=0.002)
+    later = replace(KEPT, decision_time=KEPT.decision_time + 1800.0, explanation="CHANGE\n")
     assert names(step(world, later)) == ["ConfigMap chat-aerie-tuning"]
-    assert world.objects[PLACE]["data"][tuning_config_map.EXPLANATION] == "CHANGE\n"
-    assert step(world, None).delete == (), "an operator that knows nothing yet leaves it"
+    assert world.objects[PLACE]["data"][tuning_config_map.EXPLANATION_KEY] == "CHANGE\n"
+    assert step(world, None).objects_to_delete == (), "an operator that knows nothing yet leaves it"
     assert PLACE in world.objects
 
 
@@ -59,7 +59,7 @@ def test_it_goes_with_the_mode() -> None:
     step(world, KEPT)
     world.edit(speculation={"tokens": 3, "tuning": {"mode": "Off"}})
     plan = step(world, KEPT)
-    assert [one.name for one in plan.delete] == ["chat-aerie-tuning"]
+    assert [one.name for one in plan.objects_to_delete] == ["chat-aerie-tuning"]
     assert names(step(world, KEPT)) == []
 
 
@@ -67,7 +67,7 @@ def test_another_resources_is_no_knowledge_of_this_one() -> None:
     world = serving()
     step(world, KEPT)
     world.objects[PLACE]["metadata"]["ownerReferences"][0]["uid"] = "another"
-    assert tuning_record.written(world.observed()) is None
+    assert tuning_record.read_tuning_record(world.observed()) is None
 
 
 @pytest.mark.parametrize("data", [{}, {"at": "yesterday"}, {**KEPT.to_data(), "at": "2026"}], ids=["empty", "few", "no moment"])
@@ -75,6 +75,6 @@ def test_what_a_hand_has_done_to_it_is_written_over(data: dict[str, str]) -> Non
     world = serving()
     step(world, KEPT)
     world.objects[PLACE]["data"] = data
-    assert tuning_record.written(world.observed()) is None
+    assert tuning_record.read_tuning_record(world.observed()) is None
     assert names(step(world, KEPT)) == ["ConfigMap chat-aerie-tuning"]
     assert world.objects[PLACE]["data"] == KEPT.to_data()

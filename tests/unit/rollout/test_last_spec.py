@@ -195,8 +195,8 @@ def test_a_status_of_another_release_is_no_state_to_go_by() -> None:
 def test_a_forged_record_makes_no_pods() -> None:
     """More people may write ConfigMaps than Deployments."""
     world = serving()
-    record = world.objects["ConfigMap", preflight_job.name("chat", world.wanted)]
-    record["data"][preflight_job.RESOURCE] = record["data"][preflight_job.RESOURCE].replace("v0.33.0", "v0.32.0")
+    record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.wanted)]
+    record["data"][preflight_job.RESOURCE_KEY] = record["data"][preflight_job.RESOURCE_KEY].replace("v0.33.0", "v0.32.0")
     before = copy.deepcopy(world.deployments())
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
     world.settle()
@@ -204,13 +204,13 @@ def test_a_forged_record_makes_no_pods() -> None:
         name: item["spec"] for name, item in before.items()
     }
     assert world.deployments().keys() == before.keys()
-    assert all(pod["metadata"]["labels"][naming.REVISION] in before for pod in world.pods)
+    assert all(pod["metadata"]["labels"][naming.REVISION_LABEL] in before for pod in world.pods)
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", "{", '{"spec": []}', '{"spec": {"engine": 1}}', ""])
 def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
     world = serving()
-    world.objects["ConfigMap", preflight_job.name("chat", world.wanted)]["data"][preflight_job.RESOURCE] = text
+    world.objects["ConfigMap", preflight_job.preflight_job_name("chat", world.wanted)]["data"][preflight_job.RESOURCE_KEY] = text
     world.edit(engine={"image": "vllm/vllm-openai:v0.33.0", "resources": AMOUNT})
     with pytest.raises(ResourceError, match=r"^spec\.engine\.resources"):
         world.step()

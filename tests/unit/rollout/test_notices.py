@@ -7,18 +7,18 @@ from datetime import timedelta
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.status.notifications import Notice, notices
+from aerie.rollout.status.notifications import Notification, build_notifications
 from tests.unit.rollout.world import World, canarying, serving
 
 
-def told(world: World) -> list[Notice]:
+def told(world: World) -> list[Notification]:
     resource = SpeculativeDeployment.from_dict(world.document)
     assert resource.status is not None
-    return list(notices(resource, resource.status))
+    return list(build_notifications(resource, resource.status))
 
 
 def kinds(world: World) -> list[str]:
-    return [notice.what for notice in told(world)]
+    return [notice.event_type for notice in told(world)]
 
 
 def test_the_way_of_a_promotion() -> None:
@@ -34,7 +34,7 @@ def test_the_way_of_a_promotion() -> None:
         world.now += timedelta(minutes=5)
         world.step()
     first, last = told(world)
-    assert (first.what, last.what) == ("promoted", "promoted")
+    assert (first.event_type, last.event_type) == ("promoted", "promoted")
     assert last.id.rpartition("/")[0] == began.id.rpartition("/")[0], "of the same rollout"
     assert last.data["comparisons"][0]["metric"] == "TokensPerStep"
     assert (last.data["drafter"], last.data["against"]) == ("models/eagle31", "models/eagle3")
@@ -89,7 +89,7 @@ def test_a_first_revision_that_does_not_come() -> None:
 
 def test_a_notice_is_a_cloud_event() -> None:
     world, _ = canarying("Starting")
-    event: dict[str, Any] = json.loads(json.dumps(told(world)[-1].event("prod")))
+    event: dict[str, Any] = json.loads(json.dumps(told(world)[-1].to_cloud_event("prod")))
     data = event.pop("data")
     assert event == {
         "specversion": "1.0",

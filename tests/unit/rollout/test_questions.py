@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aerie.api.status import Status
-from aerie.rollout.canary.analysis_run import Evidence
-from aerie.rollout.canary.equivalence_probe import unasked
+from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
 from tests.unit.rollout.world import World, canarying, serving, told
 
 
@@ -17,7 +17,7 @@ def why_not(world: World) -> str:
     status = Status.model_validate(world.status)
     assert status.stable is not None
     assert status.canary is not None
-    return unasked(world.observed(), status.stable, status.canary)
+    return find_probe_skip_reason(world.observed(), status.stable, status.canary)
 
 
 def comparison(world: World) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ def test_answers_count_once_and_are_shown_beside_the_figures() -> None:
     world.answers = told(24)  # another operator has asked anew
     world.step()
     assert world.status["analysis"] == first
-    evidence = Evidence.unpack(first["state"])
+    evidence = AnalysisRun.unpack(first["state"])
     assert evidence is not None
     assert evidence.state.answers == told(1, 1)
     assert "Greedy answers" not in judged(world)

@@ -9,7 +9,7 @@ import pytest
 
 from aerie.api.status import Status
 from aerie.manifests import naming
-from aerie.rollout.canary.blocked_rollback import given_up
+from aerie.rollout.canary.blocked_rollback import find_abandoned_revision
 from tests.unit.rollout.world import World, canarying
 
 MINUTE = timedelta(minutes=1)
@@ -51,7 +51,7 @@ def go_on(world: World, serve: set[str], looks: int) -> None:
         for pod in world.pods:
             waiting = {"name": "engine", "ready": False, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
             pod["status"] = {"phase": "Pending", "containerStatuses": [{**waiting, "restartCount": 0, "image": "gone"}]}
-            if pod["metadata"]["labels"][naming.REVISION] in serve:
+            if pod["metadata"]["labels"][naming.REVISION_LABEL] in serve:
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         world.step()
         if [one for one in world.status["history"] if "cause" in one] != turned:
@@ -65,7 +65,7 @@ def test_a_revision_that_serves_in_place_of_the_stable_one_is_recorded_as_such()
     go_on(world, {world.status["canary"]["revision"]}, 10)
     ended = world.status["history"][0]
     assert (ended["revision"], ended["result"], ended["cause"]) == (old, "Failed", "StableLost")
-    assert given_up(Status.from_dict(world.status)) is None
+    assert find_abandoned_revision(Status.from_dict(world.status)) is None
 
 
 def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> None:
@@ -76,7 +76,7 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
     ended = world.status["history"][0]
     assert (ended["revision"], ended["result"], ended["cause"]) == (mine, "Failed", "GivenUp")
     assert world.status["stable"]["revision"] == old
-    assert given_up(Status.from_dict(world.status)) == ended["revision"]
+    assert find_abandoned_revision(Status.from_dict(world.status)) == ended["revision"]
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_a_revision_that_is_given_up_for_a_third_one_is_recorded_as_such() -> No
     ],
 )
 def test_the_field_counts_and_without_it_the_sentence_of_releases_before(told: dict[str, Any], revision: str | None) -> None:
-    assert given_up(Status.from_dict({"history": [{**ENDED, **told}]})) == revision
+    assert find_abandoned_revision(Status.from_dict({"history": [{**ENDED, **told}]})) == revision

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.rollout.facts.route_status import PATIENCE, refusal
+from aerie.rollout.facts.route_status import ROUTE_STATUS_TIMEOUT, route_rejection_message
 from tests.unit.rollout.world import World, canarying, serving
 
 PARENT = {"name": "public", "namespace": "gateways", "sectionName": "https"}
@@ -45,7 +45,7 @@ def says(world: World, *told: tuple[dict[str, Any], str]) -> None:
 def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], refused: str) -> None:
     world = serving(rollout=GATEWAY)
     says(world, *told)
-    assert refusal(world.observed()) == refused
+    assert route_rejection_message(world.observed()) == refused
     world.step()
     assert world.condition("Degraded") == (("True", "RouteNotAccepted") if refused else ("False", "AsExpected"))
     assert world.condition("Ready") == ("True", "Serving")
@@ -56,12 +56,12 @@ def test_a_gateway_that_says_nothing_is_told_after_a_while() -> None:
     route = world.objects["HTTPRoute", "chat"]
     route["metadata"]["creationTimestamp"] = world.now.isoformat()
     plan = world.step()
-    assert (world.condition("Degraded"), plan.again) == (("False", "AsExpected"), PATIENCE)
-    world.now += PATIENCE
+    assert (world.condition("Degraded"), plan.requeue_after) == (("False", "AsExpected"), ROUTE_STATUS_TIMEOUT)
+    world.now += ROUTE_STATUS_TIMEOUT
     plan = world.step()
     assert world.condition("Degraded") == ("True", "RouteNotAnswered")
     assert "Gateway gateways/public (spec.rollout.traffic.gateway.parentRefs)" in world.message("Degraded")
-    assert (plan.again, [event.reason for event in plan.events]) == (None, ["RouteNotAnswered"])
+    assert (plan.requeue_after, [event.reason for event in plan.events]) == (None, ["RouteNotAnswered"])
     assert world.step().status.to_dict() == world.status
     says(world, (PARENT, "Unknown"))
     world.step()
@@ -69,7 +69,7 @@ def test_a_gateway_that_says_nothing_is_told_after_a_while() -> None:
 
 
 def test_without_a_route_there_is_nothing_to_refuse() -> None:
-    assert refusal(serving().observed()) == ""
+    assert route_rejection_message(serving().observed()) == ""
 
 
 def test_a_canary_waits_for_the_route_and_fails_at_its_deadline() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from aerie.rollout.capacity.drain_order import PATIENCE, SETTLES
-from aerie.rollout.capacity.traffic_weights import ALL
+from aerie.rollout.capacity.drain_order import MIN_ROUTE_PROPAGATION, ROUTE_PROPAGATION_TIMEOUT
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from tests.unit.rollout.test_route import GATEWAY, PARENT
 from tests.unit.rollout.world import World, canarying
 
@@ -34,7 +34,7 @@ def rolled_back() -> tuple[World, str, int]:
     assert weights(world)["chat-canary"] == 0
     for _ in range(3):
         world.step()
-    assert weights(world) == {"chat-stable": ALL}
+    assert weights(world) == {"chat-stable": TOTAL_WEIGHT}
     generation = world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
     return world, mine, generation
 
@@ -42,13 +42,13 @@ def rolled_back() -> tuple[World, str, int]:
 def test_a_canary_keeps_its_pods_until_the_gateway_has_seen_that_it_gets_nothing() -> None:
     world, mine, generation = rolled_back()
     seen(world, generation - 1)
-    for left in (SETTLES, MOMENT):
-        world.now += SETTLES - left
-        assert world.step().again == left
+    for left in (MIN_ROUTE_PROPAGATION, MOMENT):
+        world.now += MIN_ROUTE_PROPAGATION - left
+        assert world.step().requeue_after == left
         assert world.replicas()[mine] == 1
         assert ("Service", "chat-canary") in world.objects
     world.now += MOMENT
-    assert world.step().again == timedelta(seconds=1)
+    assert world.step().requeue_after == timedelta(seconds=1)
     assert world.replicas()[mine] == 1
     seen(world, generation)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_canary_keeps_its_pods_until_the_gateway_has_seen_that_it_gets_nothing
 def test_a_gateway_that_never_tells_what_it_has_seen_is_not_waited_for_for_ever() -> None:
     world, mine, generation = rolled_back()
     seen(world, generation - 1)
-    world.now += PATIENCE - MOMENT
+    world.now += ROUTE_PROPAGATION_TIMEOUT - MOMENT
     world.step()
     assert world.replicas()[mine] == 1
     world.now += MOMENT
@@ -72,7 +72,7 @@ def test_a_gateway_that_never_tells_what_it_has_seen_is_not_waited_for_for_ever(
 def test_a_gateway_that_says_nothing_at_all_has_the_least_time() -> None:
     world, mine, _ = rolled_back()
     del world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
-    world.now += SETTLES
+    world.now += MIN_ROUTE_PROPAGATION
     for _ in range(3):
         world.step()
     assert mine not in world.replicas()
@@ -90,8 +90,8 @@ def test_the_servers_clock_may_be_ahead() -> None:
     world, mine, _ = rolled_back()
     route = world.objects["HTTPRoute", "chat"]["metadata"]
     route["managedFields"][0]["time"] = (world.now + timedelta(seconds=9)).isoformat()
-    assert world.step().again == SETTLES
-    world.now += timedelta(seconds=9) + SETTLES
+    assert world.step().requeue_after == MIN_ROUTE_PROPAGATION
+    world.now += timedelta(seconds=9) + MIN_ROUTE_PROPAGATION
     for _ in range(3):
         world.step()
     assert mine not in world.replicas()
@@ -107,9 +107,9 @@ def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -
     stable = f"chat-{old}"
     world.annotate(promote=world.status["canary"]["revision"])
     world.step()
-    assert (weights(world), world.replicas()[stable]) == ({"chat-stable": 0, "chat-canary": ALL}, 1)
+    assert (weights(world), world.replicas()[stable]) == ({"chat-stable": 0, "chat-canary": TOTAL_WEIGHT}, 1)
     seen(world, world.objects["HTTPRoute", "chat"]["metadata"]["generation"])
-    world.now += SETTLES
+    world.now += MIN_ROUTE_PROPAGATION
     world.step()
     assert world.replicas()[stable] == 0
 
@@ -135,8 +135,8 @@ def test_a_gateway_that_says_nothing_is_asked_more_and_more_rarely() -> None:
     world, _, generation = rolled_back()
     seen(world, generation - 1)
     began, looks = world.now, 0
-    while world.now < began + PATIENCE:
-        again = world.step().again
+    while world.now < began + ROUTE_PROPAGATION_TIMEOUT:
+        again = world.step().requeue_after
         assert again is not None
         assert again > timedelta(0)
         world.now += again

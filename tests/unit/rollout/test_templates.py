@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerie.manifests.pod import engine_pod
-from aerie.manifests.revision_hash import RENEW
+from aerie.manifests.revision_hash import RENEW_ANNOTATION
 from tests.unit.rollout.world import World, canarying, serving
 
 CONTAINER = "engine"
@@ -18,7 +18,7 @@ CONTAINER = "engine"
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begins to build pods with a variable more, as a later release may."""
-    before = engine_pod.template
+    before = engine_pod.build_pod_template
 
     def template(*given: Any) -> dict[str, Any]:
         built = copy.deepcopy(before(*given))
@@ -42,7 +42,7 @@ def test_an_upgrade_that_builds_other_pods_writes_nothing(upgrade: Any) -> None:
     before = copy.deepcopy((world.objects, world.document))
     upgrade()
     plan = world.plan()
-    assert (plan.apply, plan.delete, plan.events) == ((), (), ())
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
     assert plan.status.to_dict() == world.status
     world.settle()
     assert (world.objects, world.document) == before
@@ -109,7 +109,7 @@ def test_who_wants_the_pods_of_today_renews_them_by_a_canary(upgrade: Any) -> No
     world = serving()
     old = world.wanted
     upgrade()
-    world.annotate(**{RENEW.removeprefix("aerie.dev/"): "2026-11"})
+    world.annotate(**{RENEW_ANNOTATION.removeprefix("aerie.dev/"): "2026-11"})
     assert world.wanted != old
     for _ in range(3):
         world.step()

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.api.status import Status
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.rollout.revision.desired import read_shown, read_wanted, shown
-from aerie.rollout.trials.failures import without_room
-from aerie.tuning.recommendation import Action, Advice, AdviceError
+from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static
+from aerie.rollout.revision.desired import build_status_setting, read_status_setting, resolve_desired_revision
+from aerie.rollout.trials.failures import find_capacity_obstacle
+from aerie.tuning.recommendation import Recommendation, RecommendationError, RecommendedAction
 from tests.unit.rollout.world import World, serving
 
 MINUTE = timedelta(minutes=1)
@@ -37,12 +37,15 @@ def edit(world: World, **speculation: Any) -> None:
 
 
 def advise(
-    world: World, setting: Setting | None = None, action: Action = "Change", reason: str = "K=5 is +8.0 % better."
+    world: World,
+    setting: SpeculationSetting | None = None,
+    action: RecommendedAction = "Change",
+    reason: str = "K=5 is +8.0 % better.",
 ) -> None:
     """What the tuner says now of the stable pods."""
     found = Static(5) if setting is None else setting
     revision = world.status["stable"]["revision"]
-    world.advice = Advice(revision, world.now.timestamp(), action, found, (0.02, 0.08, 0.15), reason)
+    world.advice = Recommendation(revision, world.now.timestamp(), action, found, (0.02, 0.08, 0.15), reason)
 
 
 def speculation(world: World) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def test_a_trial_is_written_before_anything_is_made_for_it() -> None:
     world = tuned()
     advise(world)
     plan = world.plan()
-    assert (plan.apply, plan.delete, plan.again) == ((), (), timedelta(0))
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.requeue_after) == ((), (), timedelta(0))
     world.step()
     trial = speculation(world)["trial"]
     assert (trial["setting"], trial["purpose"], trial["predicted"]["estimate"]) == (K5, "Change", 0.08)
@@ -153,7 +156,7 @@ def test_a_faster_setting_is_kept_and_the_spec_stays_as_it_is() -> None:
     assert said["balance"]["net"] <= 0, "so far it has only cost"
     world.now += timedelta(hours=100)
     plan = world.plan()
-    assert (plan.apply, plan.delete, plan.events) == ((), (), ())
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
     assert plan.status.to_dict() == world.status, "nothing follows the clock"
 
 
@@ -250,7 +253,7 @@ def test_an_advice_from_before_its_canary_was_ready_keeps_nothing() -> None:
     until(world, "WarmingUp")
     advise(world, Static(7))
     assert world.advice is not None
-    world.advice = replace(world.advice, at=world.advice.at - 3600)
+    world.advice = replace(world.advice, decision_time=world.advice.decision_time - 3600)
     until(world, "Analyzing")
     world.measure_time(3, -0.2)
     assert speculation(world)["trial"]["purpose"] == "Explore"
@@ -270,7 +273,7 @@ def test_a_pause_after_a_trial_that_failed_ends_where_traffic_has_changed_since_
     trial = speculation(world)["changes"][0]
     began, ended = (datetime.fromisoformat(trial[name]).timestamp() for name in ("startedAt", "endedAt"))
     for since, reason in ((began - 1, "Cooldown"), ((began + ended) / 2, "Trial")):
-        world.advice = replace(world.advice, since=since)
+        world.advice = replace(world.advice, traffic_changed_at=since)
         world.step()
         assert world.condition("Tuned") == ("False", reason)
 
@@ -304,8 +307,8 @@ def test_a_trial_whose_preflight_says_nothing_is_given_up_in_time() -> None:
     advise(world)
     world.step()
     plan = world.step()
-    assert plan.again is not None
-    assert plan.again <= timedelta(minutes=30)
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= timedelta(minutes=30)
     world.now += timedelta(minutes=31)
     world.step()
     assert "spec.rollout.progressDeadline (30m)" in world.status["history"][0]["reason"]
@@ -472,21 +475,21 @@ def test_no_trial_begins_on_an_advice_of_other_pods_or_of_another_time() -> None
     advise(world)
     assert world.advice is not None
     for other in (
-        Advice("another", *_rest(world.advice)),
-        Advice(world.advice.revision, world.advice.at - 3601, *_rest(world.advice)[1:]),
+        Recommendation("another", *_rest(world.advice)),
+        Recommendation(world.advice.revision, world.advice.decision_time - 3601, *_rest(world.advice)[1:]),
     ):
         world.advice = other
         world.settle()
         assert "trial" not in speculation(world)
 
 
-def _rest(advice: Advice) -> tuple[Any, ...]:
-    return advice.at, advice.action, advice.setting, advice.gain, advice.reason
+def _rest(advice: Recommendation) -> tuple[Any, ...]:
+    return advice.decision_time, advice.action, advice.setting, advice.predicted_gain, advice.reason
 
 
 def test_a_setting_that_the_engine_cannot_run_is_not_tried_and_says_why() -> None:
     world = tuned(engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--data-parallel-size=2"]})
-    advise(world, Schedule((Tier(1, 8, 5), Tier(9, 64, 3)), 5))
+    advise(world, Schedule((ScheduleTier(1, 8, 5), ScheduleTier(9, 64, 3)), 5))
     world.step()
     assert world.condition("Tuned") == ("False", "Refused")
     assert "data parallel size 2" in world.message("Tuned")
@@ -510,7 +513,7 @@ def test_a_trial_waits_for_rollouts_and_for_pods() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- round trips
-def settings_() -> st.SearchStrategy[Setting]:
+def settings_() -> st.SearchStrategy[SpeculationSetting]:
     most = st.integers(1, 15)
     schedules = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 7)), min_size=1, max_size=4).map(_schedule)
     return st.one_of(st.just(Off()), most.map(Static), most.map(Adaptive), schedules)
@@ -519,35 +522,38 @@ def settings_() -> st.SearchStrategy[Setting]:
 def _schedule(steps: list[tuple[int, int]]) -> Schedule:
     tiers, first = [], 1
     for width, tokens in steps:
-        tiers.append(Tier(first, first + width, tokens))
+        tiers.append(ScheduleTier(first, first + width, tokens))
         first += width + 1
-    tiers[0] = Tier(tiers[0].first, tiers[0].last, max(1, tiers[0].tokens))
+    tiers[0] = ScheduleTier(tiers[0].first, tiers[0].last, max(1, tiers[0].tokens))
     return Schedule(tuple(tiers), max(tier.tokens for tier in tiers))
 
 
 @given(settings_())
-def test_a_setting_comes_back_from_the_status_and_from_an_advice(setting: Setting) -> None:
-    assert read_shown(shown(setting)) == setting
-    advice = Advice("r1", 1.5, "Change", setting, (0.1, 0.2, 0.3), "It is better.")
-    assert Advice.from_dict(advice.to_dict()) == advice
+def test_a_setting_comes_back_from_the_status_and_from_an_advice(setting: SpeculationSetting) -> None:
+    assert read_status_setting(build_status_setting(setting)) == setting
+    advice = Recommendation("r1", 1.5, "Change", setting, (0.1, 0.2, 0.3), "It is better.")
+    assert Recommendation.from_dict(advice.to_dict()) == advice
 
 
 def test_what_is_no_advice_is_refused() -> None:
-    good = Advice("r1", 1.5, "Change", Static(5), (0.1, 0.2, 0.3), "It is better.").to_dict()
+    good = Recommendation("r1", 1.5, "Change", Static(5), (0.1, 0.2, 0.3), "It is better.").to_dict()
     for change in ({"action": "Try"}, {"setting": None}, {"gain": [0.1]}, {"gain": [0.1, float("nan"), 0.2]}, {"at": "soon"}):
-        with pytest.raises(AdviceError):
-            Advice.from_dict({**good, **change})
-    with pytest.raises(AdviceError):
-        Advice.from_dict({})
+        with pytest.raises(RecommendationError):
+            Recommendation.from_dict({**good, **change})
+    with pytest.raises(RecommendationError):
+        Recommendation.from_dict({})
 
 
 def test_the_setting_is_part_of_the_revision_and_of_the_pods() -> None:
     world = tuned()
     resource = world.observed().resource
-    found = [read_wanted(resource, setting=one) for one in (Static(3), Static(5), Off(), Schedule((Tier(1, 8, 3),), 3))]
+    found = [
+        resolve_desired_revision(resource, setting=one)
+        for one in (Static(3), Static(5), Off(), Schedule((ScheduleTier(1, 8, 3),), 3))
+    ]
     assert found[0].revision == world.wanted
     assert len({one.revision for one in found}) == 4
-    arguments = [one.template["spec"]["containers"][0]["args"] for one in found if one.template]
+    arguments = [one.pod_template["spec"]["containers"][0]["args"] for one in found if one.pod_template]
     assert ["--speculative-config" in each for each in arguments] == [True, True, False, True]
     assert found[3].arm.setting is not None
     assert found[3].arm.setting.to_dict()["schedule"] == [{"first": 1, "last": 8, "tokens": 3}]
@@ -649,7 +655,7 @@ def test_the_pause_after_a_setting_that_cannot_start_doubles_whatever_traffic_do
         world.now = ended + timedelta(hours=hours - 1)
         advise(world)
         assert world.advice is not None
-        world.advice = replace(world.advice, since=world.now.timestamp() - 1)
+        world.advice = replace(world.advice, traffic_changed_at=world.now.timestamp() - 1)
         world.step()
         assert world.condition("Tuned") == ("False", "Cooldown"), "other traffic does not make it start"
         world.now = ended + timedelta(hours=hours, minutes=1)
@@ -730,7 +736,7 @@ def test_without_room_the_pods_that_are_named_are_those_of_a_trial_of_now() -> N
     world.now += timedelta(days=1)
     said = Status.from_dict(world.status).speculation
     assert said is not None
-    assert "the 2 pods on top of spec.replicas" in without_room(said, world.observed(), said.failures[0].basis)
+    assert "the 2 pods on top of spec.replicas" in find_capacity_obstacle(said, world.observed(), said.failures[0].basis)
 
 
 def test_a_moment_of_a_leader_whose_clock_was_ahead_counts_from_now() -> None:
@@ -749,7 +755,7 @@ def test_a_tuner_that_cannot_go_on_by_itself_is_not_called_optimal() -> None:
     world = tuned()
     advise(world, Off(), "Hold", "no canary could ask for acceptance again.")
     assert world.advice is not None
-    world.advice = replace(world.advice, obstacle="CannotProbe")
+    world.advice = replace(world.advice, blocked_reason="CannotProbe")
     world.step()
     assert world.condition("Tuned") == ("False", "CannotProbe")
 

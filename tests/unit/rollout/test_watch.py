@@ -10,9 +10,9 @@ import pytest
 
 from aerie.api.status import Arm
 from aerie.manifests import naming
-from aerie.rollout.capacity.traffic_weights import ALL
-from aerie.rollout.facts.arm_metrics import Figures
-from aerie.rollout.reconcile import decide
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
+from aerie.rollout.facts.arm_metrics import ArmMetrics
+from aerie.rollout.reconcile import build_reconcile_plan
 from aerie.rollout.status import build
 from tests.unit.rollout.world import IMAGE, World, watching
 
@@ -54,9 +54,9 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     new = world.wanted
     assert world.status["phase"] == "Watching"
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
-    assert selector(world) == {naming.NAME: "chat", naming.REVISION: new}
+    assert selector(world) == {naming.NAME_LABEL: "chat", naming.REVISION_LABEL: new}
     world.step()  # the stable Service first, and then the route
-    assert weights(world) == {"stable": ALL}
+    assert weights(world) == {"stable": TOTAL_WEIGHT}
     assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
     assert world.status["stable"]["revision"] == new
     assert 2.9 < world.status["stable"]["acceptedLength"] < 3.1
@@ -65,19 +65,21 @@ def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests
     previous = world.status["previous"]
     assert (previous["revision"], previous["replicas"], previous["readyReplicas"], previous["weight"]) == (old, 2, 2, 0)
     assert (world.status["replicas"], world.status["readyReplicas"]) == (4, 4)
-    assert world.status["selector"] == f"{naming.NAME}=chat,{naming.REVISION}={new}", "an autoscaler must not count idle pods"
+    assert world.status["selector"] == f"{naming.NAME_LABEL}=chat,{naming.REVISION_LABEL}={new}", (
+        "an autoscaler must not count idle pods"
+    )
     assert world.condition("Ready") == ("True", "Serving")
     assert world.condition("Progressing") == ("True", "Watching")
     assert f"aerie.dev/rollback={new}" in world.message("Progressing")
     world.now += 9 * MINUTE
     plan = world.plan()
-    assert (plan.apply, plan.delete, plan.events, plan.again) == ((), (), (), MINUTE)
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events, plan.requeue_after) == ((), (), (), MINUTE)
     assert plan.status.to_dict() == world.status
     world.now += MINUTE
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.replicas() == {f"chat-{new}": 4}
-    assert selector(world) == {naming.NAME: "chat"}
+    assert selector(world) == {naming.NAME_LABEL: "chat"}
     assert "previous" not in world.status
     assert world.status["analysis"].get("state", "") == ""
 
@@ -129,7 +131,7 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
     world.annotate(rollback=new)
     world.step()
     assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
-    assert selector(world) == {naming.NAME: "chat"}
+    assert selector(world) == {naming.NAME_LABEL: "chat"}
     assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
     assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
     assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
@@ -142,8 +144,10 @@ def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str
         shares.append(weights(world))
         world.step()
     if rollout:
-        assert shares[0] == {"stable": 0, "canary": ALL}, "the promoted pods, until the stable Service leads to the others"
-        assert shares[-1] == {"stable": ALL // 2, "canary": ALL // 2}, "two of four"
+        assert shares[0] == {"stable": 0, "canary": TOTAL_WEIGHT}, (
+            "the promoted pods, until the stable Service leads to the others"
+        )
+        assert shares[-1] == {"stable": TOTAL_WEIGHT // 2, "canary": TOTAL_WEIGHT // 2}, "two of four"
     on_the_way_back(world, "RolledBack")
     world.settle()
     assert world.replicas() == {f"chat-{old}": 4}
@@ -211,7 +215,7 @@ def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with() -> None:
     world, _ = fallen()
     world.step()  # their Service first, and then the route
     assert weights(world) == {"stable": 66_667, "previous": 33_333}
-    assert selector(world) == {naming.NAME: "chat"}
+    assert selector(world) == {naming.NAME_LABEL: "chat"}
     assert "2.40 since the promotion, 20 % below the 3.0" in world.status["analysis"]["reason"]
     assert world.status["analysis"]["reason"] in world.message("Progressing")
     assert (world.status["replicas"], world.status["previous"]["weight"]) == (6, 33)
@@ -265,7 +269,7 @@ def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
 def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
     arm: dict[str, Any], reason: str | None
 ) -> None:
-    found = build._drift(Arm.model_validate({"revision": "r1", **arm}))
+    found = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
     assert (found and found.reason) == reason
     assert found is None or "after a sleep of level 2" in found.message
 
@@ -276,12 +280,12 @@ def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
     world.settle()
     assert world.status["phase"] == "Ready"
     assert world.condition("Degraded")[0] == "False"
-    group = naming.deployment("chat", world.wanted, control=False)
+    group = naming.deployment_name("chat", world.wanted, control=False)
 
     def look(length: float) -> None:
-        figures = {group: Figures(acceptance_length=length)}
-        plan = decide(replace(world.observed(), figures=figures), IMAGE, world.now)
-        assert (plan.apply, plan.delete) == ((), ())
+        figures = {group: ArmMetrics(acceptance_length=length)}
+        plan = build_reconcile_plan(replace(world.observed(), metrics_by_deployment=figures), IMAGE, world.now)
+        assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
         world.document["status"] = plan.status.to_dict()
 
     look(2.7)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.metrics.exposition import parse
+from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.rates import Unknown
-from aerie.engine.metrics.sample import Counters, Sample, between
+from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Off, Static
-from aerie.tuning.models.step_time import StepTime, fit
-from aerie.tuning.telemetry import Reading, Telemetry
+from aerie.tuning.models.step_time import StepTimeModel, fit_step_time
+from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.page import page
@@ -29,14 +29,14 @@ def seconds(formula: Formula, batch: float, tokens: float) -> float:
     return low + (batch - int(batch)) * (formula.fixed(int(batch) + 1, int(tokens)) - low)
 
 
-def predicted(found: StepTime, batch: float, tokens: int) -> float:
-    draws = found.draws(np.array([batch]), np.array([float(tokens)]), 400, np.random.default_rng(0))
+def predicted(found: StepTimeModel, batch: float, tokens: int) -> float:
+    draws = found.draw_step_seconds(np.array([batch]), np.array([float(tokens)]), 400, np.random.default_rng(0))
     return float(np.median(draws))
 
 
-def fitted(found: Telemetry, captured: int | None = None, experts: bool | None = None) -> StepTime:
-    result = fit(found.cells, captured, experts=experts)
-    assert isinstance(result, StepTime), result
+def fitted(found: TuningTelemetry, captured: int | None = None, experts: bool | None = None) -> StepTimeModel:
+    result = fit_step_time(found.cells, captured, is_moe=experts)
+    assert isinstance(result, StepTimeModel), result
     return result
 
 
@@ -51,7 +51,7 @@ def test_two_settings_tell_what_a_third_costs(base: float, share: float, draft: 
     found = fitted(telemetry([Static(1), Static(5)], lambda b, k: seconds(truth, b, k), spread(1, 100, 60)), experts=False)
     for batch in (2, 16, 64):
         assert predicted(found, batch, 3) == pytest.approx(seconds(truth, batch, 3), rel=0.04)
-    assert found.floor == pytest.approx(base, rel=0.08)
+    assert found.floor_seconds == pytest.approx(base, rel=0.08)
 
 
 def test_one_setting_is_told_apart_by_the_prior_and_says_how_unsure_it_is() -> None:
@@ -59,9 +59,9 @@ def test_one_setting_is_told_apart_by_the_prior_and_says_how_unsure_it_is() -> N
     both = fitted(telemetry([K3, Static(7)], lambda b, k: seconds(DENSE, b, k), spread(1, 100, 60)), experts=False)
     truth = 0.32 / 7.8
     for found in (alone, both):
-        low, _, high = found.draft_share
+        low, _, high = found.draft_step_share
         assert low < truth < high
-    assert both.draft_share[2] - both.draft_share[0] < 0.6 * (alone.draft_share[2] - alone.draft_share[0])
+    assert both.draft_step_share[2] - both.draft_step_share[0] < 0.6 * (alone.draft_step_share[2] - alone.draft_step_share[0])
     assert predicted(alone, 20, 3) == pytest.approx(seconds(DENSE, 20, 3), rel=0.02)
     assert predicted(alone, 20, 5) == pytest.approx(seconds(DENSE, 20, 5), rel=0.12)
 
@@ -104,14 +104,14 @@ def test_simulated_engines_give_their_step_time_back() -> None:
     truth = Formula(6e-3, 1e-4, 6e-4, prefill=1e-5, noise=0.03)
     kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.6)), Lengths(100, 0.3), Lengths(150, 0.3))
     pods = [Pod(f"k{k}", EngineSettings(num_speculative_tokens=k), truth) for k in (3, 1)]
-    found, samples = Telemetry(), dict[str, Sample]()
+    found, samples = TuningTelemetry(), dict[str, Sample]()
     for scrape in Fleet(pods, [kind], Diurnal(6.0, 0.9, peak=150.0, day=600.0), routing="random", seed=3).run(700.0):
         assert scrape.counters is not None
-        sample = parse(page(scrape.counters, "m", 0.0).encode())
+        sample = parse_exposition(page(scrape.counters, "m", 0.0).encode())
         if (before := samples.get(scrape.pod)) is not None:
-            window = between(before, sample)
+            window = diff_samples(before, sample)
             assert isinstance(window, Counters)
-            found.add(Reading(scrape.pod, scrape.time, Static(int(scrape.pod[1:])), window))
+            found.add(ReplicaWindow(scrape.pod, scrape.time, Static(int(scrape.pod[1:])), window))
         samples[scrape.pod] = sample
     fit_of_it = fitted(found)
     low, high = (min(fit_of_it.batches), max(fit_of_it.batches))
@@ -121,22 +121,22 @@ def test_simulated_engines_give_their_step_time_back() -> None:
 
 
 def test_too_few_windows_are_refused() -> None:
-    refused = fit(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(1, 64, 10)).cells)
+    refused = fit_step_time(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(1, 64, 10)).cells)
     assert isinstance(refused, Unknown)
-    assert refused.sentence == "20 windows tell what a step costs, and 40 are needed."
-    assert isinstance(fit({}), Unknown)
+    assert refused.message == "20 windows tell what a step costs, and 40 are needed."
+    assert isinstance(fit_step_time({}), Unknown)
 
 
 def test_a_batch_that_never_varies_is_refused() -> None:
-    refused = fit(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(20, 25, 60)).cells)
+    refused = fit_step_time(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(20, 25, 60)).cells)
     assert isinstance(refused, Unknown)
-    assert "has varied 2-fold" in refused.sentence
+    assert "has varied 2-fold" in refused.message
 
 
 def test_step_times_that_something_else_moves_are_refused() -> None:
-    refused = fit(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(1, 64, 100), noise=0.4, replicas=4).cells)
+    refused = fit_step_time(telemetry([K3], lambda b, k: seconds(DENSE, b, k), spread(1, 64, 100), noise=0.4, replicas=4).cells)
     assert isinstance(refused, Unknown)
-    assert "scatter by" in refused.sentence
+    assert "scatter by" in refused.message
 
 
 def test_engines_without_speculation_have_a_step_time_too() -> None:

@@ -13,18 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie.engine.metrics.sample import Counters
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier
-from aerie.tuning.telemetry import HOUR, Key, Reading, Scale, Telemetry
-from aerie.tuning.worker.codec import from_json, pack, to_json, unpack
+from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static
+from aerie.tuning.telemetry import HOUR, ReplicaWindow, StepCellKey, TelemetryScale, TuningTelemetry
+from aerie.tuning.worker.codec import pack_telemetry, telemetry_from_json, telemetry_to_json, unpack_telemetry
 from tests.unit.tuning.windows import K3, window
 
-SETTINGS: tuple[Setting, ...] = (Off(), K3, Static(5), Schedule((Tier(1, 8, 4), Tier(9, 64, 0)), 4), Adaptive(7))
-SCALE = Scale()
+SETTINGS: tuple[SpeculationSetting, ...] = (
+    Off(),
+    K3,
+    Static(5),
+    Schedule((ScheduleTier(1, 8, 4), ScheduleTier(9, 64, 0)), 4),
+    Adaptive(7),
+)
+SCALE = TelemetryScale()
 
 
-def readings() -> st.SearchStrategy[list[Reading]]:
+def readings() -> st.SearchStrategy[list[ReplicaWindow]]:
     one = st.builds(
-        lambda replica, end, setting, batch, ms: Reading(replica, end, setting, window(setting, batch, ms / 1000)),
+        lambda replica, end, setting, batch, ms: ReplicaWindow(replica, end, setting, window(setting, batch, ms / 1000)),
         st.sampled_from("abc"),
         st.integers(1, 20).map(lambda n: 3000.0 * n),
         st.sampled_from(SETTINGS),
@@ -34,15 +40,15 @@ def readings() -> st.SearchStrategy[list[Reading]]:
     return st.lists(one, max_size=12)
 
 
-def filled(given: list[Reading], **of: Any) -> Telemetry:
-    telemetry = Telemetry(**of)
+def filled(given: list[ReplicaWindow], **of: Any) -> TuningTelemetry:
+    telemetry = TuningTelemetry(**of)
     for one in given:
         telemetry.add(one)
     return telemetry
 
 
-def assert_alike(mine: Telemetry, theirs: Telemetry) -> None:
-    assert mine.newest == theirs.newest
+def assert_alike(mine: TuningTelemetry, theirs: TuningTelemetry) -> None:
+    assert mine.newest_window_end == theirs.newest_window_end
     assert mine.cells.keys() == theirs.cells.keys()
     for key, cell in mine.cells.items():
         other = theirs.cells[key]
@@ -72,26 +78,26 @@ def assert_counted_alike(mine: Counters, theirs: Counters) -> None:
 
 # -------------------------------------------------------------------------------------------------------- what comes back
 @given(readings())
-def test_what_is_packed_comes_back_and_is_packed_to_the_same_text(given: list[Reading]) -> None:
+def test_what_is_packed_comes_back_and_is_packed_to_the_same_text(given: list[ReplicaWindow]) -> None:
     telemetry = filled(given)
-    found = unpack(pack(telemetry), telemetry.horizon, SCALE)
+    found = unpack_telemetry(pack_telemetry(telemetry), telemetry.horizon, SCALE)
     assert found is not None
     assert_alike(found, telemetry)
-    assert pack(found) == pack(telemetry)
+    assert pack_telemetry(found) == pack_telemetry(telemetry)
 
 
 @given(readings(), readings())
-def test_parts_add_up_to_the_whole(earlier: list[Reading], later: list[Reading]) -> None:
+def test_parts_add_up_to_the_whole(earlier: list[ReplicaWindow], later: list[ReplicaWindow]) -> None:
     earlier, later = (sorted(part, key=lambda one: one.end) for part in (earlier, later))
     whole, part = filled(earlier + later), filled(earlier)
     part.merge(filled(later))
     assert_alike(part, whole)
-    assert part.left_out == whole.left_out
+    assert part.excluded_windows == whole.excluded_windows
 
 
 def test_parts_of_another_scale_do_not_add_up() -> None:
     with pytest.raises(ValueError, match="do not add up"):
-        Telemetry().merge(Telemetry(scale=Scale(block=10.0)))
+        TuningTelemetry().merge(TuningTelemetry(scale=TelemetryScale(block=10.0)))
 
 
 # ----------------------------------------------------------------------------------------------------------- what does not
@@ -112,17 +118,17 @@ def as_text(document: Any) -> str:
     ],
 )
 def test_what_cannot_be_read_is_as_good_as_none(text: str) -> None:
-    assert unpack(text, 24 * HOUR, SCALE) is None
+    assert unpack_telemetry(text, 24 * HOUR, SCALE) is None
 
 
 def test_what_unfolds_to_more_than_can_be_is_not_unfolded() -> None:
-    assert unpack(base64.b64encode(zlib.compress(b" " * 100_000_000)).decode(), 24 * HOUR, SCALE) is None
+    assert unpack_telemetry(base64.b64encode(zlib.compress(b" " * 100_000_000)).decode(), 24 * HOUR, SCALE) is None
 
 
 def test_other_lengths_of_blocks_begin_anew() -> None:
-    text = pack(filled([Reading("a", 60.0, K3, window(K3, 4, 0.01))]))
-    assert unpack(text, 24 * HOUR, SCALE) is not None
-    assert unpack(text, 24 * HOUR, Scale.of(60.0, 600.0)) is None
+    text = pack_telemetry(filled([ReplicaWindow("a", 60.0, K3, window(K3, 4, 0.01))]))
+    assert unpack_telemetry(text, 24 * HOUR, SCALE) is not None
+    assert unpack_telemetry(text, 24 * HOUR, TelemetryScale.from_decision_interval(60.0, 600.0)) is None
 
 
 def places(document: Any) -> list[tuple[Any, Any]]:
@@ -134,26 +140,26 @@ def places(document: Any) -> list[tuple[Any, Any]]:
 
 @given(st.integers(0, 2**32), st.sampled_from([None, "x", -1, 1e308, [], {}, 7, True, float("nan"), float("inf")]))
 def test_whatever_a_hand_has_done_to_it_nothing_is_raised(seed: int, value: Any) -> None:
-    document = to_json(filled([Reading("a", 60.0, one, window(one, 4, 0.01)) for one in SETTINGS]))
+    document = telemetry_to_json(filled([ReplicaWindow("a", 60.0, one, window(one, 4, 0.01)) for one in SETTINGS]))
     found = places(document)
     container, key = found[seed % len(found)]
     container[key] = value
-    unpack(as_text(document), 24 * HOUR, SCALE)
+    unpack_telemetry(as_text(document), 24 * HOUR, SCALE)
 
 
 # ------------------------------------------------------------------------------------------------------------- its limits
 def test_too_much_loses_its_oldest_first() -> None:
     chance = random.Random(1)  # noqa: S311 - no secrets
-    telemetry = Telemetry()
+    telemetry = TuningTelemetry()
     for hour in range(24):
         for replica in range(20):
             one = window(K3, chance.uniform(1, 60), chance.uniform(0.01, 0.02))
-            telemetry.add(Reading(f"pod-{replica}", hour * HOUR, K3, one))
-    whole = pack(telemetry)
+            telemetry.add(ReplicaWindow(f"pod-{replica}", hour * HOUR, K3, one))
+    whole = pack_telemetry(telemetry)
     for limit in (len(whole), len(whole) // 2, len(whole) // 10, 700, 10):
-        text = pack(telemetry, limit)
+        text = pack_telemetry(telemetry, limit)
         assert len(text) <= limit
-        found = unpack(text, telemetry.horizon, SCALE)
+        found = unpack_telemetry(text, telemetry.horizon, SCALE)
         if found is None:
             assert limit == 10
             continue
@@ -165,10 +171,10 @@ def test_too_much_loses_its_oldest_first() -> None:
 
 def test_reading_keeps_the_horizon() -> None:
     telemetry = filled(
-        [Reading("a", 1.0, K3, window(K3, 4, 0.01)), Reading("a", 30 * HOUR, K3, window(K3, 4, 0.01))], horizon=1e9
+        [ReplicaWindow("a", 1.0, K3, window(K3, 4, 0.01)), ReplicaWindow("a", 30 * HOUR, K3, window(K3, 4, 0.01))], horizon=1e9
     )
-    document = to_json(telemetry)
-    found = from_json(document, 24 * HOUR, SCALE)
+    document = telemetry_to_json(telemetry)
+    found = telemetry_from_json(document, 24 * HOUR, SCALE)
     assert [block.start for block in found.blocks()] == [30 * HOUR]
     assert {key.slot for key in found.cells} == {7}
-    assert isinstance(next(iter(found.cells)), Key)
+    assert isinstance(next(iter(found.cells)), StepCellKey)

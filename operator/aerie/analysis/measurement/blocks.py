@@ -21,219 +21,240 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from aerie.analysis.measurement.counts import Counts, Reading
+from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
 
-Arm = Literal["canary", "control"]
-Missing = Literal["Restarted", "Joined", "Gone", "Stale"]
+ArmName = Literal["canary", "control"]
+ExclusionReason = Literal["Restarted", "Joined", "Gone", "Stale"]
 
-STALLS = 2.0
+MAX_STALLED_BLOCK_LENGTHS = 2.0
 """Times as long as a block after which an arm that holds requests and finishes too few keeps it open no longer."""
-HOLDS, NEXT_TO_NONE = 0.25, 0.2
+MIN_STALLED_LOAD_RATIO, MAX_STALLED_FINISHED_RATIO = 0.25, 0.2
 """Parts of the other arm's requests in flight that it holds at least, and of those finished that it finishes at most."""
-LATE = 1.5
+MAX_SCRAPE_AGE_INTERVALS = 1.5
 """Scrape intervals by which a scrape may lie off a block's edge: one may fail."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class BlockRule:
     """When a block ends; fixed when an analysis begins."""
 
-    seconds: float = 120.0
-    interval: float = 15.0
+    block_seconds: float = 120.0
+    scrape_interval_seconds: float = 15.0
     """Seconds between scrapes."""
-    drafts: float = 2000.0
+    min_drafts: float = 2000.0
     """Drafts that each arm needs."""
-    finished: float = 20.0
+    min_finished_requests: float = 20.0
     """Finished requests that each arm needs."""
-    per: int = 0
+    pods_per_minimum: int = 0
     """For how many pods these are; 0: for an arm, however many it has."""
 
-    def enough(self, side: Side) -> bool:
+    def has_enough(self, arm_counts: ArmCounts) -> bool:
         """Whether the side has drafts and finished requests enough."""
-        times = side.pods / self.per if self.per else 1.0
-        return side.counts.drafts >= times * self.drafts and side.counts.finished >= times * self.finished
+        times = arm_counts.pod_count / self.pods_per_minimum if self.pods_per_minimum else 1.0
+        return (
+            arm_counts.counts.drafts >= times * self.min_drafts
+            and arm_counts.counts.finished >= times * self.min_finished_requests
+        )
 
     @property
-    def late(self) -> float:
-        return LATE * self.interval
+    def max_scrape_age_seconds(self) -> float:
+        return MAX_SCRAPE_AGE_INTERVALS * self.scrape_interval_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodWindow:
     """A pod in the open block."""
 
-    arm: Arm
-    first: tuple[float, Reading] | None = None
+    arm: ArmName
+    first: tuple[float, CounterSnapshot] | None = None
     """The scrape that its window begins with."""
-    last: tuple[float, Reading] | None = None
-    missing: Missing | None = None
+    last: tuple[float, CounterSnapshot] | None = None
+    exclusion_reason: ExclusionReason | None = None
     """Why it cannot be part of this block any more."""
-    load: float = 0.0
+    load_sum: float = 0.0
     """Sum of its load over `scrapes`."""
-    scrapes: int = 0
+    scrape_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ArmCounts:
     """One arm in a closed block."""
 
-    pods: int
-    counts: Counts
-    load: float | None
+    pod_count: int
+    counts: EngineCounts
+    mean_load: float | None
     """Mean requests running and waiting on a pod; None where no page says."""
-    by_pod: Mapping[str, Counts] = field(default_factory=dict)
+    counts_by_pod: Mapping[str, EngineCounts] = field(default_factory=dict)
     """The counts of each of them."""
-    queued: float = 0.0
+    queue_growth: float = 0.0
     """By how many the requests without a first token grew."""
 
-    def stalls(self, other: Side) -> bool:
+    def is_stalled_against(self, other: ArmCounts) -> bool:
         """Whether it holds requests, finishes next to none of them, and the other does, pod by pod: of equal arms no chance makes
         the one finish a fifth of the other's where that is 20."""
-        if self.load is None or other.load is None or self.load <= 0 or self.load < HOLDS * other.load:
+        if (
+            self.mean_load is None
+            or other.mean_load is None
+            or self.mean_load <= 0
+            or self.mean_load < MIN_STALLED_LOAD_RATIO * other.mean_load
+        ):
             return False
-        return self.counts.finished / self.pods < NEXT_TO_NONE * other.counts.finished / other.pods
+        return self.counts.finished / self.pod_count < MAX_STALLED_FINISHED_RATIO * other.counts.finished / other.pod_count
 
     @property
-    def begun(self) -> float:
+    def arrived_requests(self) -> float:
         """Requests that came."""
-        return self.counts.first_tokens + self.queued
+        return self.counts.first_tokens + self.queue_growth
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ClosedBlock:
     """A closed block. An arm is None when none of its pods had a whole window; the block then counts for nothing."""
 
-    began: float
-    ended: float
-    canary: Side | None
-    control: Side | None
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    start_time: float
+    end_time: float
+    canary: ArmCounts | None
+    control: ArmCounts | None
+    excluded_pods: Mapping[str, int] = field(default_factory=dict)
     """Pods left out, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenBlock:
     """The block that is being filled."""
 
-    began: float
-    pods: Mapping[str, Pod] = field(default_factory=dict)
+    start_time: float
+    windows: Mapping[str, PodWindow] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"began": self.began, "pods": {name: _pod_to_dict(pod) for name, pod in self.pods.items()}}
+        return {"began": self.start_time, "pods": {name: _window_to_dict(pod) for name, pod in self.windows.items()}}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Open:
-        return cls(found["began"], {name: _pod_from_dict(pod) for name, pod in found["pods"].items()})
+    def from_dict(cls, document: Mapping[str, Any]) -> OpenBlock:
+        return cls(document["began"], {name: _window_from_dict(pod) for name, pod in document["pods"].items()})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PodSample:
     """What one round of scraping brought of a pod."""
 
-    arm: Arm
-    reading: Reading | None
+    arm: ArmName
+    counters: CounterSnapshot | None
     """None when the scrape failed."""
 
 
-def observe(block: Open, now: float, seen: Mapping[str, Seen], rule: Rule) -> tuple[Open, Block | None]:
+def add_scrapes(
+    block: OpenBlock, now: float, samples: Mapping[str, PodSample], rule: BlockRule
+) -> tuple[OpenBlock, ClosedBlock | None]:
     """The open block after one round of scraping at `now`, and the block that it closed, if any.
 
     `seen` has every pod that belongs to an arm now, whether or not its scrape came.
     """
-    pods = {name: _with(block.pods.get(name, Pod(one.arm)), one.reading, now, block.began, rule) for name, one in seen.items()}
-    gone = {name: replace(pod, missing="Gone") for name, pod in block.pods.items() if name not in seen}
-    filled = Open(block.began, gone | pods)
-    if now - block.began < rule.seconds:
+    pods = {
+        name: _add_scrape(block.windows.get(name, PodWindow(one.arm)), one.counters, now, block.start_time, rule)
+        for name, one in samples.items()
+    }
+    gone = {name: replace(pod, exclusion_reason="Gone") for name, pod in block.windows.items() if name not in samples}
+    filled = OpenBlock(block.start_time, gone | pods)
+    if now - block.start_time < rule.block_seconds:
         return filled, None
-    sides = {arm: _side(filled, arm, now, rule) for arm in ("canary", "control")}
+    sides = {arm: _arm_counts(filled, arm, now, rule) for arm in ("canary", "control")}
     for arm, side in sides.items():
-        if side is None and _may_come(filled, arm, now, rule):
+        if side is None and _may_become_whole(filled, arm, now, rule):
             return filled, None
-        if side is not None and not rule.enough(side):
+        if side is not None and not rule.has_enough(side):
             other = sides["control" if arm == "canary" else "canary"]
-            if now - block.began < STALLS * rule.seconds or not _stalls(side, other, rule):
+            if now - block.start_time < MAX_STALLED_BLOCK_LENGTHS * rule.block_seconds or not _is_arm_stalled(side, other, rule):
                 return filled, None
-    dropped: Counter[str] = Counter(reason for pod in filled.pods.values() if (reason := _missing(pod, now, rule)))
-    closed = Block(block.began, now, sides["canary"], sides["control"], dict(dropped))
-    return Open(now, {name: _next(pod, now, rule) for name, pod in pods.items()}), closed
+    dropped: Counter[str] = Counter(reason for pod in filled.windows.values() if (reason := _exclusion_reason(pod, now, rule)))
+    closed = ClosedBlock(block.start_time, now, sides["canary"], sides["control"], dict(dropped))
+    return OpenBlock(now, {name: _next_window(pod, now, rule) for name, pod in pods.items()}), closed
 
 
-def _stalls(side: Side, other: Side | None, rule: Rule) -> bool:
+def _is_arm_stalled(side: ArmCounts, other: ArmCounts | None, rule: BlockRule) -> bool:
     """Whether the side gets hardly anything done of what it holds, while the other gets enough done."""
-    return other is not None and rule.enough(other) and side.stalls(other)
+    return other is not None and rule.has_enough(other) and side.is_stalled_against(other)
 
 
-def start(now: float, seen: Mapping[str, Seen], rule: Rule) -> Open:
+def start_block(now: float, samples: Mapping[str, PodSample], rule: BlockRule) -> OpenBlock:
     """The first open block, from a first round of scraping."""
-    return observe(Open(now), now, seen, rule)[0]
+    return add_scrapes(OpenBlock(now), now, samples, rule)[0]
 
 
-def _with(pod: Pod, reading: Reading | None, now: float, began: float, rule: Rule) -> Pod:
+def _add_scrape(pod: PodWindow, reading: CounterSnapshot | None, now: float, began: float, rule: BlockRule) -> PodWindow:
     """The pod after one scrape."""
     if reading is None:
         return pod
-    load, scrapes = (pod.load, pod.scrapes) if reading.load is None else (pod.load + reading.load, pod.scrapes + 1)
-    pod = replace(pod, load=load, scrapes=scrapes)
+    load, scrapes = (
+        (pod.load_sum, pod.scrape_count) if reading.load is None else (pod.load_sum + reading.load, pod.scrape_count + 1)
+    )
+    pod = replace(pod, load_sum=load, scrape_count=scrapes)
     if pod.first is None or pod.last is None:
-        missing = pod.missing or ("Joined" if now > began + rule.late else None)
-        return replace(pod, first=(now, reading), last=(now, reading), missing=missing)
-    if restarted(pod.last[1], reading):
-        return replace(pod, last=(now, reading), missing="Restarted")
+        missing = pod.exclusion_reason or ("Joined" if now > began + rule.max_scrape_age_seconds else None)
+        return replace(pod, first=(now, reading), last=(now, reading), exclusion_reason=missing)
+    if has_restarted(pod.last[1], reading):
+        return replace(pod, last=(now, reading), exclusion_reason="Restarted")
     return replace(pod, last=(now, reading))
 
 
-def restarted(before: Reading, after: Reading) -> bool:
+def has_restarted(before: CounterSnapshot, after: CounterSnapshot) -> bool:
     """Whether two readings of a pod are not of one run of one engine."""
-    if before.started is not None and after.started is not None and before.started != after.started:
+    if (
+        before.process_start_time is not None
+        and after.process_start_time is not None
+        and before.process_start_time != after.process_start_time
+    ):
         return True
-    return before.engines != after.engines or (after.counts - before.counts).fell is not None
+    return before.engine_count != after.engine_count or (after.counts - before.counts).decreased_counter is not None
 
 
-def _missing(pod: Pod, now: float, rule: Rule) -> Missing | None:
+def _exclusion_reason(pod: PodWindow, now: float, rule: BlockRule) -> ExclusionReason | None:
     """Why the pod has no whole window that ends at `now`."""
-    if pod.missing:
-        return pod.missing
-    return "Stale" if pod.last is None or now - pod.last[0] > rule.late else None
+    if pod.exclusion_reason:
+        return pod.exclusion_reason
+    return "Stale" if pod.last is None or now - pod.last[0] > rule.max_scrape_age_seconds else None
 
 
-def _side(block: Open, arm: str, now: float, rule: Rule) -> Side | None:
-    whole = {name: pod for name, pod in block.pods.items() if pod.arm == arm and _missing(pod, now, rule) is None}
+def _arm_counts(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> ArmCounts | None:
+    whole = {name: pod for name, pod in block.windows.items() if pod.arm == arm and _exclusion_reason(pod, now, rule) is None}
     if not whole:
         return None
     by_pod = {name: pod.last[1].counts - pod.first[1].counts for name, pod in whole.items() if pod.first and pod.last}
-    loads = [pod.load / pod.scrapes for pod in whole.values() if pod.scrapes]
+    loads = [pod.load_sum / pod.scrape_count for pod in whole.values() if pod.scrape_count]
     load = sum(loads) / len(loads) if loads else None
-    return Side(len(whole), sum(by_pod.values(), Counts()), load, by_pod, sum(map(_queued, whole.values())))
+    return ArmCounts(len(whole), sum(by_pod.values(), EngineCounts()), load, by_pod, sum(map(_queue_growth, whole.values())))
 
 
-def _queued(pod: Pod) -> float:
+def _queue_growth(pod: PodWindow) -> float:
     """By how many more requests wait than when its window began; 0 where a page does not say."""
-    waiting = [scrape[1].waiting if scrape else None for scrape in (pod.first, pod.last)]
+    waiting = [scrape[1].waiting_requests if scrape else None for scrape in (pod.first, pod.last)]
     return 0.0 if waiting[0] is None or waiting[1] is None else waiting[1] - waiting[0]
 
 
-def _may_come(block: Open, arm: str, now: float, rule: Rule) -> bool:
+def _may_become_whole(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> bool:
     """Whether the next scrapes may yet make a pod's window whole: it is only stale, and not for long."""
-    stale = any(pod.arm == arm and pod.missing is None and pod.first is not None for pod in block.pods.values())
-    return stale and now - block.began < 2 * rule.seconds
+    stale = any(pod.arm == arm and pod.exclusion_reason is None and pod.first is not None for pod in block.windows.values())
+    return stale and now - block.start_time < 2 * rule.block_seconds
 
 
-def _next(pod: Pod, now: float, rule: Rule) -> Pod:
+def _next_window(pod: PodWindow, now: float, rule: BlockRule) -> PodWindow:
     """The pod in the block that begins at `now`."""
-    fresh = pod.last is not None and now - pod.last[0] <= rule.late
-    return Pod(pod.arm, pod.last, pod.last) if fresh else Pod(pod.arm)
+    fresh = pod.last is not None and now - pod.last[0] <= rule.max_scrape_age_seconds
+    return PodWindow(pod.arm, pod.last, pod.last) if fresh else PodWindow(pod.arm)
 
 
-def _pod_to_dict(pod: Pod) -> dict[str, Any]:
-    found: dict[str, Any] = {"arm": pod.arm, "load": pod.load, "scrapes": pod.scrapes}
-    if pod.missing:
-        found["missing"] = pod.missing
+def _window_to_dict(pod: PodWindow) -> dict[str, Any]:
+    found: dict[str, Any] = {"arm": pod.arm, "load": pod.load_sum, "scrapes": pod.scrape_count}
+    if pod.exclusion_reason:
+        found["missing"] = pod.exclusion_reason
     for name in ("first", "last"):
         if scrape := getattr(pod, name):
             found[name] = {"time": scrape[0], **scrape[1].to_dict()}
     return found
 
 
-def _pod_from_dict(found: Mapping[str, Any]) -> Pod:
-    scrapes = {name: (found[name]["time"], Reading.from_dict(found[name])) for name in ("first", "last") if name in found}
-    return Pod(found["arm"], missing=found.get("missing"), load=found["load"], scrapes=found["scrapes"], **scrapes)
+def _window_from_dict(found: Mapping[str, Any]) -> PodWindow:
+    scrapes = {name: (found[name]["time"], CounterSnapshot.from_dict(found[name])) for name in ("first", "last") if name in found}
+    return PodWindow(
+        found["arm"], exclusion_reason=found.get("missing"), load_sum=found["load"], scrape_count=found["scrapes"], **scrapes
+    )

@@ -11,9 +11,9 @@ import zlib
 from typing import Any
 
 
-def pack(found: Any) -> str:
+def pack(value: Any) -> str:
     """As text."""
-    return base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 9)).decode()
 
 
 def unpack(text: str) -> Any:

@@ -15,7 +15,7 @@ from aerie.engine.metrics.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SampleProjection:
     """Which numbers of a sample are kept; fixed when an analysis begins."""
 
     positions: int
@@ -27,7 +27,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EngineCounts:
     """Sums since an engine began, or in a window."""
 
     drafts: float = 0.0
@@ -60,11 +60,11 @@ class Counts:
     nowhere (`request_success_total{finished_reason="abort"}` stays 0); it is a balance of counters and a gauge, and so may fall
     by a few requests from one page to the next. 0 where the page has no such gauge."""
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
+    def __add__(self, other: EngineCounts) -> EngineCounts:
+        return EngineCounts(*(getattr(self, name) + getattr(other, name) for name in _COUNT_FIELDS))
 
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, name) - getattr(other, name) for name in _NAMES))
+    def __sub__(self, other: EngineCounts) -> EngineCounts:
+        return EngineCounts(*(getattr(self, name) - getattr(other, name) for name in _COUNT_FIELDS))
 
     @property
     def busy_seconds(self) -> float:
@@ -72,45 +72,51 @@ class Counts:
         return self.iterations * self.decode_seconds / self.request_steps if self.request_steps > 0 else 0.0
 
     @property
-    def fell(self) -> str | None:
+    def decreased_counter(self) -> str | None:
         """The first sum that is negative: the engine began anew, or the page lies."""
-        return next((name for name in _NAMES if getattr(self, name) < 0 and name != "given_up"), None)
+        return next((name for name in _COUNT_FIELDS if getattr(self, name) < 0 and name != "given_up"), None)
 
 
-_NAMES = tuple(field.name for field in fields(Counts))
+_COUNT_FIELDS = tuple(field.name for field in fields(EngineCounts))
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CounterSnapshot:
     """One scrape of one pod."""
 
-    counts: Counts
+    counts: EngineCounts
     load: float | None
     """Requests running and waiting; None where the page does not say."""
-    started: float | None
-    engines: int
-    waiting: float | None = None
+    process_start_time: float | None
+    engine_count: int
+    waiting_requests: float | None = None
     """Those of the load that have no first token yet; None where the page does not say."""
 
     def to_dict(self) -> dict[str, object]:
         """Zeros left out."""
         counts = {name: value for name, value in asdict(self.counts).items() if value}
-        return {"counts": counts, "load": self.load, "started": self.started, "engines": self.engines, "waiting": self.waiting}
+        return {
+            "counts": counts,
+            "load": self.load,
+            "started": self.process_start_time,
+            "engines": self.engine_count,
+            "waiting": self.waiting_requests,
+        }
 
     @classmethod
-    def from_dict(cls, found: dict[str, object]) -> Reading:
-        counts = found["counts"]
+    def from_dict(cls, document: dict[str, object]) -> CounterSnapshot:
+        counts = document["counts"]
         assert isinstance(counts, dict)
-        return cls(Counts(**counts), found["load"], found["started"], found["engines"], found.get("waiting"))  # type: ignore[arg-type]
+        return cls(EngineCounts(**counts), document["load"], document["started"], document["engines"], document.get("waiting"))  # type: ignore[arg-type]
 
 
-def read(sample: Sample, kept: Kept) -> Reading:
+def read_counters(sample: Sample, projection: SampleProjection) -> CounterSnapshot:
     """What is kept of a sample."""
     counters, gauges, speculation = sample.counters, sample.gauges, sample.counters.speculation
-    known = [gauge for gauge in (gauges.running, gauges.waiting) if gauge is not None]
-    counts = Counts(
+    known = [gauge for gauge in (gauges.running_requests, gauges.waiting_requests) if gauge is not None]
+    counts = EngineCounts(
         drafts=speculation.drafts if speculation else 0.0,
-        accepted=sum(speculation.accepted_per_position[: kept.positions]) if speculation else 0.0,
+        accepted=sum(speculation.accepted_per_position[: projection.positions]) if speculation else 0.0,
         draft_tokens=speculation.draft_tokens if speculation else 0.0,
         # Two counters of one page are not of one instant, so the difference may fall back by a few tokens.
         decode_tokens=max(0.0, counters.generation_tokens - counters.first_tokens),
@@ -122,29 +128,33 @@ def read(sample: Sample, kept: Kept) -> Reading:
         preemptions=counters.preemptions,
         first_tokens=counters.first_tokens,
         first_seconds=counters.time_to_first_token.sum,
-        slow_first=_beyond(counters.time_to_first_token, kept.first_edge),
+        slow_first=_count_over_edge(counters.time_to_first_token, projection.first_edge),
         timed=counters.time_per_output_token.count,
-        slow_output=_beyond(counters.time_per_output_token, kept.output_edge),
+        slow_output=_count_over_edge(counters.time_per_output_token, projection.output_edge),
         request_steps=counters.request_steps,
         iterations=counters.iterations,
-        given_up=0.0 if gauges.running is None else counters.first_tokens - sum(counters.finished.values()) - gauges.running,
+        given_up=0.0
+        if gauges.running_requests is None
+        else counters.first_tokens - sum(counters.finished.values()) - gauges.running_requests,
     )
-    return Reading(counts, sum(known) if known else None, sample.started, len(sample.engines), gauges.waiting)
+    return CounterSnapshot(
+        counts, sum(known) if known else None, sample.process_start_time, len(sample.engines), gauges.waiting_requests
+    )
 
 
-def nearest_edge(limit: float, edges: Sequence[float]) -> float:
+def nearest_bucket_edge(objective_seconds: float, edges: Sequence[float]) -> float:
     """The finite bucket edge nearest to an objective, by ratio: the one at which both arms are counted.
 
     >>> nearest_edge(0.04, (0.01, 0.025, 0.05, math.inf))
     0.05
     """
     finite = [edge for edge in edges if 0 < edge < math.inf]
-    if not finite or not limit > 0:
-        raise ValueError(f"an objective of {limit} s has no edge among {tuple(edges)}.")
-    return min(finite, key=lambda edge: abs(math.log(edge / limit)))
+    if not finite or not objective_seconds > 0:
+        raise ValueError(f"an objective of {objective_seconds} s has no edge among {tuple(edges)}.")
+    return min(finite, key=lambda edge: abs(math.log(edge / objective_seconds)))
 
 
-def _beyond(histogram: Histogram, edge: float | None) -> float:
+def _count_over_edge(histogram: Histogram, edge: float | None) -> float:
     """Observations beyond an edge; 0 without one. Raises ValueError when the histogram does not have it."""
     if edge is None:
         return 0.0

@@ -28,61 +28,63 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aerie.analysis.measurement.blocks import Side
+from aerie.analysis.measurement.blocks import ArmCounts
 
-TOLERANCE = 0.2
+LOAD_TOLERANCE = 0.2
 """By how much the arms may differ, relative to their level."""
-ERRORS = 3.0
+LOAD_TOLERANCE_STANDARD_ERRORS = 3.0
 """Standard errors by which they may differ in any case."""
-ENOUGH = (ERRORS / TOLERANCE) ** 2
+MIN_REQUEST_COUNT_VARIANCE = (LOAD_TOLERANCE_STANDARD_ERRORS / LOAD_TOLERANCE) ** 2
 """The variance of a count of requests from which on the tolerance is as wide as so many standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class LoadMatch:
     """The requests of late. The difference of the arms is `surplus / variance`, of which 1 / variance is the squared error: the
     logarithm of the ratio of two rates, by Peto's one-step estimate."""
 
-    surplus: float = 0.0
+    request_surplus: float = 0.0
     """Requests begun on the canary beyond its share."""
     variance: float = 0.0
     """Of that, were demand alike."""
-    flight: float = 0.0
+    in_flight_surplus: float = 0.0
     """The relative difference in requests in flight, weighed by the variance of each block."""
 
-    def add(self, canary: Side, control: Side) -> Demand:
+    def add_block(self, canary: ArmCounts, control: ArmCounts) -> LoadMatch:
         """With one more block; what came before weighs as much as is needed to have enough."""
-        share = canary.pods / (canary.pods + control.pods)
-        begun = canary.begun + control.begun
-        surplus, variance = canary.begun - share * begun, max(0.0, begun) * share * (1 - share)
+        share = canary.pod_count / (canary.pod_count + control.pod_count)
+        begun = canary.arrived_requests + control.arrived_requests
+        surplus, variance = canary.arrived_requests - share * begun, max(0.0, begun) * share * (1 - share)
         flight = surplus
-        if canary.load is not None and control.load is not None:
-            flight = 2 * variance * (canary.load - control.load) / ((canary.load + control.load) or 1.0)
-        room = max(0.0, ENOUGH - variance)
+        if canary.mean_load is not None and control.mean_load is not None:
+            flight = 2 * variance * (canary.mean_load - control.mean_load) / ((canary.mean_load + control.mean_load) or 1.0)
+        room = max(0.0, MIN_REQUEST_COUNT_VARIANCE - variance)
         kept = room / self.variance if self.variance > room else 1.0
-        return Demand(kept * self.surplus + surplus, kept * self.variance + variance, kept * self.flight + flight)
+        return LoadMatch(
+            kept * self.request_surplus + surplus, kept * self.variance + variance, kept * self.in_flight_surplus + flight
+        )
 
     @property
-    def known(self) -> bool:
+    def has_enough_requests(self) -> bool:
         """Whether a difference of more than the tolerance is told from chance."""
-        return self.variance >= 0.999 * ENOUGH  # a sum of parts of it, rounded
+        return self.variance >= 0.999 * MIN_REQUEST_COUNT_VARIANCE  # a sum of parts of it, rounded
 
     @property
-    def apart(self) -> float:
+    def relative_difference(self) -> float:
         """By how much the canary's pods got more requests than the control's, relative to their level."""
-        return self.surplus / self.variance if self.variance > 0 else 0.0
+        return self.request_surplus / self.variance if self.variance > 0 else 0.0
 
     @property
-    def alike(self) -> bool:
+    def is_matched(self) -> bool:
         """Whether the arms were alike, in requests begun or in those in flight; not when no request began."""
-        return self._within(min(abs(self.surplus), abs(self.flight)))
+        return self._is_within_tolerance(min(abs(self.request_surplus), abs(self.in_flight_surplus)))
 
     @property
-    def alike_in_flight(self) -> bool:
+    def is_matched_in_flight(self) -> bool:
         """Whether the arms were alike in requests in flight; where no page tells these, in those begun."""
-        return self._within(abs(self.flight))
+        return self._is_within_tolerance(abs(self.in_flight_surplus))
 
-    def _within(self, difference: float) -> bool:
+    def _is_within_tolerance(self, difference: float) -> bool:
         if self.variance <= 0:
             return False
-        return difference <= max(TOLERANCE, ERRORS / math.sqrt(self.variance)) * self.variance
+        return difference <= max(LOAD_TOLERANCE, LOAD_TOLERANCE_STANDARD_ERRORS / math.sqrt(self.variance)) * self.variance

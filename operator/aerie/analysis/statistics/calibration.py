@@ -27,40 +27,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aerie.analysis.statistics.confidence_sequence import Prior
+from aerie.analysis.statistics.confidence_sequence import VariancePrior
 
-BATCH = 30
+BLOCKS_PER_BATCH = 30
 """Blocks in a batch: an hour of two-minute blocks."""
-KEPT = 48
+MAX_BATCHES_PER_POD = 48
 """Batches kept of a pod."""
-ENOUGH = 24
+FULL_TRUST_BATCHES = 24
 """Batches that are trusted by themselves."""
-LEAST = 4
+MIN_BATCHES = 4
 """Batches from which on anything is said."""
-PODS = 8
+MAX_FOLLOWED_PODS = 8
 """Pods that are followed at most; half of the places may be those of pods that are gone."""
-ODD, FEW = 6.0, 10
+OUTLIER_STANDARD_DEVIATIONS, MIN_BLOCKS_FOR_MOMENTS = 6.0, 10
 """Standard deviations beyond which a block counts as one that is just so far off; and blocks that tell what these are."""
-CAUTIOUS = 3.0
+DEFAULT_INFLATION = 3.0
 """The inflation where no history tells it: that of traffic with a memory of some 8 minutes."""
-FREEDOM = 20.0
+FULL_HISTORY_DEGREES_OF_FREEDOM = 20.0
 """Degrees of freedom that a full history's variance counts for: few enough that the rollout's own blocks soon outweigh it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class PodEffect:
     """By what pods, or two arms of them, differ for good though nothing is wrong."""
 
     sd: float
-    freedom: float
+    degrees_of_freedom: float
     """Degrees of freedom that the standard deviation is worth: a prior's, by a scaled inverse chi-squared distribution."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class Dispersion:
     """What a history tells about blocks of equal arms, relative to the level of the metric."""
 
-    inflation: float = CAUTIOUS
+    inflation: float = DEFAULT_INFLATION
     variance: float = 0.0
     """Of a block, per pod."""
     freedom: float = 0.0
@@ -72,89 +72,92 @@ class Scatter:
     batches: int = 0
     """Hours, or as many blocks, that this rests on; 0: uncalibrated."""
 
-    def prior(self, level: float, pods: tuple[int, int]) -> Prior:
+    def variance_prior(self, level: float, pod_counts: tuple[int, int]) -> VariancePrior:
         """The variance of a score at this level of the metric, with so many pods in the two arms."""
-        return Prior(self.variance * level * level * (1 / pods[0] + 1 / pods[1]), self.freedom)
+        return VariancePrior(self.variance * level * level * (1 / pod_counts[0] + 1 / pod_counts[1]), self.freedom)
 
-    def offset(self, prior: Offsets, level: float, pods: tuple[int, int]) -> Offsets:
+    def pod_effect(self, prior: PodEffect, level: float, pod_counts: tuple[int, int]) -> PodEffect:
         """The lasting difference of two equal arms at this level of the metric, from the prior and what pods have told."""
-        freedom = prior.freedom + self.offset_freedom
+        freedom = prior.degrees_of_freedom + self.offset_freedom
         if freedom <= 0:
-            return Offsets(0.0, math.inf)
-        squares = prior.freedom * prior.sd**2 + self.offset_freedom * self.offset_sd**2
-        return Offsets(level * math.sqrt(squares / freedom * (1 / pods[0] + 1 / pods[1])), freedom)
+            return PodEffect(0.0, math.inf)
+        squares = prior.degrees_of_freedom * prior.sd**2 + self.offset_freedom * self.offset_sd**2
+        return PodEffect(level * math.sqrt(squares / freedom * (1 / pod_counts[0] + 1 / pod_counts[1])), freedom)
 
     def to_dict(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Scatter:
-        return cls(**found)
+    def from_dict(cls, document: Mapping[str, Any]) -> Dispersion:
+        return cls(**document)
 
 
-UNCALIBRATED = Scatter()
+UNCALIBRATED_DISPERSION = Dispersion()
 
 
-_PAIR = struct.Struct("<2f")
+_BATCH_FORMAT = struct.Struct("<2f")
 
 
 @dataclass(frozen=True, slots=True)
-class _Pod:
+class _PodDeviations:
     """Of one pod's deviations, the closed batches, and the batch under way as count, sum and sum of squares."""
 
-    closed: bytes = b""
+    packed_batches: bytes = b""
     """(mean, variance) of each batch, as 32-bit floats: 384 bytes for two days."""
-    count: int = 0
-    sum: float = 0.0
-    squares: float = 0.0
-    missed: int = 0
+    open_count: int = 0
+    open_sum: float = 0.0
+    open_squares: float = 0.0
+    missed_blocks: int = 0
     """Blocks in a row, up to the last, that it was not part of."""
 
     @property
     def batches(self) -> list[tuple[float, float]]:
-        return list(_PAIR.iter_unpack(self.closed))
+        return list(_BATCH_FORMAT.iter_unpack(self.packed_batches))
 
     @property
-    def length(self) -> int:
+    def batch_count(self) -> int:
         """Closed batches."""
-        return len(self.closed) // _PAIR.size
+        return len(self.packed_batches) // _BATCH_FORMAT.size
 
-    def usual(self) -> tuple[float, float] | None:
+    def recent_moments(self) -> tuple[float, float] | None:
         """Mean and variance of its deviations lately; None while it has too few."""
-        if self.closed:
-            mean, variance = _PAIR.unpack_from(self.closed, len(self.closed) - _PAIR.size)
+        if self.packed_batches:
+            mean, variance = _BATCH_FORMAT.unpack_from(self.packed_batches, len(self.packed_batches) - _BATCH_FORMAT.size)
             return mean, variance
-        return _moments(self.count, self.sum, self.squares) if self.count >= FEW else None
+        return _moments(self.open_count, self.open_sum, self.open_squares) if self.open_count >= MIN_BLOCKS_FOR_MOMENTS else None
 
-    def away(self) -> _Pod:
+    def add_missed_block(self) -> _PodDeviations:
         """After a block without it."""
-        return replace(self, missed=self.missed + 1)
+        return replace(self, missed_blocks=self.missed_blocks + 1)
 
-    def add(self, deviation: float) -> _Pod:
+    def add_deviation(self, deviation: float) -> _PodDeviations:
         """After a block with it."""
-        count, total, squares = self.count + 1, self.sum + deviation, self.squares + deviation * deviation
-        if count < BATCH:
-            return _Pod(self.closed, count, total, squares)
-        closed = self.closed + _PAIR.pack(*_moments(count, total, squares))
-        return _Pod(closed[-KEPT * _PAIR.size :])
+        count, total, squares = self.open_count + 1, self.open_sum + deviation, self.open_squares + deviation * deviation
+        if count < BLOCKS_PER_BATCH:
+            return _PodDeviations(self.packed_batches, count, total, squares)
+        closed = self.packed_batches + _BATCH_FORMAT.pack(*_moments(count, total, squares))
+        return _PodDeviations(closed[-MAX_BATCHES_PER_POD * _BATCH_FORMAT.size :])
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"closed": base64.b64encode(self.closed).decode(), "open": [self.count, self.sum, self.squares]}
-        return found | ({"missed": self.missed} if self.missed else {})
+        found = {
+            "closed": base64.b64encode(self.packed_batches).decode(),
+            "open": [self.open_count, self.open_sum, self.open_squares],
+        }
+        return found | ({"missed": self.missed_blocks} if self.missed_blocks else {})
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> _Pod:
-        closed = base64.b64decode(found["closed"], validate=True)
-        if len(closed) % _PAIR.size:
-            raise ValueError(f"{len(closed)} bytes are no batches of {_PAIR.size} each.")
-        count, total, squares = found["open"]
-        return cls(closed, count, total, squares, found.get("missed", 0))
+    def from_dict(cls, document: Mapping[str, Any]) -> _PodDeviations:
+        closed = base64.b64decode(document["closed"], validate=True)
+        if len(closed) % _BATCH_FORMAT.size:
+            raise ValueError(f"{len(closed)} bytes are no batches of {_BATCH_FORMAT.size} each.")
+        count, total, squares = document["open"]
+        return cls(closed, count, total, squares, document.get("missed", 0))
 
 
-_EMPTY = _Pod()
+_NO_DEVIATIONS = _PodDeviations()
 
 
-def _middle(values: list[float]) -> float:
+def _lower_median(values: list[float]) -> float:
     """The lower one of the middle, so that of two pods an odd one does not count; 0 of none."""
     return sorted(values)[(len(values) - 1) // 2] if values else 0.0
 
@@ -166,12 +169,12 @@ def _moments(count: int, total: float, squares: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class DeviationHistory:
     """The deviations of stable pods in one metric, as batches."""
 
-    pods: Mapping[str, _Pod] = field(default_factory=dict)
+    pods: Mapping[str, _PodDeviations] = field(default_factory=dict)
 
-    def add(self, values: Mapping[str, float], relative: bool = True) -> History:
+    def add_block(self, values: Mapping[str, float], relative: bool = True) -> DeviationHistory:
         """With one more block: the metric's value on each stable pod. Fewer than two pods tell nothing.
 
         Not `relative`: deviations are plain differences, as fits shares that are often 0; of the scatter, only the inflation
@@ -180,60 +183,62 @@ class History:
         here = {name: value for name, value in sorted(values.items()) if value > 0 or not relative}
         if len(here) < 2:
             return self
-        followed = self._followed(here)
-        pods = {name: self.pods[name].away() for name in followed if name not in here}
+        followed = self._select_followed_pods(here)
+        pods = {name: self.pods[name].add_missed_block() for name in followed if name not in here}
         names = [name for name in followed if name in here]
         if len(names) < 2:  # pods that are gone have all the places as yet
-            return History(pods)
+            return DeviationHistory(pods)
         total = math.fsum(here[name] for name in names)
         others = len(names) - 1
         scale = 1 / math.sqrt(1 + 1 / others)  # to one pod's part of the difference
-        usual = {name: pod.usual() for name, pod in self.pods.items()}
-        furthest = ODD * math.sqrt(_middle([known[1] for known in usual.values() if known]))
+        usual = {name: pod.recent_moments() for name, pod in self.pods.items()}
+        furthest = OUTLIER_STANDARD_DEVIATIONS * math.sqrt(_lower_median([known[1] for known in usual.values() if known]))
         for name in names:
             rest = (total - here[name]) / others
             deviation = scale * (here[name] / rest - 1 if relative else here[name] - rest)
             if furthest > 0:
                 mean, _ = usual.get(name) or (0.0, 0.0)
                 deviation = min(max(deviation, mean - furthest), mean + furthest)
-            pods[name] = self.pods.get(name, _EMPTY).add(deviation)
-        return History(pods)
+            pods[name] = self.pods.get(name, _NO_DEVIATIONS).add_deviation(deviation)
+        return DeviationHistory(pods)
 
-    def _followed(self, here: Mapping[str, float]) -> list[str]:
+    def _select_followed_pods(self, here: Mapping[str, float]) -> list[str]:
         """The pods to go on with: those that are known, then new ones, as far as there is room.
 
         A pod that was not in a batch's worth of blocks is gone. What it told is kept until a pod that is here has told enough.
         """
-        enough = any(self.pods[name].length >= ENOUGH for name in self.pods if name in here)
-        gone = [name for name, pod in self.pods.items() if pod.missed >= BATCH and name not in here]
-        telling = [name for name in gone if self.pods[name].length >= LEAST and not enough]
-        kept = sorted(telling, key=lambda name: -self.pods[name].length)[: PODS // 2]
+        enough = any(self.pods[name].batch_count >= FULL_TRUST_BATCHES for name in self.pods if name in here)
+        gone = [name for name, pod in self.pods.items() if pod.missed_blocks >= BLOCKS_PER_BATCH and name not in here]
+        telling = [name for name in gone if self.pods[name].batch_count >= MIN_BATCHES and not enough]
+        kept = sorted(telling, key=lambda name: -self.pods[name].batch_count)[: MAX_FOLLOWED_PODS // 2]
         known = [name for name in self.pods if name not in gone or name in kept]
-        return [*known, *(name for name in here if name not in self.pods)][:PODS]
+        return [*known, *(name for name in here if name not in self.pods)][:MAX_FOLLOWED_PODS]
 
-    def scatter(self) -> Scatter:
+    def estimate_dispersion(self) -> Dispersion:
         """What the history tells so far."""
-        told = [pod.batches for pod in self.pods.values() if pod.length >= LEAST]
+        told = [pod.batches for pod in self.pods.values() if pod.batch_count >= MIN_BATCHES]
         if not told:
-            return UNCALIBRATED
+            return UNCALIBRATED_DISPERSION
         between = within = offsets = 0.0
         for batches in told:
             means = [mean for mean, _ in batches]
             middle = math.fsum(means) / len(means)
             spread = math.fsum((mean - middle) ** 2 for mean in means)
             between += spread / (len(means) - 1)
-            within += math.fsum(v for _, v in batches) / len(batches) * (BATCH - 1) / BATCH + spread / len(means)
+            within += math.fsum(v for _, v in batches) / len(batches) * (BLOCKS_PER_BATCH - 1) / BLOCKS_PER_BATCH + spread / len(
+                means
+            )
             offsets += middle * middle
         between, within, offsets = between / len(told), within / len(told), offsets / len(told)
         batches_of_all = max(len(batches) for batches in told)
-        trust = min(1.0, batches_of_all / ENOUGH)
-        measured = max(1.0, BATCH * between / within) if within > 0 else 1.0
-        inflation = trust * measured + (1 - trust) * CAUTIOUS
+        trust = min(1.0, batches_of_all / FULL_TRUST_BATCHES)
+        measured = max(1.0, BLOCKS_PER_BATCH * between / within) if within > 0 else 1.0
+        inflation = trust * measured + (1 - trust) * DEFAULT_INFLATION
         noise = math.fsum(between / len(batches) for batches in told) / len(told)
-        return Scatter(
+        return Dispersion(
             inflation=inflation,
             variance=within,
-            freedom=trust * FREEDOM if within > 0 else 0.0,
+            freedom=trust * FULL_HISTORY_DEGREES_OF_FREEDOM if within > 0 else 0.0,
             offset_sd=math.sqrt(max(0.0, offsets - noise)),
             offset_freedom=max(1.0, len(told) - 1.0),
             batches=batches_of_all,
@@ -244,5 +249,5 @@ class History:
         return {name: pod.to_dict() for name, pod in self.pods.items()}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> History:
-        return cls({name: _Pod.from_dict(pod) for name, pod in found.items()})
+    def from_dict(cls, document: Mapping[str, Any]) -> DeviationHistory:
+        return cls({name: _PodDeviations.from_dict(pod) for name, pod in document.items()})

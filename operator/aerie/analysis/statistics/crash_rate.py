@@ -26,16 +26,16 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-HOUR = 3600.0
-SHAPE = 0.5
-HARMFUL = 1.0
+SECONDS_PER_HOUR = 3600.0
+GAMMA_PRIOR_SHAPE = 0.5
+CRASHING_ENGINE_PRIOR_POD_HOURS = 1.0
 """Pod-hours of the prior of a canary that crashes."""
-CLUSTERS = ((0.989, 336.0), (0.01, 24.0), (0.001, HARMFUL))
+CLUSTER_CRASH_PRIORS = ((0.989, 336.0), (0.01, 24.0), (0.001, CRASHING_ENGINE_PRIOR_POD_HOURS))
 """Of clusters the share, and pod-hours of the prior of their engines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crashes:
+class CrashCounts:
     """What has been counted."""
 
     canary: int = 0
@@ -46,43 +46,50 @@ class Crashes:
     known: dict[str, int] = field(default_factory=dict)
     """Restarts of those pods that have crashed since counting began, by name: so that each is counted once."""
 
-    def followed(self, canary_pods: int, control_pods: int, seconds: float) -> Crashes:
+    def add_exposure(self, canary_pods: int, control_pods: int, seconds: float) -> CrashCounts:
         """After so many seconds with so many pods."""
         return replace(
             self,
-            canary_hours=self.canary_hours + canary_pods * seconds / HOUR,
-            control_hours=self.control_hours + control_pods * seconds / HOUR,
+            canary_hours=self.canary_hours + canary_pods * seconds / SECONDS_PER_HOUR,
+            control_hours=self.control_hours + control_pods * seconds / SECONDS_PER_HOUR,
         )
 
-    def seen(self, canary: dict[str, int], control: dict[str, int]) -> Crashes:
+    def add_restarts(self, canary_restarts: dict[str, int], control_restarts: dict[str, int]) -> CrashCounts:
         """With the restarts of all pods whose process has ended since counting began. What is first seen of a pod counts once,
         because how many of its restarts are older is not known."""
         mine, theirs = (
             sum(max(0, restarts - self.known.get(name, restarts - 1)) for name, restarts in arm.items())
-            for arm in (canary, control)
+            for arm in (canary_restarts, control_restarts)
         )
         if not mine and not theirs:
             return self
-        return replace(self, canary=self.canary + mine, control=self.control + theirs, known={**self.known, **canary, **control})
+        return replace(
+            self,
+            canary=self.canary + mine,
+            control=self.control + theirs,
+            known={**self.known, **canary_restarts, **control_restarts},
+        )
 
     @property
-    def weight(self) -> float:
+    def bayes_factor(self) -> float:
         """The Bayes factor against "as good"."""
-        worse = _marginal(self.canary, self.canary_hours, HARMFUL) + _any(self.control, self.control_hours)
-        both = _any(self.canary + self.control, self.canary_hours + self.control_hours)
+        worse = _log_marginal(self.canary, self.canary_hours, CRASHING_ENGINE_PRIOR_POD_HOURS) + _log_marginal_of_any_cluster(
+            self.control, self.control_hours
+        )
+        both = _log_marginal_of_any_cluster(self.canary + self.control, self.canary_hours + self.control_hours)
         return math.exp(min(worse - both, 700.0))
 
-    def more(self, alpha: float) -> bool:
+    def is_canary_worse(self, alpha: float) -> bool:
         """Whether the canary's certainly end more often."""
-        return self._often and self.weight >= 1 / alpha
+        return self._is_canary_rate_higher and self.bayes_factor >= 1 / alpha
 
     @property
-    def suspicious(self) -> bool:
+    def is_suspicious(self) -> bool:
         """Whether more speaks for the canary's ending more often than against it."""
-        return self._often and self.weight > 1
+        return self._is_canary_rate_higher and self.bayes_factor > 1
 
     @property
-    def _often(self) -> bool:
+    def _is_canary_rate_higher(self) -> bool:
         """Whether the canary's have ended more often, by the hour."""
         return self.canary * max(self.control_hours, 1e-9) > self.control * self.canary_hours
 
@@ -90,13 +97,18 @@ class Crashes:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def _any(events: int, hours: float) -> float:
+def _log_marginal_of_any_cluster(events: int, hours: float) -> float:
     """Logarithm of m(x, T) in a cluster of which nothing is known."""
-    parts = [math.log(share) + _marginal(events, hours, prior) for share, prior in CLUSTERS]
+    parts = [math.log(share) + _log_marginal(events, hours, prior) for share, prior in CLUSTER_CRASH_PRIORS]
     most = max(parts)
     return most + math.log(math.fsum(math.exp(part - most) for part in parts))
 
 
-def _marginal(events: int, hours: float, prior: float) -> float:
+def _log_marginal(events: int, hours: float, prior: float) -> float:
     """Logarithm of m(x, T), without the factors that all have."""
-    return SHAPE * math.log(prior) + math.lgamma(SHAPE + events) - math.lgamma(SHAPE) - (SHAPE + events) * math.log(prior + hours)
+    return (
+        GAMMA_PRIOR_SHAPE * math.log(prior)
+        + math.lgamma(GAMMA_PRIOR_SHAPE + events)
+        - math.lgamma(GAMMA_PRIOR_SHAPE)
+        - (GAMMA_PRIOR_SHAPE + events) * math.log(prior + hours)
+    )

@@ -25,42 +25,46 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
-MEMORY = 60
+DECAY_BLOCKS = 60
 """Blocks after which a block counts a third: two hours of two-minute blocks."""
-LEAST = 15
+MIN_CURVE_BLOCKS = 15
 """Blocks, as many as then count, from which on it is told."""
-MOST = 3.0
+MAX_ELASTICITY = 3.0
 """Near saturation a metric grows without bound; beyond this nothing is made up for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LoadCurve:
     """The metric's logarithm by the output's, up to a constant: slope x + bend x^2, where x = log(output / reference)."""
 
     slope: float
-    bend: float
-    reference: float
+    curvature: float
+    reference_output: float
     """Tokens per second of a pod."""
 
-    def elasticity(self, output: float, other: float) -> float:
+    def elasticity(self, output: float, target_output: float) -> float:
         """Per cent of the metric for a per cent of output, between two outputs."""
-        found = self.slope + self.bend * math.log(output / self.reference * other / self.reference)
-        return min(max(found, 0.0), MOST)
+        found = self.slope + self.curvature * math.log(output / self.reference_output * target_output / self.reference_output)
+        return min(max(found, 0.0), MAX_ELASTICITY)
 
-    def at(self, value: float, output: float, other: float) -> float:
+    def adjust(self, value: float, output: float, target_output: float) -> float:
         """The metric that was measured at this output of a pod, as it would be at another; as it is where one has none."""
-        return value * (other / output) ** self.elasticity(output, other) if output > 0 and other > 0 else value
+        return (
+            value * (target_output / output) ** self.elasticity(output, target_output)
+            if output > 0 and target_output > 0
+            else value
+        )
 
     def to_list(self) -> list[float]:
         return list(astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
-class Elasticity:
+class LoadCurveFit:
     """The sums of a least-squares fit over blocks, the older a block the less it counts. x and its square z, and the metric's
     logarithm y, each less its mean over the block's pods."""
 
-    reference: float = 0.0
+    reference_output: float = 0.0
     blocks: float = 0.0
     xx: float = 0.0
     xz: float = 0.0
@@ -68,46 +72,50 @@ class Elasticity:
     xy: float = 0.0
     zy: float = 0.0
 
-    def add(self, values: Mapping[str, float], outputs: Mapping[str, float]) -> Elasticity:
+    def add_block(self, values: Mapping[str, float], outputs: Mapping[str, float]) -> LoadCurveFit:
         """With one more block: metric and output of each pod."""
         pods = [name for name, value in values.items() if value > 0 and outputs.get(name, 0.0) > 0]
         if len(pods) < 2:
             return self
-        reference = self.reference or outputs[pods[0]]
+        reference = self.reference_output or outputs[pods[0]]
         logs = [math.log(outputs[name] / reference) for name in pods]
-        x, z, y = _centred(logs), _centred([log * log for log in logs]), _centred([math.log(values[name]) for name in pods])
-        kept = math.exp(-1 / MEMORY)
-        return Elasticity(
+        x, z, y = (
+            _subtract_mean(logs),
+            _subtract_mean([log * log for log in logs]),
+            _subtract_mean([math.log(values[name]) for name in pods]),
+        )
+        kept = math.exp(-1 / DECAY_BLOCKS)
+        return LoadCurveFit(
             reference,
             kept * self.blocks + 1,
-            kept * self.xx + _product(x, x),
-            kept * self.xz + _product(x, z),
-            kept * self.zz + _product(z, z),
-            kept * self.xy + _product(x, y),
-            kept * self.zy + _product(z, y),
+            kept * self.xx + _dot_product(x, x),
+            kept * self.xz + _dot_product(x, z),
+            kept * self.zz + _dot_product(z, z),
+            kept * self.xy + _dot_product(x, y),
+            kept * self.zy + _dot_product(z, y),
         )
 
     @property
-    def curve(self) -> Curve | None:
+    def curve(self) -> LoadCurve | None:
         """The fit; None while too little is known."""
-        if self.blocks < LEAST or self.xx <= 0:
+        if self.blocks < MIN_CURVE_BLOCKS or self.xx <= 0:
             return None
         determinant = self.xx * self.zz - self.xz * self.xz
         if determinant <= 1e-6 * self.xx * self.zz:  # outputs that hardly differ tell no bend
-            return Curve(self.xy / self.xx, 0.0, self.reference)
+            return LoadCurve(self.xy / self.xx, 0.0, self.reference_output)
         slope = (self.zz * self.xy - self.xz * self.zy) / determinant
         bend = (self.xx * self.zy - self.xz * self.xy) / determinant
-        return Curve(slope, bend, self.reference)
+        return LoadCurve(slope, bend, self.reference_output)
 
     def to_list(self) -> list[float]:
         return list(astuple(self))
 
 
-def _centred(values: list[float]) -> list[float]:
+def _subtract_mean(values: list[float]) -> list[float]:
     """Less their mean."""
     mean = math.fsum(values) / len(values)
     return [value - mean for value in values]
 
 
-def _product(left: list[float], right: list[float]) -> float:
+def _dot_product(left: list[float], right: list[float]) -> float:
     return math.fsum(mine * theirs for mine, theirs in zip(left, right, strict=True))

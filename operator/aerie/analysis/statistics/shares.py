@@ -17,76 +17,85 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-A = 0.5
+MIXTURE_BETA_A = 0.5
 """Of the mixture Beta(A, B), whose mean is at the limit that is asked about: there the bounds are tightest."""
-_STEPS = 40
+_BISECTION_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ShareCounts:
     """Events of both arms, and of how many."""
 
-    canary: float = 0.0
-    canary_of: float = 0.0
-    control: float = 0.0
-    control_of: float = 0.0
+    canary_events: float = 0.0
+    canary_total: float = 0.0
+    control_events: float = 0.0
+    control_total: float = 0.0
 
-    def add(self, canary: tuple[float, float], control: tuple[float, float]) -> Shares:
+    def add_block(self, canary: tuple[float, float], control: tuple[float, float]) -> ShareCounts:
         """With those of one more block: (events, of how many) of each arm."""
-        return Shares(
-            self.canary + canary[0],
-            self.canary_of + canary[1],
-            self.control + control[0],
-            self.control_of + control[1],
+        return ShareCounts(
+            self.canary_events + canary[0],
+            self.canary_total + canary[1],
+            self.control_events + control[0],
+            self.control_total + control[1],
         )
 
-    def times(self, factor: float) -> Shares:
+    def scale_by(self, factor: float) -> ShareCounts:
         """As if there were so many times as much of it all."""
-        return Shares(*(factor * part for part in (self.canary, self.canary_of, self.control, self.control_of)))
+        return ShareCounts(
+            *(factor * part for part in (self.canary_events, self.canary_total, self.control_events, self.control_total))
+        )
 
-    def below(self, ratio: float, offset: float, alpha: float, inflation: float = 1.0) -> bool:
+    def is_below(self, ratio: float, offset: float, alpha: float, inflation: float = 1.0) -> bool:
         """Whether the canary's share is certainly below ratio * the control's + offset; wrong with chance alpha, if ever."""
-        if self.canary_of <= 0 or self.control_of <= 0:
+        if self.canary_total <= 0 or self.control_total <= 0:
             return False
-        limit = max(offset, ratio * self.control / self.control_of + offset)
-        least = lower(self.control / inflation, self.control_of / inflation, limit, alpha / 2) if ratio > 0 else 0.0
-        return upper(self.canary / inflation, self.canary_of / inflation, limit, alpha / 2) < ratio * least + offset
+        limit = max(offset, ratio * self.control_events / self.control_total + offset)
+        least = (
+            share_lower_bound(self.control_events / inflation, self.control_total / inflation, limit, alpha / 2)
+            if ratio > 0
+            else 0.0
+        )
+        return (
+            share_upper_bound(self.canary_events / inflation, self.canary_total / inflation, limit, alpha / 2)
+            < ratio * least + offset
+        )
 
 
-def upper(events: float, of: float, limit: float, alpha: float) -> float:
+def share_upper_bound(events: float, total: float, limit: float, alpha: float) -> float:
     """The largest share that is not excluded, with the mixture set for shares around `limit`."""
-    events, of = _counts(events, of)
-    mixture = _mixture(events, of, limit)
-    low, high = (events / of if of > 0 else 0.0), 1.0
-    for _ in range(_STEPS):
+    events, total = _clip_counts(events, total)
+    mixture = _log_mixture_likelihood(events, total, limit)
+    low, high = (events / total if total > 0 else 0.0), 1.0
+    for _ in range(_BISECTION_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _excluded(middle, events, of, mixture, alpha) else (middle, high)
+        low, high = (low, middle) if _is_excluded(middle, events, total, mixture, alpha) else (middle, high)
     return high
 
 
-def lower(events: float, of: float, limit: float, alpha: float) -> float:
+def share_lower_bound(events: float, total: float, limit: float, alpha: float) -> float:
     """The smallest share that is not excluded."""
-    events, of = _counts(events, of)
-    mixture = _mixture(events, of, limit)
-    low, high = 0.0, (events / of if of > 0 else 1.0)
-    for _ in range(_STEPS):
+    events, total = _clip_counts(events, total)
+    mixture = _log_mixture_likelihood(events, total, limit)
+    low, high = 0.0, (events / total if total > 0 else 1.0)
+    for _ in range(_BISECTION_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _excluded(middle, events, of, mixture, alpha) else (low, middle)
+        low, high = (middle, high) if _is_excluded(middle, events, total, mixture, alpha) else (low, middle)
     return low
 
 
-def _counts(events: float, of: float) -> tuple[float, float]:
+def _clip_counts(events: float, of: float) -> tuple[float, float]:
     """Counts of two counters that are not read at one instant may miss each other by a few."""
     return max(0.0, min(events, of)), max(0.0, of)
 
 
-def _mixture(events: float, of: float, limit: float) -> float:
+def _log_mixture_likelihood(events: float, of: float, limit: float) -> float:
     """Logarithm of the likelihood of the counts under the mixture."""
-    b = A * (1 - limit) / limit if 0 < limit < 1 else A
-    return _log_beta(A + events, b + of - events) - _log_beta(A, b)
+    b = MIXTURE_BETA_A * (1 - limit) / limit if 0 < limit < 1 else MIXTURE_BETA_A
+    return _log_beta(MIXTURE_BETA_A + events, b + of - events) - _log_beta(MIXTURE_BETA_A, b)
 
 
-def _excluded(share: float, events: float, of: float, mixture: float, alpha: float) -> bool:
+def _is_excluded(share: float, events: float, of: float, mixture: float, alpha: float) -> bool:
     if not 0 < share < 1:
         return events > 0 if share <= 0 else events < of
     return mixture - events * math.log(share) - (of - events) * math.log1p(-share) >= -math.log(alpha)

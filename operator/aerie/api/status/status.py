@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from aerie.api.status.analysis import AnalysisStatus, Outcome
-from aerie.api.status.arms import Arm, CanaryArm, Phase, PreviousArm, Queued
+from aerie.api.status.analysis import AnalysisStatus, RolloutOutcome
+from aerie.api.status.arms import Arm, CanaryArm, Phase, PreviousArm, QueueStatus
 from aerie.api.status.tuning import SpeculationStatus
-from aerie.api.status.types import Count, Text, Word
-from aerie.api.types.base import Json, Model, Time
+from aerie.api.status.types import Count, LongText, ShortText
+from aerie.api.types.base import JsonObject, ResourceModel, Timestamp
 
 
-class Condition(Model):
+class Condition(ResourceModel):
     """One aspect of the state, as Kubernetes defines conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
@@ -24,33 +24,33 @@ class Condition(Model):
     """Why, as one word for programs."""
     message: Annotated[str, Field(max_length=8192)]
     """Why, as a sentence for people, with what to do where something is wrong."""
-    last_transition_time: Time
+    last_transition_time: Timestamp
     """When status last changed."""
     observed_generation: Count | None = None
     """Generation of the resource that it speaks of."""
 
 
-MOST_CHOICES = 8
+MAX_SELECTED_DRAFTERS = 8
 """Targets whose drafters a status remembers."""
 
 
-class ChosenDrafter(Model):
+class SelectedDrafter(ResourceModel):
     """A drafter that Aerie took from its catalog because spec.drafter is missing."""
 
-    target: Text
+    target: LongText
     """Repository of the target that it is for."""
-    repo: Text
+    repo: LongText
     """Repository of the drafter."""
-    revision: Word
+    revision: ShortText
     """Commit of the repository."""
-    kind: Word
+    kind: ShortText
     """What the catalog says that it is: EAGLE 3.1 or EAGLE 3."""
     used: bool = False
     """Whether pods were made with it. From then on it is the drafter of this target, whatever the catalog says later; to take
     another one, write spec.drafter."""
 
 
-class Status(Model):
+class Status(ResourceModel):
     """What Aerie last saw and did; written by Aerie alone."""
 
     observed_generation: Count | None = None
@@ -77,38 +77,38 @@ class Status(Model):
     """The revision under judgement, while there is one; and the first one, until it serves."""
     previous: PreviousArm | None = None
     """The revision before the stable one, while pods of it stay for an instant return."""
-    queued: Queued | None = None
+    queued: QueueStatus | None = None
     """What waits for its turn, while something does."""
     analysis: AnalysisStatus | None = None
     """What decides about the canary; after its end, what has decided, until the next rollout."""
     speculation: SpeculationStatus | None = None
     """The speculation setting, and what tuning makes of it."""
     drafters: Annotated[
-        list[ChosenDrafter],
+        list[SelectedDrafter],
         Field(
-            max_length=MOST_CHOICES,
+            max_length=MAX_SELECTED_DRAFTERS,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["target"]},
         ),
     ] = Field(default_factory=list)
     """The drafters that Aerie took from its catalog where spec.drafter was missing, one for each target, the latest first."""
-    rejected: Word | None = None
+    rejected: ShortText | None = None
     """The revision that the spec asks for, while it is not tried again: it was rolled back, or its pods did not start. Cleared
     when the spec asks for another revision, or when somebody annotates the resource with a new value of aerie.dev/retry."""
-    retry: Text | None = None
+    retry: LongText | None = None
     """The value of the annotation aerie.dev/retry that was last seen; another one means: try again."""
-    history: Annotated[list[Outcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
-        default_factory=list
+    history: Annotated[list[RolloutOutcome], Field(max_length=10, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
+        Field(default_factory=list)
     )
     """The last ten rollouts, the newest first."""
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> JsonObject:
         """As the API server takes it; empty lists are left out, because `kubectl describe` shows a line for each."""
-        found: Json = _without_empty_lists(super().to_dict())
+        found: JsonObject = _drop_empty_lists(super().to_dict())
         return found
 
 
-def _without_empty_lists(value: Any) -> Any:
+def _drop_empty_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        told = {name: _without_empty_lists(below) for name, below in value.items()}
+        told = {name: _drop_empty_lists(below) for name, below in value.items()}
         return {name: below for name, below in told.items() if below != []}
-    return [_without_empty_lists(below) for below in value] if isinstance(value, list) else value
+    return [_drop_empty_lists(below) for below in value] if isinstance(value, list) else value

@@ -6,6 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-Text = Annotated[str, Field(max_length=1024)]
-Word = Annotated[str, Field(max_length=128)]
+LongText = Annotated[str, Field(max_length=1024)]
+ShortText = Annotated[str, Field(max_length=128)]
 Count = Annotated[int, Field(ge=0)]

@@ -13,18 +13,18 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-PATTERN = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"
+DURATION_PATTERN = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"
 """The grammar, for Python's `re` and for RE2 alike."""
 
-MAX_LENGTH = 28
+MAX_DURATION_CHARACTERS = 28
 """Characters of the longest text that PATTERN matches."""
 
-LONGEST = timedelta(hours=99999, minutes=59, seconds=59, milliseconds=999)
+MAX_DURATION = timedelta(hours=99999, minutes=59, seconds=59, milliseconds=999)
 """The longest duration that `format` writes."""
 
-_WELL_FORMED = re.compile(PATTERN)
-_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
-_UNITS = {
+_DURATION = re.compile(DURATION_PATTERN)
+_DURATION_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
+_UNIT_LENGTHS = {
     "h": timedelta(hours=1),
     "m": timedelta(minutes=1),
     "s": timedelta(seconds=1),
@@ -32,28 +32,28 @@ _UNITS = {
 }
 
 
-def parse(text: str) -> timedelta:
+def parse_duration(text: str) -> timedelta:
     """The length of time that `text` stands for. Raises ValueError with a sentence.
 
     >>> parse("1h30m")
     datetime.timedelta(seconds=5400)
     """
-    if _WELL_FORMED.fullmatch(text) is None:
+    if _DURATION.fullmatch(text) is None:
         raise ValueError(f"{text!r} is no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m")
-    return sum((int(number) * _UNITS[unit] for number, unit in _PART.findall(text)), timedelta())
+    return sum((int(number) * _UNIT_LENGTHS[unit] for number, unit in _DURATION_PART.findall(text)), timedelta())
 
 
-def format(duration: timedelta) -> str:  # noqa: A001 - the counterpart of `parse`; callers write duration.format
+def format_duration(duration: timedelta) -> str:  # noqa: A001 - the counterpart of `parse`; callers write duration.format
     """`duration` in the shortest usual form. Raises ValueError for one that the grammar cannot write.
 
     >>> format(timedelta(minutes=90)), format(timedelta(0))
     ('1h30m', '0s')
     """
     rest, microseconds = divmod(duration, timedelta(milliseconds=1))
-    if microseconds or not timedelta(0) <= duration <= LONGEST:
-        raise ValueError(f"{duration!r} cannot be written: a duration is whole milliseconds, from 0s to {LONGEST}")
+    if microseconds or not timedelta(0) <= duration <= MAX_DURATION:
+        raise ValueError(f"{duration!r} cannot be written: a duration is whole milliseconds, from 0s to {MAX_DURATION}")
     parts = []
-    for unit, size in _UNITS.items():
+    for unit, size in _UNIT_LENGTHS.items():
         count, rest = divmod(rest, size // timedelta(milliseconds=1))
         if count:
             parts.append(f"{count}{unit}")

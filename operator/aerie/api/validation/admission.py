@@ -16,32 +16,32 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from aerie.api.crd import root_schema
-from aerie.api.types.base import Json
-from aerie.api.validation.cel import CelError, compiled
+from aerie.api.crd import build_root_schema
+from aerie.api.types.base import JsonObject
+from aerie.api.validation.cel import CelError, compile_expression
 
-_BEFORE = re.compile(r"\boldSelf\b")
+_OLD_SELF = re.compile(r"\boldSelf\b")
 
 
-def refusals(document: Mapping[str, Any]) -> list[str]:
+def find_manifest_errors(document: Mapping[str, Any]) -> list[str]:
     """A sentence for each fault of a manifest; none: the API server takes it."""
-    schema = _schema()
-    stored = _defaulted(pruned(document), schema)
-    return list(_faults(stored, schema, "")) or list(_broken(stored, schema, ""))
+    schema = _resource_schema()
+    stored = _apply_defaults(prune_manifest(document), schema)
+    return list(_find_schema_errors(stored, schema, "")) or list(_find_rule_violations(stored, schema, ""))
 
 
-def pruned(document: Mapping[str, Any]) -> Json:
+def prune_manifest(document: Mapping[str, Any]) -> JsonObject:
     """A manifest without what the API server drops before it looks: the status, and each null at a field that it knows."""
-    found: Json = _without_nulls({key: value for key, value in document.items() if key != "status"}, _schema())
+    found: JsonObject = _drop_nulls({key: value for key, value in document.items() if key != "status"}, _resource_schema())
     return found
 
 
 @functools.cache
-def _schema() -> Json:
-    return root_schema()
+def _resource_schema() -> JsonObject:
+    return build_root_schema()
 
 
-def _children(value: Any, schema: Json, path: str) -> Iterator[tuple[Any, Json, str]]:
+def _iter_children(value: Any, schema: JsonObject, path: str) -> Iterator[tuple[Any, JsonObject, str]]:
     """The parts of a value that the schema knows."""
     if isinstance(value, dict):
         known = schema.get("properties", {})
@@ -53,7 +53,7 @@ def _children(value: Any, schema: Json, path: str) -> Iterator[tuple[Any, Json, 
             yield part, schema["items"], f"{path}[{index}]"
 
 
-def _mapped(change: Callable[[Any, Json], Any], value: Any, schema: Json) -> Any:
+def _map_children(change: Callable[[Any, JsonObject], Any], value: Any, schema: JsonObject) -> Any:
     """A value with its parts changed, each by its own schema."""
     if isinstance(value, list):
         return [change(part, schema.get("items", {})) for part in value]
@@ -63,37 +63,37 @@ def _mapped(change: Callable[[Any, Json], Any], value: Any, schema: Json) -> Any
     return {key: change(part, known.get(key, more)) for key, part in value.items()}
 
 
-def _without_nulls(value: Any, schema: Json) -> Any:
+def _drop_nulls(value: Any, schema: JsonObject) -> Any:
     if isinstance(value, dict):
         known, more = schema.get("properties", {}), "additionalProperties" in schema
         value = {key: part for key, part in value.items() if part is not None or not (more or key in known)}
-    return _mapped(_without_nulls, value, schema)
+    return _map_children(_drop_nulls, value, schema)
 
 
-def _defaulted(value: Any, schema: Json) -> Any:
+def _apply_defaults(value: Any, schema: JsonObject) -> Any:
     if isinstance(value, dict):
         known = schema.get("properties", {})
         missing = {key: inner["default"] for key, inner in known.items() if "default" in inner and key not in value}
         value = value | copy.deepcopy(missing)
-    return _mapped(_defaulted, value, schema)
+    return _map_children(_apply_defaults, value, schema)
 
 
 # -- Schema --------------------------------------------------------------------------------------------------------------
 
 
-def _faults(value: Any, schema: Json, path: str) -> Iterator[str]:
-    if fault := _type_fault(value, schema):
+def _find_schema_errors(value: Any, schema: JsonObject, path: str) -> Iterator[str]:
+    if fault := _type_error_message(value, schema):
         yield f"{path} is {fault}."
         return
     missing = [name for name in schema.get("required", []) if isinstance(value, dict) and name not in value]
     yield from (f"{path}.{name}".removeprefix(".") + " is missing." for name in missing)
-    yield from (f"{path} {fault}." for fault in _bounds(value, schema))
-    yield from _doubled(value, schema, path)
-    for part, inner, where in _children(value, schema, path):
-        yield from _faults(part, inner, where)
+    yield from (f"{path} {fault}." for fault in _find_bound_errors(value, schema))
+    yield from _find_duplicate_entries(value, schema, path)
+    for part, inner, where in _iter_children(value, schema, path):
+        yield from _find_schema_errors(part, inner, where)
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
     "string": (str,),
@@ -103,22 +103,22 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _type_fault(value: Any, schema: Json) -> str:
+def _type_error_message(value: Any, schema: JsonObject) -> str:
     expected = ("integer", "string") if schema.get("x-kubernetes-int-or-string") else (schema.get("type"),)
-    if expected == (None,) or type(value) in [kind for name in expected for kind in _TYPES[name or ""]]:
+    if expected == (None,) or type(value) in [kind for name in expected for kind in _PYTHON_TYPES[name or ""]]:
         return ""
-    given = "null" if value is None else next((name for name, kinds in _TYPES.items() if type(value) in kinds), "unknown")
+    given = "null" if value is None else next((name for name, kinds in _PYTHON_TYPES.items() if type(value) in kinds), "unknown")
     return f"of type {given}: write {' or '.join(filter(None, expected))}"
 
 
-def _bounds(value: Any, schema: Json) -> Iterator[str]:
+def _find_bound_errors(value: Any, schema: JsonObject) -> Iterator[str]:
     """What is wrong with a value that has the right type."""
     if "enum" in schema and value not in schema["enum"]:
         yield f"has a value that is not known: write one of {', '.join(map(str, schema['enum']))}"
     if (
         isinstance(value, str)
         and "pattern" in schema
-        and not compiled("self.matches(pattern)")({"self": value, "pattern": schema["pattern"]})
+        and not compile_expression("self.matches(pattern)")({"self": value, "pattern": schema["pattern"]})
     ):
         yield f"does not match {schema['pattern']}"
     for keyword, kind, unit in (("Length", str, "characters"), ("Items", list, "entries"), ("Properties", dict, "entries")):
@@ -135,7 +135,7 @@ def _bounds(value: Any, schema: Json) -> Iterator[str]:
             yield f"is {value}: write {most} at most"
 
 
-def _doubled(value: Any, schema: Json, path: str) -> Iterator[str]:
+def _find_duplicate_entries(value: Any, schema: JsonObject, path: str) -> Iterator[str]:
     kind = schema.get("x-kubernetes-list-type")
     if not isinstance(value, list) or kind not in ("map", "set"):
         return
@@ -152,21 +152,21 @@ def _doubled(value: Any, schema: Json, path: str) -> Iterator[str]:
 # -- Rules ---------------------------------------------------------------------------------------------------------------
 
 
-def _broken(value: Any, schema: Json, path: str) -> Iterator[str]:
+def _find_rule_violations(value: Any, schema: JsonObject, path: str) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", []):
-        if not _BEFORE.search(rule["rule"]) and (message := _message(rule, value)):
+        if not _OLD_SELF.search(rule["rule"]) and (message := _rule_violation_message(rule, value)):
             where = f"{path}{rule.get('fieldPath', '')}".removeprefix(".")
             yield f"{where}: {message}." if where else f"{message}."
-    for part, inner, where in _children(value, schema, path):
-        yield from _broken(part, inner, where)
+    for part, inner, where in _iter_children(value, schema, path):
+        yield from _find_rule_violations(part, inner, where)
 
 
-def _message(rule: Json, value: Any) -> str:
+def _rule_violation_message(rule: JsonObject, value: Any) -> str:
     """What a rule says against a value; nothing where it holds."""
     scope = {"self": value}
     try:
-        if compiled(rule["rule"])(scope) is True:
+        if compile_expression(rule["rule"])(scope) is True:
             return ""
-        return str(compiled(rule["messageExpression"])(scope)) if "messageExpression" in rule else str(rule["message"])
+        return str(compile_expression(rule["messageExpression"])(scope)) if "messageExpression" in rule else str(rule["message"])
     except CelError:
         return str(rule["message"])

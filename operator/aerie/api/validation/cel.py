@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from aerie.api.types import duration
 
-Scope = Mapping[str, Any]
-Expression = Callable[[Scope], Any]
+CelScope = Mapping[str, Any]
+CelExpression = Callable[[CelScope], Any]
 
 
 class CelError(Exception):
@@ -31,11 +31,11 @@ class CelError(Exception):
 
 
 @functools.cache
-def compiled(text: str) -> Expression:
+def compile_expression(text: str) -> CelExpression:
     """A function from variables to the value of the expression, which raises CelError. Raises CelError."""
     parser = _Parser(text)
-    found = parser.choice()
-    if parser.next:
+    found = parser.parse_conditional()
+    if parser.token:
         parser.fail()
     return found
 
@@ -44,49 +44,49 @@ def compiled(text: str) -> Expression:
 
 
 @dataclass(frozen=True)
-class _Type:
+class _CelType:
     name: str
 
 
-_TYPES = {bool: "bool", int: "int", float: "double", str: "string", list: "list", dict: "map", type(None): "null_type"}
+_CEL_TYPE_NAMES = {bool: "bool", int: "int", float: "double", str: "string", list: "list", dict: "map", type(None): "null_type"}
 
 
-def _type(value: Any) -> _Type:
-    return _Type(_TYPES.get(type(value), "google.protobuf.Duration"))
+def _cel_type(value: Any) -> _CelType:
+    return _CelType(_CEL_TYPE_NAMES.get(type(value), "google.protobuf.Duration"))
 
 
 def _matches(text: str, pattern: str) -> bool:
-    return _regex(pattern).search(text) is not None
+    return _compile_re2(pattern).search(text) is not None
 
 
 @functools.cache
-def _regex(pattern: str) -> re.Pattern[str]:
+def _compile_re2(pattern: str) -> re.Pattern[str]:
     # Python's `$` also matches before a last line feed; in a class of characters it is one of them.
     ends = re.sub(r"\\.|\[\]?[^\]]*\]|\$", lambda match: r"\Z" if match[0] == "$" else match[0], pattern)
     return re.compile(ends, re.ASCII)
 
 
-def _format(template: str, values: list[Any]) -> str:
+def _format_template(template: str, values: list[Any]) -> str:
     left = list(values)
 
     def written(match: re.Match[str]) -> str:
         value = left.pop(0)
-        if match[0] == "%d" and not _is(value, int):
+        if match[0] == "%d" and not _has_exact_type(value, int):
             raise CelError("%d takes an int")
-        return _written(value)
+        return _to_text(value)
 
     return re.sub("%[sd]", written, template)
 
 
-def _written(value: Any) -> str:
-    if isinstance(value, list) and all(_is(entry, int) for entry in value):
+def _to_text(value: Any) -> str:
+    if isinstance(value, list) and all(_has_exact_type(entry, int) for entry in value):
         return f"[{', '.join(map(str, value))}]"
-    if not _is(value, str) and not _is(value, int):
-        raise CelError(f"a {_type(value).name} has no text here")
+    if not _has_exact_type(value, str) and not _has_exact_type(value, int):
+        raise CelError(f"a {_cel_type(value).name} has no text here")
     return str(value)
 
 
-def _is(value: Any, kind: type) -> bool:
+def _has_exact_type(value: Any, kind: type) -> bool:
     return type(value) is kind
 
 
@@ -94,19 +94,19 @@ _METHODS: dict[str, tuple[type, Callable[..., Any]]] = {
     "matches": (str, _matches),
     "startsWith": (str, str.startswith),
     "split": (str, str.split),
-    "format": (str, _format),
+    "format": (str, _format_template),
     "size": (object, len),
     "isSorted": (list, lambda entries: all(one <= other for one, other in itertools.pairwise(entries))),
     "getSeconds": (timedelta, lambda length: length // timedelta(seconds=1)),
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"size": len, "type": _type, "duration": duration.parse}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"size": len, "type": _cel_type, "duration": duration.parse_duration}
 _MACROS = ("all", "exists", "exists_one", "filter")
-_COMPARISONS = {
+_COMPARISON_OPERATORS = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
     "in": lambda value, values: value in values,
 }  # fmt: skip
-_SUMS = {"+": operator.add, "-": operator.sub}
-_PRODUCTS = {"*": operator.mul}
+_ADDITIVE_OPERATORS = {"+": operator.add, "-": operator.sub}
+_MULTIPLICATIVE_OPERATORS = {"*": operator.mul}
 
 
 def _apply(function: Callable[..., Any], *values: Any) -> Any:
@@ -116,37 +116,37 @@ def _apply(function: Callable[..., Any], *values: Any) -> Any:
         raise CelError(str(error)) from None
 
 
-def _bool(value: Any) -> bool:
+def _require_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise CelError(f"a {_type(value).name} stands where a bool has to")
+        raise CelError(f"a {_cel_type(value).name} stands where a bool has to")
     return value
 
 
 @dataclass(frozen=True)
-class _Field:
+class _FieldAccess:
     """`of.name`, whose presence has() asks for."""
 
-    of: Expression
+    operand: CelExpression
     name: str
 
-    def __call__(self, scope: Scope) -> Any:
-        if not self.given(scope):
+    def __call__(self, scope: CelScope) -> Any:
+        if not self.is_present(scope):
             raise CelError(f"no such key: {self.name}")
-        return self.of(scope)[self.name]
+        return self.operand(scope)[self.name]
 
-    def given(self, scope: Scope) -> bool:
-        owner = self.of(scope)
+    def is_present(self, scope: CelScope) -> bool:
+        owner = self.operand(scope)
         if not isinstance(owner, dict):
-            raise CelError(f"a {_type(owner).name} has no fields")
+            raise CelError(f"a {_cel_type(owner).name} has no fields")
         return self.name in owner
 
 
-def _decided(parts: list[Expression], scope: Scope, by: bool) -> bool:
+def _any_part_equals(parts: list[CelExpression], scope: CelScope, deciding_value: bool) -> bool:
     """Whether a part has the value that decides; a part that fails counts only where none does."""
     failed: CelError | None = None
     for part in parts:
         try:
-            if _bool(part(scope)) is by:
+            if _require_bool(part(scope)) is deciding_value:
                 return True
         except CelError as error:
             failed = failed or error
@@ -155,16 +155,16 @@ def _decided(parts: list[Expression], scope: Scope, by: bool) -> bool:
     return False
 
 
-def _each(macro: str, of: Expression, variable: str, body: Expression, scope: Scope) -> Any:
-    values = of(scope)
+def _evaluate_macro(macro: str, operand: CelExpression, variable: str, body: CelExpression, scope: CelScope) -> Any:
+    values = operand(scope)
     if not isinstance(values, list | dict):
-        raise CelError(f"{macro}() stands at a {_type(values).name}")
-    parts: list[Expression] = [lambda outer, value=value: body({**outer, variable: value}) for value in values]  # type: ignore[misc]
+        raise CelError(f"{macro}() stands at a {_cel_type(values).name}")
+    parts: list[CelExpression] = [lambda outer, value=value: body({**outer, variable: value}) for value in values]  # type: ignore[misc]
     if macro == "all":
-        return not _decided(parts, scope, False)
+        return not _any_part_equals(parts, scope, False)
     if macro == "exists":
-        return _decided(parts, scope, True)
-    held = [value for value, part in zip(values, parts, strict=True) if _bool(part(scope))]
+        return _any_part_equals(parts, scope, True)
+    held = [value for value, part in zip(values, parts, strict=True) if _require_bool(part(scope))]
     return held if macro == "filter" else len(held) == 1
 
 
@@ -182,157 +182,163 @@ class _Parser:
     """One method for each level of CEL's grammar, from the weakest operator to the strongest."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-        self.kind, self.next = "", ""
+        self.text, self.position = text, 0
+        self.token_kind, self.token = "", ""
         self.advance()
 
     def advance(self) -> None:
-        match = _TOKEN.match(self.text, self.at)
-        if match is None and self.text[self.at :].strip():
-            self.next = self.text[self.at :].strip()[:20]
+        match = _TOKEN.match(self.text, self.position)
+        if match is None and self.text[self.position :].strip():
+            self.token = self.text[self.position :].strip()[:20]
             self.fail()
-        self.kind, self.next = (str(match.lastgroup), match[str(match.lastgroup)]) if match else ("", "")
-        self.at = match.end() if match else len(self.text)
+        self.token_kind, self.token = (str(match.lastgroup), match[str(match.lastgroup)]) if match else ("", "")
+        self.position = match.end() if match else len(self.text)
 
     def fail(self) -> NoReturn:
-        raise CelError(f"{self.next or 'the end'} cannot stand there in {self.text}")
+        raise CelError(f"{self.token or 'the end'} cannot stand there in {self.text}")
 
-    def take(self, *marks: str) -> str:
+    def accept(self, *tokens: str) -> str:
         """The next token, where it is one of these; else nothing."""
-        if self.kind not in ("mark", "name") or self.next not in marks:
+        if self.token_kind not in ("mark", "name") or self.token not in tokens:
             return ""
-        taken = self.next
+        taken = self.token
         self.advance()
         return taken
 
-    def expect(self, mark: str) -> None:
-        if not self.take(mark):
+    def expect(self, expected_token: str) -> None:
+        if not self.accept(expected_token):
             self.fail()
 
-    def name(self) -> str:
-        if self.kind != "name":
+    def parse_name(self) -> str:
+        if self.token_kind != "name":
             self.fail()
-        taken = self.next
+        taken = self.token
         self.advance()
         return taken
 
-    def choice(self) -> Expression:
-        condition = self.logic("||", True)
-        if not self.take("?"):
+    def parse_conditional(self) -> CelExpression:
+        condition = self.parse_logical("||", True)
+        if not self.accept("?"):
             return condition
-        yes = self.logic("||", True)
+        yes = self.parse_logical("||", True)
         self.expect(":")
-        no = self.choice()
-        return lambda scope: yes(scope) if _bool(condition(scope)) else no(scope)
+        no = self.parse_conditional()
+        return lambda scope: yes(scope) if _require_bool(condition(scope)) else no(scope)
 
-    def logic(self, mark: str, by: bool) -> Expression:
-        def part() -> Expression:
-            return self.logic("&&", False) if by else self.binary(_COMPARISONS, _SUMS, _PRODUCTS)
+    def parse_logical(self, operator_token: str, deciding_value: bool) -> CelExpression:
+        def part() -> CelExpression:
+            return (
+                self.parse_logical("&&", False)
+                if deciding_value
+                else self.parse_binary(_COMPARISON_OPERATORS, _ADDITIVE_OPERATORS, _MULTIPLICATIVE_OPERATORS)
+            )
 
         parts = [part()]
-        while self.take(mark):
+        while self.accept(operator_token):
             parts.append(part())
-        return parts[0] if len(parts) == 1 else lambda scope: _decided(parts, scope, by) is by
+        return parts[0] if len(parts) == 1 else lambda scope: _any_part_equals(parts, scope, deciding_value) is deciding_value
 
-    def binary(self, marks: Mapping[str, Callable[..., Any]], *stronger: Mapping[str, Callable[..., Any]]) -> Expression:
-        def part() -> Expression:
-            return self.binary(*stronger) if stronger else self.unary()
+    def parse_binary(
+        self, operators: Mapping[str, Callable[..., Any]], *stronger: Mapping[str, Callable[..., Any]]
+    ) -> CelExpression:
+        def part() -> CelExpression:
+            return self.parse_binary(*stronger) if stronger else self.parse_unary()
 
         found = part()
-        while mark := self.take(*marks):
-            found = _both(marks[mark], found, part())
+        while mark := self.accept(*operators):
+            found = _binary_expression(operators[mark], found, part())
         return found
 
-    def unary(self) -> Expression:
-        if self.take("!"):
-            negated = self.unary()
-            return lambda scope: not _bool(negated(scope))
-        if self.take("-"):
-            amount = self.unary()
+    def parse_unary(self) -> CelExpression:
+        if self.accept("!"):
+            negated = self.parse_unary()
+            return lambda scope: not _require_bool(negated(scope))
+        if self.accept("-"):
+            amount = self.parse_unary()
             return lambda scope: _apply(operator.neg, amount(scope))
-        return self.member()
+        return self.parse_member()
 
-    def member(self) -> Expression:
-        found = self.primary()
-        while mark := self.take(".", "["):
+    def parse_member(self) -> CelExpression:
+        found = self.parse_primary()
+        while mark := self.accept(".", "["):
             if mark == "[":
-                found = _both(operator.getitem, found, self.choice())
+                found = _binary_expression(operator.getitem, found, self.parse_conditional())
                 self.expect("]")
                 continue
-            name = self.name()
-            found = self.method(found, name) if self.take("(") else _Field(found, name)
+            name = self.parse_name()
+            found = self.parse_method_call(found, name) if self.accept("(") else _FieldAccess(found, name)
         return found
 
-    def method(self, of: Expression, name: str) -> Expression:
-        if name in _MACROS:
-            variable = self.name()
+    def parse_method_call(self, operand: CelExpression, method_name: str) -> CelExpression:
+        if method_name in _MACROS:
+            variable = self.parse_name()
             self.expect(",")
-            body = self.choice()
+            body = self.parse_conditional()
             self.expect(")")
-            return lambda scope: _each(name, of, variable, body, scope)
-        if name not in _METHODS:
-            raise CelError(f"there is no method {name} in {self.text}")
-        kind, function = _METHODS[name]
-        arguments = self.list_until(")")
+            return lambda scope: _evaluate_macro(method_name, operand, variable, body, scope)
+        if method_name not in _METHODS:
+            raise CelError(f"there is no method {method_name} in {self.text}")
+        kind, function = _METHODS[method_name]
+        arguments = self.parse_list(")")
 
-        def call(scope: Scope) -> Any:
-            owner = of(scope)
+        def call(scope: CelScope) -> Any:
+            owner = operand(scope)
             if not isinstance(owner, kind):
-                raise CelError(f"a {_type(owner).name} has no method {name}")
+                raise CelError(f"a {_cel_type(owner).name} has no method {method_name}")
             return _apply(function, owner, *(argument(scope) for argument in arguments))
 
         return call
 
-    def list_until(self, end: str) -> list[Expression]:
-        found: list[Expression] = []
-        while not self.take(end):
+    def parse_list(self, end: str) -> list[CelExpression]:
+        found: list[CelExpression] = []
+        while not self.accept(end):
             if found:
                 self.expect(",")
-            found.append(self.choice())
+            found.append(self.parse_conditional())
         return found
 
-    def primary(self) -> Expression:
-        if self.take("("):
-            found = self.choice()
+    def parse_primary(self) -> CelExpression:
+        if self.accept("("):
+            found = self.parse_conditional()
             self.expect(")")
             return found
-        if self.take("["):
-            entries = self.list_until("]")
+        if self.accept("["):
+            entries = self.parse_list("]")
             return lambda scope: [entry(scope) for entry in entries]
-        kind, text = self.kind, self.next
+        kind, text = self.token_kind, self.token
         if kind not in ("int", "float", "text", "name"):
             self.fail()
         self.advance()
         if kind == "name":
-            return self.called(text) if self.take("(") else _named(text)
-        value: Any = int(text) if kind == "int" else float(text) if kind == "float" else _unescaped(text)
+            return self.parse_function_call(text) if self.accept("(") else _name_expression(text)
+        value: Any = int(text) if kind == "int" else float(text) if kind == "float" else _unescape(text)
         return lambda _: value
 
-    def called(self, name: str) -> Expression:
-        arguments = self.list_until(")")
-        if name == "has" and len(arguments) == 1 and isinstance(field := arguments[0], _Field):
-            return field.given
-        if name not in _FUNCTIONS:
-            raise CelError(f"there is no function {name} in {self.text}")
-        return lambda scope: _apply(_FUNCTIONS[name], *(argument(scope) for argument in arguments))
+    def parse_function_call(self, function_name: str) -> CelExpression:
+        arguments = self.parse_list(")")
+        if function_name == "has" and len(arguments) == 1 and isinstance(field := arguments[0], _FieldAccess):
+            return field.is_present
+        if function_name not in _FUNCTIONS:
+            raise CelError(f"there is no function {function_name} in {self.text}")
+        return lambda scope: _apply(_FUNCTIONS[function_name], *(argument(scope) for argument in arguments))
 
 
-def _both(function: Callable[..., Any], one: Expression, other: Expression) -> Expression:
-    return lambda scope: _apply(function, one(scope), other(scope))
+def _binary_expression(function: Callable[..., Any], left: CelExpression, right: CelExpression) -> CelExpression:
+    return lambda scope: _apply(function, left(scope), right(scope))
 
 
-def _named(name: str) -> Expression:
-    def look_up(scope: Scope) -> Any:
+def _name_expression(name: str) -> CelExpression:
+    def look_up(scope: CelScope) -> Any:
         if name in scope:
             return scope[name]
         raise CelError(f"undeclared reference to {name}")
 
     if name in _LITERALS:
         return lambda _: _LITERALS[name]
-    return (lambda _: _Type(name)) if name in _TYPES.values() else look_up
+    return (lambda _: _CelType(name)) if name in _CEL_TYPE_NAMES.values() else look_up
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     def letter(match: re.Match[str]) -> str:
         if match[1] not in _ESCAPES:
             raise CelError(f"\\{match[1]} is no escape")

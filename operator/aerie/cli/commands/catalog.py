@@ -11,42 +11,44 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from aerie.cli.commands.preflight import Output
+from aerie.cli.commands.preflight import OutputFormat
 from aerie.cli.console import CommandError, err, out
-from aerie.cli.inputs.files import CATALOG, read_catalog
+from aerie.cli.inputs.files import CATALOG_HELP, read_catalog
 from aerie.engine.models.checkpoint import parse_config
-from aerie.engine.models.drafter_catalog import Catalog, Entry, Match
-from aerie.terminal import plain
+from aerie.engine.models.drafter_catalog import CatalogEntry, CatalogMatch, DrafterCatalog
+from aerie.terminal import sanitize_text
 
-_BY = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
+_MATCH_NOTES = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes, maybe another model"}
 
-_COLUMNS = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES")
-_TABLE = 120
+_COLUMN_TITLES = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES")
+_MIN_TABLE_WIDTH = 120
 """Columns of a terminal from which on a table is readable."""
 
 
 def catalog(
     target: Annotated[str | None, typer.Argument(help="Repository of a target, or a folder with its config.json.")] = None,
-    own: Annotated[str | None, typer.Option("--catalog", help=CATALOG)] = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to print them.")] = Output.TEXT,
+    catalog_file: Annotated[str | None, typer.Option("--catalog", help=CATALOG_HELP)] = None,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print them.")] = OutputFormat.TEXT,
 ) -> None:
     """List published drafters, all or those for one target, the best first. Exit status 1: there is none for the target."""
-    rows = read_catalog(own)
+    rows = read_catalog(catalog_file)
     if target is None:
-        _show([_judged(rows, Match(entry, "name"), entry.targets[0], None) for entry in rows.entries], output)
+        _print_matches(
+            [_build_catalog_match(rows, CatalogMatch(entry, "name"), entry.targets[0], None) for entry in rows.entries], output
+        )
         return
-    config = _config(target)
-    matches = rows.matches(target, config)
-    if output is Output.JSON or matches:
-        _show([_judged(rows, match, target, config) for match in matches], output)
+    config = _read_target_config(target)
+    matches = rows.find_matches(target, config)
+    if output is OutputFormat.JSON or matches:
+        _print_matches([_build_catalog_match(rows, match, target, config) for match in matches], output)
     if not matches:
-        _tell_nearest(rows, target)
-    elif not any(match.entry.kind.runs for match in matches):
+        _print_nearest_targets(rows, target)
+    elif not any(match.entry.kind.is_supported for match in matches):
         err.print("Aerie runs EAGLE 3 and 3.1 drafters, and there is none among these.")
     raise typer.Exit(0 if matches else 1)
 
 
-def _config(target: str) -> dict[str, Any] | None:
+def _read_target_config(target: str) -> dict[str, Any] | None:
     file = Path(target) / "config.json"
     if not Path(target).is_dir():
         return None
@@ -57,56 +59,58 @@ def _config(target: str) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _CatalogMatch:
     """A row for a target, and why it is the default there, or not."""
 
-    match: Match
-    why: str
+    match: CatalogMatch
+    default_reason: str
 
 
-def _judged(rows: Catalog, match: Match, target: str, config: dict[str, Any] | None) -> _Judged:
-    return _Judged(match, rows.why(match, target, config))
+def _build_catalog_match(
+    drafter_catalog: DrafterCatalog, match: CatalogMatch, target: str, config: dict[str, Any] | None
+) -> _CatalogMatch:
+    return _CatalogMatch(match, drafter_catalog.explain_selection(match, target, config))
 
 
-def _show(found: list[_Judged], output: Output) -> None:
-    if output is Output.JSON:
-        typer.echo(json.dumps([_json(one) for one in found], indent=2))
+def _print_matches(matches: list[_CatalogMatch], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps([_match_to_json(one) for one in matches], indent=2))
         return
-    rows = [_row(one) for one in found]
-    if out.is_terminal and out.width < _TABLE:
-        out.print(_blocks(rows))
+    rows = [_format_row(one) for one in matches]
+    if out.is_terminal and out.width < _MIN_TABLE_WIDTH:
+        out.print(_build_grid(rows))
     else:
         # A program that reads it gets whole rows.
-        (out if out.is_terminal else Console(width=400)).print(_table(rows))
+        (out if out.is_terminal else Console(width=400)).print(_build_table(rows))
 
 
-def _row(judged: _Judged) -> tuple[str, ...]:
-    entry = judged.match.entry
-    notes = "; ".join(part for part in (_BY[judged.match.by], entry.notes) if part)
+def _format_row(row: _CatalogMatch) -> tuple[str, ...]:
+    entry = row.match.entry
+    notes = "; ".join(part for part in (_MATCH_NOTES[row.match.reason], entry.notes) if part)
     cells = (
         entry.targets[0],
         entry.repo or "(in the target)",
         entry.kind.value,
         str(entry.tokens or "-"),
-        _acceptance(entry),
+        _format_acceptance(entry),
         (entry.revision or "-")[:8],
-        judged.why,
+        row.default_reason,
         entry.source,
         notes,
     )
-    return tuple(map(plain, cells))
+    return tuple(map(sanitize_text, cells))
 
 
-def _table(rows: list[tuple[str, ...]]) -> Table:
+def _build_table(rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in _COLUMNS:
+    for column in _COLUMN_TITLES:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _blocks(rows: list[tuple[str, ...]]) -> Table:
+def _build_grid(rows: list[tuple[str, ...]]) -> Table:
     """A line for each field that has a value, and an empty one between drafters."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
@@ -114,21 +118,21 @@ def _blocks(rows: list[tuple[str, ...]]) -> Table:
     for place, row in enumerate(rows):
         if place:
             grid.add_row()
-        for column, cell in zip(_COLUMNS, row, strict=True):
+        for column, cell in zip(_COLUMN_TITLES, row, strict=True):
             if cell not in ("", "-"):
                 grid.add_row(column, cell)
     return grid
 
 
-def _acceptance(entry: Entry) -> str:
+def _format_acceptance(entry: CatalogEntry) -> str:
     values = entry.acceptance.values()
     if not values:
         return "-"
     return f"{min(values):.2f}" if len(values) == 1 else f"{min(values):.2f}-{max(values):.2f}"
 
 
-def _json(judged: _Judged) -> dict[str, Any]:
-    entry = judged.match.entry
+def _match_to_json(row: _CatalogMatch) -> dict[str, Any]:
+    entry = row.match.entry
     return {
         "targets": list(entry.targets),
         "drafter": entry.repo,
@@ -138,16 +142,18 @@ def _json(judged: _Judged) -> dict[str, Any]:
         "source": entry.source,
         "notes": entry.notes,
         "revision": entry.revision,
-        "matchedBy": judged.match.by,
-        "runs": entry.kind.runs,
-        "default": judged.why,
+        "matchedBy": row.match.reason,
+        "runs": entry.kind.is_supported,
+        "default": row.default_reason,
     }
 
 
-def _tell_nearest(rows: Catalog, target: str) -> None:
-    err.print(plain(f"The catalog has no drafter for {target}."))
-    near = rows.nearest(target)
+def _print_nearest_targets(drafter_catalog: DrafterCatalog, target: str) -> None:
+    err.print(sanitize_text(f"The catalog has no drafter for {target}."))
+    near = drafter_catalog.nearest_targets(target)
     if near:
-        err.print(plain(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work."))
+        err.print(
+            sanitize_text(f"The nearest targets that it has: {', '.join(near)}. A drafter of another target does not work.")
+        )
     err.print("If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.")
     err.print("If there is none, train one on this target's own answers: `aerie-drafter --help`.")

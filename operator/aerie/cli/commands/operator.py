@@ -15,11 +15,11 @@ import kopf
 import typer
 
 from aerie.api import ResourceError
-from aerie.api.engine import Resources, Variable
+from aerie.api.engine import EnvVar, ResourceRequirements
 from aerie.cli.console import CommandError
-from aerie.cli.inputs.files import CATALOG, read_usable_catalog
-from aerie.manifests.preflight_job import RESOURCES, Runner
-from aerie.rollout.facts.concurrency import Limits
+from aerie.cli.inputs.files import CATALOG_HELP, read_valid_catalog
+from aerie.manifests.preflight_job import DEFAULT_PREFLIGHT_RESOURCES, PreflightJobConfig
+from aerie.rollout.facts.concurrency import ConcurrencyLimits
 
 
 class LogFormat(Enum):
@@ -55,7 +55,7 @@ def operator(
     max_concurrent_trials: Annotated[
         int, typer.Option(min=0, help="Trials of speculation settings, by tuning, at the same time. 0: any number.")
     ] = 10,
-    catalog: Annotated[str | None, typer.Option(help=CATALOG)] = None,
+    catalog: Annotated[str | None, typer.Option(help=CATALOG_HELP)] = None,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = 8080,
     health_port: Annotated[int, typer.Option(help="Port of /healthz and /readyz.")] = 8081,
     notify_url: Annotated[
@@ -87,67 +87,67 @@ def operator(
     """
     # Imported here: the other commands need neither Kopf nor the cluster's client.
     from aerie.controller.kubernetes.kubeconfig import ConnectError
-    from aerie.controller.notifier import Hook, HookError
-    from aerie.controller.operator import Options, run
-    from aerie.controller.scraping.prometheus import Access
+    from aerie.controller.notifier import Webhook, WebhookError
+    from aerie.controller.operator import OperatorOptions, run_operator
+    from aerie.controller.scraping.prometheus import PrometheusAccess
 
     if preflight_image is None:
         raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
     try:
-        hook = Hook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
-    except HookError as error:
+        hook = Webhook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
+    except WebhookError as error:
         raise CommandError(f"--notify-url or --notify-headers: {error}") from None
-    rows, problems = read_usable_catalog(catalog)
+    rows, problems = read_valid_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
-    logging.getLogger().setLevel(_level(log_level))
+    logging.getLogger().setLevel(_parse_log_level(log_level))
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
     for problem in problems:
         logging.getLogger(__name__).error("%s", problem)
-    options = Options(
-        runner=Runner(
+    options = OperatorOptions(
+        preflight_job_config=PreflightJobConfig(
             preflight_image,
             tuple(preflight_pull_secret or ()),
-            _resources(preflight_resources),
-            _variables(preflight_env),
+            _parse_preflight_resources(preflight_resources),
+            _parse_preflight_env(preflight_env),
         ),
-        catalog=rows,
+        drafter_catalog=rows,
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
         lease_namespace=lease_namespace,
         lease_name=lease_name,
         health_port=health_port,
         metrics_port=metrics_port,
-        hook=hook,
-        access=Access(
-            dict(map(_token, prometheus_token or [])),
+        webhook=hook,
+        prometheus_access=PrometheusAccess(
+            dict(map(_parse_prometheus_token, prometheus_token or [])),
             Path(prometheus_ca) if prometheus_ca else None,
-            tuple(map(_allowed, prometheus_allow or [])),
+            tuple(map(_check_prometheus_address, prometheus_allow or [])),
         ),
-        limits=Limits(
+        concurrency_limits=ConcurrencyLimits(
             max_concurrent_rollouts or None, max_concurrent_rollouts_per_namespace or None, max_concurrent_trials or None
         ),
         dry_run=dry_run,
     )
     try:
-        raise typer.Exit(asyncio.run(run(options)))
+        raise typer.Exit(asyncio.run(run_operator(options)))
     except ConnectError as error:
         raise CommandError(str(error)) from None
 
 
-def _variables(text: str | None) -> tuple[dict[str, Any], ...]:
+def _parse_preflight_env(text: str | None) -> tuple[dict[str, Any], ...]:
     try:
         given = json.loads(text or "[]")
         if not isinstance(given, list):
             raise ResourceError("it is no list.")
-        return tuple(Variable.from_dict(one, unknown="refuse").to_dict() for one in given)
+        return tuple(EnvVar.from_dict(one, unknown_fields="refuse").to_dict() for one in given)
     except (ResourceError, ValueError) as error:
         raise CommandError(f"--preflight-env: {error}") from None
 
 
-def _resources(text: str | None) -> Resources:
+def _parse_preflight_resources(text: str | None) -> ResourceRequirements:
     if text is None:
-        return RESOURCES
+        return DEFAULT_PREFLIGHT_RESOURCES
     try:
         read = json.loads(text, parse_float=str)  # a quantity: 0.5
     except ValueError:
@@ -157,25 +157,25 @@ def _resources(text: str | None) -> Resources:
             f'--preflight-resources is {text}: write JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.'
         )
     try:
-        return Resources.from_dict(read, unknown="refuse")
+        return ResourceRequirements.from_dict(read, unknown_fields="refuse")
     except ResourceError as error:
         raise CommandError(f"--preflight-resources: {error}") from None
 
 
-def _token(text: str) -> tuple[str, Path]:
+def _parse_prometheus_token(text: str) -> tuple[str, Path]:
     address, equals, file = text.rpartition("=")
     if not equals or not file or not address.startswith(("http://", "https://")):
         raise CommandError(f"--prometheus-token is {text}: write it as http://HOST:PORT=FILE or https://HOST=FILE.")
     return address, Path(file)
 
 
-def _allowed(address: str) -> str:
+def _check_prometheus_address(address: str) -> str:
     if not address.startswith(("http://", "https://")):
         raise CommandError(f"--prometheus-allow is {address}: write it as http://HOST:PORT or https://HOST/PATH.")
     return address
 
 
-def _level(name: str) -> int:
+def _parse_log_level(name: str) -> int:
     found = logging.getLevelNamesMapping().get(name.upper())
     if found is None:
         raise CommandError(f"--log-level is {name}: it has to be one of DEBUG, INFO, WARNING and ERROR.")

@@ -15,18 +15,18 @@ from typing import Annotated
 import typer
 
 from aerie.api import ResourceError
-from aerie.checkpoints import HubError, HubRefusalError, read_repository
+from aerie.checkpoints import HubError, HubRejectionError, read_repository
 from aerie.cli.console import CommandError
 from aerie.cli.inputs.files import read_deployment
-from aerie.cli.inputs.preflight_input import Given, of_deployment
+from aerie.cli.inputs.preflight_input import PreflightOverrides, build_input_from_deployment
 from aerie.engine.arguments import ArgumentError
 from aerie.engine.models.checkpoint import CheckpointError
-from aerie.engine.models.drafter_catalog import Catalog
-from aerie.engine.preflight import Report, Severity, run
+from aerie.engine.models.drafter_catalog import DrafterCatalog
+from aerie.engine.preflight import PreflightReport, Severity, run_preflight
 
-UNAVAILABLE = 3
+HUB_REFUSED_EXIT_STATUS = 3
 """Exit status of a Job whose Hub has said no."""
-_KEPT = 4096
+_MAX_TERMINATION_MESSAGE_BYTES = 4096
 """Bytes of a termination message that Kubernetes keeps."""
 
 
@@ -38,57 +38,63 @@ def preflight_job(
 ) -> None:
     """Run preflight in a Job of the operator."""
     try:
-        subject, remarks = of_deployment(read_deployment(file), Given(target, drafter), Catalog(()), read_repository)
-        found = run(subject)
-    except HubRefusalError as error:
-        report.write_bytes(fitted({"ok": None, "unavailable": True, "error": str(error)}))
+        subject, remarks = build_input_from_deployment(
+            read_deployment(file), PreflightOverrides(target, drafter), DrafterCatalog(()), read_repository
+        )
+        found = run_preflight(subject)
+    except HubRejectionError as error:
+        report.write_bytes(encode_termination_message({"ok": None, "unavailable": True, "error": str(error)}))
         typer.echo(str(error))
-        raise typer.Exit(UNAVAILABLE) from None
+        raise typer.Exit(HUB_REFUSED_EXIT_STATUS) from None
     except HubError as error:
-        report.write_bytes(fitted({"ok": None, "error": str(error)}))
+        report.write_bytes(encode_termination_message({"ok": None, "error": str(error)}))
         raise
     except (CommandError, CheckpointError, ResourceError, ArgumentError) as error:
-        report.write_bytes(fitted({"ok": False, "summary": str(error), "checks": [], "refused": [str(error)], "warned": []}))
+        report.write_bytes(
+            encode_termination_message({"ok": False, "summary": str(error), "checks": [], "refused": [str(error)], "warned": []})
+        )
         typer.echo(str(error))
         raise typer.Exit(1) from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Files that nobody thought of: as a crash this would be tried again for ever, with the same outcome.
         said = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
-        report.write_bytes(fitted({"ok": False, "summary": said, "checks": [], "refused": [said], "warned": []}))
+        report.write_bytes(
+            encode_termination_message({"ok": False, "summary": said, "checks": [], "refused": [said], "warned": []})
+        )
         typer.echo(said)
         raise typer.Exit(1) from error
-    report.write_bytes(fitted(verdict(found, remarks)))
+    report.write_bytes(encode_termination_message(build_preflight_result(found, remarks)))
     for finding in found.findings:
         if finding.severity is not Severity.SKIP:
-            typer.echo(finding.sentence)
+            typer.echo(finding.message)
     typer.echo(found.summary)
     raise typer.Exit(0 if found.ok else 1)
 
 
-def verdict(report: Report, remarks: tuple[str, ...]) -> dict[str, object]:
+def build_preflight_result(report: PreflightReport, warnings: tuple[str, ...]) -> dict[str, object]:
     """What the operator reads."""
     return {
         "ok": report.ok,
         "summary": report.summary + ".",
-        "checks": list(dict.fromkeys(finding.id for finding in report.of(Severity.REFUSE))),
-        "refused": [finding.sentence for finding in report.of(Severity.REFUSE)],
-        "warned": [*(finding.sentence for finding in report.of(Severity.WARN)), *remarks],
+        "checks": list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.REFUSE))),
+        "refused": [finding.message for finding in report.with_severity(Severity.REFUSE)],
+        "warned": [*(finding.message for finding in report.with_severity(Severity.WARN)), *warnings],
     }
 
 
-def fitted(document: dict[str, object]) -> bytes:
+def encode_termination_message(document: dict[str, object]) -> bytes:
     """The document in what Kubernetes keeps: lists lose entries from their end first, then sentences are cut."""
-    while len(text := json.dumps(document, ensure_ascii=False).encode()) > _KEPT:
+    while len(text := json.dumps(document, ensure_ascii=False).encode()) > _MAX_TERMINATION_MESSAGE_BYTES:
         lists = [value for value in (document.get("warned"), document.get("refused")) if isinstance(value, list)]
         longest = next((value for value in lists if len(value) > 1 or (value and value is lists[0])), None)
         if longest:
             longest.pop()
             continue
-        document = {key: _cut(value) for key, value in document.items()}
+        document = {key: _truncate(value) for key, value in document.items()}
     return text
 
 
-def _cut(value: object) -> object:
+def _truncate(value: object) -> object:
     if isinstance(value, str):
         return value if len(value) <= 400 else value[:399] + "…"
-    return [_cut(one) for one in value] if isinstance(value, list) else value
+    return [_truncate(one) for one in value] if isinstance(value, list) else value

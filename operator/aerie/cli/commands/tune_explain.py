@@ -14,16 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Balance, Gain, Status, Tried
-from aerie.api.status import Setting as StatusSetting
-from aerie.api.types.base import write_time
-from aerie.cli.commands.preflight import Output
+from aerie.api.status import PerformanceGain, Status, TrialRecord, TuningSavings
+from aerie.api.status import SettingStatus as StatusSetting
+from aerie.api.types.base import format_timestamp
+from aerie.cli.commands.preflight import OutputFormat
 from aerie.cli.console import CommandError, out
 from aerie.manifests import tuning_config_map
-from aerie.manifests.tuning_config_map import Kept
-from aerie.rollout.revision.desired import shown
-from aerie.terminal import plain
-from aerie.tuning.recommendation import Advice
+from aerie.manifests.tuning_config_map import TuningRecord
+from aerie.rollout.revision.desired import build_status_setting
+from aerie.terminal import sanitize_text
+from aerie.tuning.recommendation import Recommendation
 
 
 def explain(
@@ -31,19 +31,19 @@ def explain(
     namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Its namespace. Default: the kubeconfig's.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")] = None,
     kubeconfig: Annotated[str | None, typer.Option(help="The kubeconfig. Default: $KUBECONFIG, else ~/.kube/config.")] = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to print it.")] = Output.TEXT,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print it.")] = OutputFormat.TEXT,
 ) -> None:
     """Say why a resource's engines have the speculation setting that they have: the last decision, and what was done before."""
-    document, data = asyncio.run(_read(name, namespace, kubeconfig, context))
+    document, data = asyncio.run(_read_resource_and_record(name, namespace, kubeconfig, context))
     resource = SpeculativeDeployment.from_dict(document)
-    kept = Kept.from_data(data or {})
-    if output is Output.JSON:
-        typer.echo(json.dumps(to_json(resource, kept), indent=2))
+    kept = TuningRecord.from_data(data or {})
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps(explanation_to_json(resource, kept), indent=2))
     else:
-        out.print(plain("\n".join(account(resource, kept, datetime.now(UTC)))))
+        out.print(sanitize_text("\n".join(render_explanation(resource, kept, datetime.now(UTC)))))
 
 
-def to_json(resource: SpeculativeDeployment, kept: Kept | None) -> dict[str, Any]:
+def explanation_to_json(resource: SpeculativeDeployment, record: TuningRecord | None) -> dict[str, Any]:
     """The same for a program; docs/tuning.md describes it."""
     spec, status = resource.spec.speculation, resource.status or Status()
     return {
@@ -53,69 +53,69 @@ def to_json(resource: SpeculativeDeployment, kept: Kept | None) -> dict[str, Any
         "tokens": spec.tokens,
         "speculation": None if status.speculation is None else status.to_dict()["speculation"],
         "tuned": next((one.to_dict() for one in status.conditions if one.type == "Tuned"), None),
-        "decision": None if kept is None else _decision(kept),
+        "decision": None if record is None else _decision_to_json(record),
     }
 
 
-def _decision(kept: Kept) -> dict[str, Any]:
+def _decision_to_json(record: TuningRecord) -> dict[str, Any]:
     try:
-        advice = Advice.from_dict(json.loads(kept.advice))
+        advice = Recommendation.from_dict(json.loads(record.recommendation))
     except (ValueError, RecursionError):  # of another release: the explanation is there all the same
         advice = None
     predicted = None
-    if advice is not None and advice.gain is not None:
-        lower, estimate, upper = advice.gain
+    if advice is not None and advice.predicted_gain is not None:
+        lower, estimate, upper = advice.predicted_gain
         predicted = {"estimate": estimate, "lower": lower, "upper": upper}
     return {
-        "at": write_time(datetime.fromtimestamp(kept.at, tz=UTC)),
+        "at": format_timestamp(datetime.fromtimestamp(record.decision_time, tz=UTC)),
         "revision": advice.revision if advice is not None else None,
         "action": advice.action if advice is not None else None,
-        "setting": shown(advice.setting).to_dict() if advice is not None and advice.setting is not None else None,
+        "setting": build_status_setting(advice.setting).to_dict() if advice is not None and advice.setting is not None else None,
         "predicted": predicted,
         "reason": advice.reason if advice is not None else None,
-        "explanation": kept.explanation,
+        "explanation": record.explanation,
     }
 
 
-def account(resource: SpeculativeDeployment, kept: Kept | None, now: datetime) -> Iterator[str]:
+def render_explanation(resource: SpeculativeDeployment, record: TuningRecord | None, now: datetime) -> Iterator[str]:
     """The lines of it."""
     spec, status = resource.spec.speculation, resource.status or Status()
     told = status.speculation
     yield f"{resource.metadata.namespace or 'default'}/{resource.metadata.name}: tuning.mode {spec.tuning.mode}"
     if told is not None:
-        yield f"  in force     {named(told.current)}" + _of_spec(told.chosen is not None, spec.tokens)
+        yield f"  in force     {format_setting(told.current)}" + _format_setting_origin(told.chosen is not None, spec.tokens)
         if told.recommended is not None:
-            yield f"  recommended  {named(told.recommended)}{_gain(told.predicted)}"
+            yield f"  recommended  {format_setting(told.recommended)}{_format_predicted_gain(told.predicted)}"
         if told.recommended_draft_sampling is not None:
             yield f"  recommended  draftSampling {told.recommended_draft_sampling}, for sampled traffic"
         if told.trial is not None:
             trial = told.trial
-            since = f"{_ago(trial.started_at, now)} ({trial.purpose})"
-            yield f"  under trial  {named(trial.setting)}{_gain(trial.predicted)}, since {since}"
+            since = f"{_format_age(trial.started_at, now)} ({trial.purpose})"
+            yield f"  under trial  {format_setting(trial.setting)}{_format_predicted_gain(trial.predicted)}, since {since}"
         if told.why:
             yield f"  {told.why}"
     for one in status.conditions:
         if one.type == "Tuned":
             yield f"  Tuned={one.status} ({one.reason}): {one.message}"
     yield ""
-    yield from _before(told.changes if told is not None else [], told.balance if told is not None else None, now)
+    yield from _render_trials(told.changes if told is not None else [], told.balance if told is not None else None, now)
     yield ""
     if spec.tuning.mode == "Off":
         yield "The mode is Off, so nothing is decided: set spec.speculation.tuning.mode to Recommend to be told, or to Auto."
-    elif kept is None:
+    elif record is None:
         interval = spec.tuning.interval.total_seconds() / 60
         yield (
             f"No decision has been written yet: the first one comes {interval:.0f} minutes after the first requests, if the "
             "operator runs and can read the pods' metrics."
         )
     else:
-        at = datetime.fromtimestamp(kept.at, tz=UTC)
-        yield f"The last decision, {at:%Y-%m-%d %H:%M} UTC, {_ago(at, now)}"
+        at = datetime.fromtimestamp(record.decision_time, tz=UTC)
+        yield f"The last decision, {at:%Y-%m-%d %H:%M} UTC, {_format_age(at, now)}"
         yield ""
-        yield kept.explanation.rstrip("\n")
+        yield record.explanation.rstrip("\n")
 
 
-def named(setting: StatusSetting) -> str:
+def format_setting(setting: SettingStatus) -> str:
     """A setting as a person would say it."""
     match setting.mode:
         case "Off":
@@ -128,38 +128,38 @@ def named(setting: StatusSetting) -> str:
             return "schedule " + ",".join(f"{one.first}-{one.last}:{one.tokens}" for one in setting.schedule or ())
 
 
-def _of_spec(chosen: bool, tokens: int) -> str:
-    return f", by tuning; the spec says {tokens}" if chosen else ", by the spec"
+def _format_setting_origin(is_tuned: bool, tokens: int) -> str:
+    return f", by tuning; the spec says {tokens}" if is_tuned else ", by the spec"
 
 
-def _before(changes: list[Tried], balance: Balance | None, now: datetime) -> Iterator[str]:
-    if not changes:
+def _render_trials(trials: list[TrialRecord], savings: TuningSavings | None, now: datetime) -> Iterator[str]:
+    if not trials:
         yield "Nothing was tried before."
         return
     yield "What was tried before, the newest first"
-    for one in changes:
-        yield f"  {_ago(one.ended_at, now):<12} {named(one.was)} to {named(one.tried)} ({one.purpose}): {one.result}"
-        yield f"               predicted {_figures(one.predicted)}, realised {_figures(one.realised)}"
-    if balance is not None:
+    for one in trials:
+        yield f"  {_format_age(one.ended_at, now):<12} {format_setting(one.was)} to {format_setting(one.tried)} ({one.purpose}): {one.result}"
+        yield f"               predicted {_format_gain(one.predicted)}, realised {_format_gain(one.realised)}"
+    if savings is not None:
         yield (
-            f"  Together, in hours of one replica: {balance.gained:.1f} gained, {balance.spent:.1f} spent on trials, "
-            f"{balance.net:+.1f} net, as of {_ago(balance.as_of, now)}; now {100 * balance.rate:.1f} % are saved."
+            f"  Together, in hours of one replica: {savings.gained:.1f} gained, {savings.spent:.1f} spent on trials, "
+            f"{savings.net:+.1f} net, as of {_format_age(savings.as_of, now)}; now {100 * savings.rate:.1f} % are saved."
         )
 
 
-def _gain(found: Gain | None) -> str:
-    return "" if found is None else f", predicted {_figures(found)}"
+def _format_predicted_gain(gain: PerformanceGain | None) -> str:
+    return "" if gain is None else f", predicted {_format_gain(gain)}"
 
 
-def _figures(found: Gain | None) -> str:
-    if found is None:
+def _format_gain(gain: PerformanceGain | None) -> str:
+    if gain is None:
         return "unknown"
-    bounds = "" if found.lower is None or found.upper is None else f" ({100 * found.lower:+.1f} to {100 * found.upper:+.1f})"
-    return f"{100 * found.estimate:+.1f} %{bounds}"
+    bounds = "" if gain.lower is None or gain.upper is None else f" ({100 * gain.lower:+.1f} to {100 * gain.upper:+.1f})"
+    return f"{100 * gain.estimate:+.1f} %{bounds}"
 
 
-def _ago(moment: datetime, now: datetime) -> str:
-    passed = max(now - moment, timedelta())
+def _format_age(time: datetime, now: datetime) -> str:
+    passed = max(now - time, timedelta())
     if passed < timedelta(hours=2):
         return f"{passed.total_seconds() / 60:.0f} min ago"
     if passed < timedelta(days=2):
@@ -167,30 +167,30 @@ def _ago(moment: datetime, now: datetime) -> str:
     return f"{passed.days} days ago"
 
 
-_WAYS_OUT = {
+_API_ERROR_HINTS = {
     401: ": log in anew, or choose a context whose user it knows.",
     403: ": ask for the right to get speculativedeployments.aerie.dev and configmaps in that namespace.",
 }
 
 
-async def _read(
+async def _read_resource_and_record(
     name: str, namespace: str | None, kubeconfig: str | None, context: str | None
 ) -> tuple[dict[str, Any], dict[str, str] | None]:
     """The resource, and the data of its ConfigMap."""
     # Imported here: the other commands do not need the cluster's client.
-    from aerie.controller.kubernetes.client import CONFIG_MAPS, RESOURCES, ApiError, Cluster
-    from aerie.controller.kubernetes.kubeconfig import Access, ConnectError
+    from aerie.controller.kubernetes.client import CONFIG_MAPS, SPECULATIVE_DEPLOYMENTS, ApiError, Cluster
+    from aerie.controller.kubernetes.kubeconfig import ConnectError, KubeconfigSelection
 
     try:
-        cluster = await Cluster.connect(access=Access(kubeconfig, context))
+        cluster = await Cluster.connect(selection=KubeconfigSelection(kubeconfig, context))
     except ConnectError as error:
         raise CommandError(str(error)) from None
     try:
         where = namespace or cluster.namespace
-        found = await cluster.get(RESOURCES, where, name)
+        found = await cluster.get(SPECULATIVE_DEPLOYMENTS, where, name)
         if found is None:
             raise CommandError(f"there is no SpeculativeDeployment {where}/{name}: give its namespace with -n.")
-        kept = await cluster.get(CONFIG_MAPS, where, tuning_config_map.name(name))
+        kept = await cluster.get(CONFIG_MAPS, where, tuning_config_map.tuning_config_map_name(name))
         owner = found["metadata"]["uid"]
         mine = kept is not None and any(one.get("uid") == owner for one in kept["metadata"].get("ownerReferences") or [])
         return found, dict(kept.get("data") or {}) if kept is not None and mine else None
@@ -199,6 +199,8 @@ async def _read(
     except ApiError as error:
         if error.status is None:
             raise CommandError(f"{error}: see to the connection, or choose another context.") from None
-        raise CommandError(f"the API server answered with {error.status} ({error}){_WAYS_OUT.get(error.status, '.')}") from None
+        raise CommandError(
+            f"the API server answered with {error.status} ({error}){_API_ERROR_HINTS.get(error.status, '.')}"
+        ) from None
     finally:
         await cluster.close()

@@ -14,39 +14,48 @@ import typer
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.types import duration
-from aerie.cli.commands.preflight import Output
+from aerie.cli.commands.preflight import OutputFormat
 from aerie.cli.commands.tune_explain import explain as explain_command
 from aerie.cli.console import CommandError, err, out
 from aerie.cli.inputs.files import read_deployment
-from aerie.cli.inputs.prometheus import Server, read_server
-from aerie.cli.inputs.recorded import Recorded, read_recorded
+from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
+from aerie.cli.inputs.recorded import ScrapeRecording, read_recording
 from aerie.engine import arguments, command_line, releases
-from aerie.engine.metrics.sample import Reset, Sample, between
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, SettingError, Static, Tier, max_tokens
-from aerie.terminal import plain
+from aerie.engine.metrics.sample import CounterReset, Sample, diff_samples
+from aerie.engine.speculation import (
+    Adaptive,
+    Off,
+    Schedule,
+    ScheduleTier,
+    SpeculationSetting,
+    SpeculationSettingError,
+    Static,
+    max_speculative_tokens,
+)
+from aerie.terminal import sanitize_text
 
 if TYPE_CHECKING:  # numpy comes with it: only who tunes pays for that
-    from aerie.tuning.decision.types import Situation
-    from aerie.tuning.telemetry import Telemetry
+    from aerie.tuning.decision.types import TuningContext
+    from aerie.tuning.telemetry import TuningTelemetry
 
-SHORTEST_WINDOW = 10.0
-LONGEST_WINDOW = 300.0
+MIN_SCRAPE_WINDOW_SECONDS = 10.0
+MAX_SCRAPE_WINDOW_SECONDS = 300.0
 """Seconds between two scrapes that are looked at together."""
 
-_PANEL = "Metrics from a Prometheus server"
+_PROMETHEUS_HELP_PANEL = "Metrics from a Prometheus server"
 
 app = typer.Typer(no_args_is_help=True, help="What speculation setting an engine should have, from its metrics.")
 app.command(name="explain")(explain_command)
 
 
 @dataclass(frozen=True)
-class _Given:
+class _EngineContext:
     """What is known besides the metrics."""
 
     version: releases.Version
-    arguments: arguments.Arguments
+    arguments: arguments.EngineArguments
     method: str
-    most: int
+    max_speculative_tokens: int
     time_per_output_token: timedelta | None = None
     time_to_first_token: timedelta | None = None
     percentile: int = 95
@@ -66,29 +75,36 @@ def offline(
     schedule: Annotated[str | None, typer.Option(help="The engines ran a schedule, like 1-8:5,9-64:3.")] = None,
     adaptive: Annotated[bool, typer.Option("--adaptive", help="The engines ran with adaptive verification.")] = False,
     experts: Annotated[bool | None, typer.Option("--experts/--dense", help="Whether the target is a mixture of experts.")] = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to print the decision.")] = Output.TEXT,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print the decision.")] = OutputFormat.TEXT,
     seed: Annotated[int, typer.Option(help="Seed of the draws: the same metrics and seed give the same answer.")] = 1,
     prometheus: Annotated[
-        str | None, typer.Option(help="URL of the server, such as http://localhost:9090.", rich_help_panel=_PANEL)
+        str | None, typer.Option(help="URL of the server, such as http://localhost:9090.", rich_help_panel=_PROMETHEUS_HELP_PANEL)
     ] = None,
     pods: Annotated[
-        str | None, typer.Option(help="Regular expression of the pods' names. Default: the manifest's.", rich_help_panel=_PANEL)
+        str | None,
+        typer.Option(
+            help="Regular expression of the pods' names. Default: the manifest's.", rich_help_panel=_PROMETHEUS_HELP_PANEL
+        ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Their namespace. Default: the manifest's, else any.", rich_help_panel=_PANEL)
+        str | None,
+        typer.Option(help="Their namespace. Default: the manifest's, else any.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
-    since: Annotated[str, typer.Option(help="How far to look back, up to 24h.", rich_help_panel=_PANEL)] = "24h",
+    since: Annotated[str, typer.Option(help="How far to look back, up to 24h.", rich_help_panel=_PROMETHEUS_HELP_PANEL)] = "24h",
     label: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE: further label of the series; may be repeated.", rich_help_panel=_PANEL)
+        list[str] | None,
+        typer.Option(help="NAME=VALUE: further label of the series; may be repeated.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
     pod_label: Annotated[
-        str | None, typer.Option(help="Label that holds the name of the pod. Default: pod.", rich_help_panel=_PANEL)
+        str | None,
+        typer.Option(help="Label that holds the name of the pod. Default: pod.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
     prometheus_token: Annotated[
-        Path | None, typer.Option(help="File with a bearer token for the server.", rich_help_panel=_PANEL)
+        Path | None, typer.Option(help="File with a bearer token for the server.", rich_help_panel=_PROMETHEUS_HELP_PANEL)
     ] = None,
     prometheus_ca: Annotated[
-        Path | None, typer.Option(help="File with the authorities of a server with https.", rich_help_panel=_PANEL)
+        Path | None,
+        typer.Option(help="File with the authorities of a server with https.", rich_help_panel=_PROMETHEUS_HELP_PANEL),
     ] = None,
 ) -> None:
     """Say what num_speculative_tokens should be, with the expected gain, from metrics of running engines.
@@ -96,54 +112,54 @@ def offline(
     The metrics are a file's (--metrics) or a Prometheus server's (--prometheus). A fixed K is read off them. Exit status: 0 there
     is an answer, 1 the metrics do not identify one, 2 it could not be done.
     """
-    from aerie.tuning.decision.explain import explain, to_json
-    from aerie.tuning.decision.policy import Policy
-    from aerie.tuning.decision.recommend import decide
-    from aerie.tuning.decision.types import Action
+    from aerie.tuning.decision.explain import decision_to_json, explain_decision
+    from aerie.tuning.decision.policy import TuningPolicy
+    from aerie.tuning.decision.recommend import decide_setting
+    from aerie.tuning.decision.types import TuningAction
 
     if (metrics is None) == (prometheus is None):
         raise CommandError("the metrics have to come from one place: give --metrics FILE or --prometheus URL.")
     resource = read_deployment(file) if file is not None else None
-    given = _given(resource, vllm, max_tokens)
+    given = _resolve_engine_context(resource, vllm, max_tokens)
     if prometheus is None:
         assert metrics is not None
-        recorded = read_recorded(metrics)
+        recorded = read_recording(metrics)
     else:
-        told = _told(prometheus, resource)
+        told = _query_config_from_manifest(prometheus, resource)
         server = replace(
             told,
-            pods=_pods(pods or told.pods),
+            pod_pattern=_check_pod_pattern(pods or told.pod_pattern),
             namespace=namespace or told.namespace,
-            labels={**told.labels, **dict(map(_label, label or []))},
+            labels={**told.labels, **dict(map(_parse_label, label or []))},
             pod_label=pod_label or told.pod_label,
-            token=prometheus_token,
-            authorities=prometheus_ca,
+            token_file=prometheus_token,
+            ca_file=prometheus_ca,
         )
-        recorded = read_server(server, _duration(since))
-    telemetry, situation = _observe(recorded, given, schedule, adaptive, experts)
-    policy = Policy()
-    decision = decide(telemetry, situation, policy, seed)
-    for sentence, count in recorded.unreadable.most_common(3):
-        err.print(f"[yellow]note:[/] {count} scrapes were left out: {plain(sentence)}")
-    if output is Output.JSON:
-        typer.echo(json.dumps(to_json(decision), indent=2))
+        recorded = read_prometheus(server, _parse_since(since))
+    telemetry, situation = _build_tuning_inputs(recorded, given, schedule, adaptive, experts)
+    policy = TuningPolicy()
+    decision = decide_setting(telemetry, situation, policy, seed)
+    for sentence, count in recorded.skip_counts.most_common(3):
+        err.print(f"[yellow]note:[/] {count} scrapes were left out: {sanitize_text(sentence)}")
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps(decision_to_json(decision), indent=2))
     else:
-        out.print(plain(explain(decision, telemetry, situation, policy)), end="")
-    raise typer.Exit(1 if decision.action is Action.INSUFFICIENT else 0)
+        out.print(sanitize_text(explain_decision(decision, telemetry, situation, policy)), end="")
+    raise typer.Exit(1 if decision.action is TuningAction.INSUFFICIENT else 0)
 
 
-def _told(address: str, resource: SpeculativeDeployment | None) -> Server:
+def _query_config_from_manifest(address: str, resource: SpeculativeDeployment | None) -> PrometheusQueryConfig:
     """What the manifest, with its spec.metrics.source.prometheus, tells of what the server has."""
     if resource is None:
-        return Server(address, pods="")
-    named = Server(address, f"{re.escape(resource.metadata.name)}-.*", resource.metadata.namespace)
+        return PrometheusQueryConfig(address, pod_pattern="")
+    named = PrometheusQueryConfig(address, f"{re.escape(resource.metadata.name)}-.*", resource.metadata.namespace)
     if (source := resource.spec.metrics.source) is None:
         return named
     of = source.prometheus
     return replace(named, labels=of.match_labels, pod_label=of.pod_label, namespace_label=of.namespace_label)
 
 
-def _pods(text: str) -> str:
+def _check_pod_pattern(text: str) -> str:
     if not text:
         raise CommandError("--prometheus needs to be told whose metrics: give --pods 'chat-.*' or -f MANIFEST.")
     try:
@@ -153,122 +169,128 @@ def _pods(text: str) -> str:
     return text
 
 
-def _label(text: str) -> tuple[str, str]:
+def _parse_label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name):
         raise CommandError(f"--label is {text}: write it as NAME=VALUE, such as job=vllm.")
     return name, value
 
 
-def _duration(text: str) -> timedelta:
+def _parse_since(text: str) -> timedelta:
     try:
-        return duration.parse(text)
+        return duration.parse_duration(text)
     except ValueError as error:
         raise CommandError(f"--since: {error}.") from None
 
 
-def _given(resource: SpeculativeDeployment | None, vllm: str | None, most: int | None) -> _Given:
+def _resolve_engine_context(
+    resource: SpeculativeDeployment | None, vllm: str | None, max_speculative_tokens: int | None
+) -> _EngineContext:
     if resource is None:
         try:
-            version = releases.Version.parse(vllm) if vllm else releases.NEWEST_KNOWN
+            version = releases.Version.parse(vllm) if vllm else releases.NEWEST_VERIFIED_VERSION
         except releases.VersionError as error:
             raise CommandError(f"--vllm: {error}") from None
-        return _Given(version, arguments.Arguments(), "eagle3", most or 7)
+        return _EngineContext(version, arguments.EngineArguments(), "eagle3", max_speculative_tokens or 7)
     spec = resource.spec
-    engine = releases.resolve(spec.engine.image, vllm or spec.engine.version)
-    if isinstance(engine, releases.NoVersion):
-        raise CommandError(engine.sentence)
-    if refused := command_line.refused(spec.engine.args):
+    engine = releases.resolve_engine_version(spec.engine.image, vllm or spec.engine.version)
+    if isinstance(engine, releases.UnknownVersion):
+        raise CommandError(engine.message)
+    if refused := command_line.validate_user_arguments(spec.engine.args):
         raise CommandError(" ".join(refused))
     tuning = spec.speculation.tuning
-    found = _Given(
+    found = _EngineContext(
         engine.version,
-        arguments.read(spec.engine.args),
+        arguments.parse_arguments(spec.engine.args),
         spec.drafter.method if spec.drafter is not None else "eagle3",
-        most or max(tuning.max_tokens, spec.speculation.tokens),
+        max_speculative_tokens or max(tuning.max_tokens, spec.speculation.tokens),
     )
     if (slo := tuning.slo) is None:
         return found
-    return _Given(
+    return _EngineContext(
         found.version,
         found.arguments,
         found.method,
-        found.most,
+        found.max_speculative_tokens,
         slo.time_per_output_token,
         slo.time_to_first_token,
         slo.percentile,
     )
 
 
-def _observe(
-    recorded: Recorded, given: _Given, schedule: str | None, adaptive: bool, experts: bool | None
-) -> tuple[Telemetry, Situation]:
-    from aerie.tuning.decision.candidates import Engine
-    from aerie.tuning.decision.policy import History, Objectives
-    from aerie.tuning.decision.types import Situation
+def _build_tuning_inputs(
+    recording: ScrapeRecording, engine_context: _EngineContext, schedule: str | None, adaptive: bool, experts: bool | None
+) -> tuple[TuningTelemetry, TuningContext]:
+    from aerie.tuning.decision.candidates import EngineConfig
+    from aerie.tuning.decision.policy import LatencyObjectives, TrialHistory
+    from aerie.tuning.decision.types import TuningContext
     from aerie.tuning.models.change_points import DAY, WEEK
-    from aerie.tuning.telemetry import Reading, Telemetry
+    from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 
-    telemetry = Telemetry(WEEK + DAY, api_servers=given.arguments.api_servers)
+    telemetry = TuningTelemetry(WEEK + DAY, api_servers=engine_context.arguments.api_server_count)
     last: dict[str, tuple[float, Sample]] = {}
-    running: dict[str, Setting] = {}
+    running: dict[str, SpeculationSetting] = {}
     speculated: float | None = None
     newest = 0.0
-    for time, replica, sample in recorded.scrapes:
+    for time, replica, sample in recording.scrapes:
         newest = time
-        setting = running[replica] = _setting(sample, schedule, adaptive)
+        setting = running[replica] = _infer_setting(sample, schedule, adaptive)
         before = last.get(replica)
-        if before is not None and time - before[0] < SHORTEST_WINDOW:
+        if before is not None and time - before[0] < MIN_SCRAPE_WINDOW_SECONDS:
             continue
         last[replica] = (time, sample)
         if before is None:
             continue
-        if time - before[0] > LONGEST_WINDOW:
-            telemetry.left_out[f"more than {LONGEST_WINDOW / 60:.0f} minutes lay between two scrapes."] += 1
+        if time - before[0] > MAX_SCRAPE_WINDOW_SECONDS:
+            telemetry.excluded_windows[f"more than {MAX_SCRAPE_WINDOW_SECONDS / 60:.0f} minutes lay between two scrapes."] += 1
             continue
-        window = between(before[1], sample)
-        if isinstance(window, Reset):
-            telemetry.left_out["the engine was restarted between two scrapes."] += 1
+        window = diff_samples(before[1], sample)
+        if isinstance(window, CounterReset):
+            telemetry.excluded_windows["the engine was restarted between two scrapes."] += 1
             continue
         if window.speculation is not None and window.speculation.drafts > 0:
             speculated = time
-        age = before[0] - sample.started if sample.started is not None else float("inf")
-        telemetry.add(Reading(replica, time, setting, window, age))
-    alive = [replica for replica, (time, _) in last.items() if time > newest - LONGEST_WINDOW]
+        age = before[0] - sample.process_start_time if sample.process_start_time is not None else float("inf")
+        telemetry.add(ReplicaWindow(replica, time, setting, window, age))
+    alive = [replica for replica, (time, _) in last.items() if time > newest - MAX_SCRAPE_WINDOW_SECONDS]
     current = Counter(running[replica] for replica in alive).most_common(1)[0][0]
-    situation = Situation(
-        engine=Engine(given.version, given.arguments, given.method, experts=experts),
-        current=current,
-        most=max(given.most, max_tokens(current)),
+    situation = TuningContext(
+        engine=EngineConfig(engine_context.version, engine_context.arguments, engine_context.method, is_moe=experts),
+        current_setting=current,
+        max_speculative_tokens=max(engine_context.max_speculative_tokens, max_speculative_tokens(current)),
         replicas=len(alive),
         now=newest,
-        objectives=Objectives(_seconds(given.time_per_output_token), _seconds(given.time_to_first_token), given.percentile),
-        history=History(speculated=speculated),
-        waiting=sum(last[replica][1].gauges.waiting or 0.0 for replica in alive),
+        objectives=LatencyObjectives(
+            _to_seconds(engine_context.time_per_output_token),
+            _to_seconds(engine_context.time_to_first_token),
+            engine_context.percentile,
+        ),
+        history=TrialHistory(speculated=speculated),
+        queued_requests=sum(last[replica][1].gauges.waiting_requests or 0.0 for replica in alive),
     )
     return telemetry, situation
 
 
-def _setting(sample: Sample, schedule: str | None, adaptive: bool) -> Setting:
+def _infer_setting(sample: Sample, schedule: str | None, adaptive: bool) -> SpeculationSetting:
     """What the engine runs: the positions that it counts are its K."""
     if sample.counters.speculation is None:
         return Off()
     tokens = len(sample.counters.speculation.accepted_per_position)
     if schedule is not None:
-        return _schedule(schedule, tokens)
+        return _parse_schedule(schedule, tokens)
     return Adaptive(tokens) if adaptive else Static(tokens)
 
 
-def _schedule(text: str, most: int) -> Schedule:
+def _parse_schedule(text: str, max_speculative_tokens: int) -> Schedule:
     parts = [re.fullmatch(r"(\d+)-(\d+):(\d+)", part.strip()) for part in text.split(",")]
     try:
-        tiers = tuple(Tier(int(match[1]), int(match[2]), int(match[3])) for match in parts if match)
+        tiers = tuple(ScheduleTier(int(match[1]), int(match[2]), int(match[3])) for match in parts if match)
         if len(tiers) != len(parts):
-            raise SettingError(f"'{text}' is no schedule.")
-        return Schedule(tiers, most)
-    except SettingError as error:
+            raise SpeculationSettingError(f"'{text}' is no schedule.")
+        return Schedule(tiers, max_speculative_tokens)
+    except SpeculationSettingError as error:
         raise CommandError(f"--schedule: {error} Write it like 1-8:5,9-64:3, as the engines have it.") from None
 
 
-def _seconds(time: timedelta | None) -> float | None:
+def _to_seconds(time: timedelta | None) -> float | None:
     return time.total_seconds() if time is not None else None

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from aerie.api import KIND, ResourceError, SpeculativeDeployment
-from aerie.api.validation.admission import pruned, refusals
+from aerie.api.validation.admission import find_manifest_errors, prune_manifest
 from aerie.cli.console import CommandError
-from aerie.engine.models.drafter_catalog import Catalog, CatalogError, published
-from aerie.yaml_documents import DocumentError, read_documents
+from aerie.engine.models.drafter_catalog import CatalogError, DrafterCatalog, load_published_catalog
+from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 
 
 def read_deployment(file: str) -> SpeculativeDeployment:
@@ -21,46 +21,52 @@ def read_deployment(file: str) -> SpeculativeDeployment:
     documents = [document for document in read_objects(file) if document.get("kind") == KIND]
     if len(documents) != 1:
         found = f"holds {len(documents)} of them" if documents else "holds none"
-        raise CommandError(f"{shown(file)} must hold exactly one {KIND}, and {found}: give a file with the one to check.")
+        raise CommandError(
+            f"{display_file_name(file)} must hold exactly one {KIND}, and {found}: give a file with the one to check."
+        )
     return parse_deployment(documents[0])
 
 
 def parse_deployment(document: dict[str, Any]) -> SpeculativeDeployment:
     """The resource as the API server would take it. Raises ResourceError: it would refuse it."""
-    document = pruned(document)
-    if said := refusals(document):
+    document = prune_manifest(document)
+    if said := find_manifest_errors(document):
         raise ResourceError("\n".join(said))
-    return SpeculativeDeployment.from_dict(document, unknown="refuse")
+    return SpeculativeDeployment.from_dict(document, unknown_fields="refuse")
 
 
-CATALOG = "A ConfigMap with catalog entries of your own: its manifest, or the folder that it is mounted at."
+CATALOG_HELP = "A ConfigMap with catalog entries of your own: its manifest, or the folder that it is mounted at."
 
 
-def read_catalog(own: str | None) -> Catalog:
+def read_catalog(extension_file: str | None) -> DrafterCatalog:
     """The catalog, with the rows of a ConfigMap (`CATALOG`). Raises CommandError, CatalogError."""
-    if own is None:
-        return published()
-    return published().extended(_entries(own))
+    if extension_file is None:
+        return load_published_catalog()
+    return load_published_catalog().with_user_entries(_read_catalog_entries(extension_file))
 
 
-def read_usable_catalog(own: str | None) -> tuple[Catalog, list[str]]:
+def read_valid_catalog(extension_file: str | None) -> tuple[DrafterCatalog, list[str]]:
     """The catalog without the rows that cannot be read, and a sentence on each of these: an operator that started before somebody
     wrote them has to be able to start again. Raises CommandError."""
-    rows, problems = _entries(own) if own is not None else {}, []
+    rows, problems = _read_catalog_entries(extension_file) if extension_file is not None else {}, []
     for name, text in list(rows.items()):
         try:
-            published().extended({name: text})
+            load_published_catalog().with_user_entries({name: text})
         except CatalogError as error:
             problems.append(f"the catalog's entry {name} is left out: {error}")
             del rows[name]
-    return published().extended(rows), problems
+    return load_published_catalog().with_user_entries(rows), problems
 
 
-def _entries(own: str) -> dict[str, str]:
-    return _mounted(Path(own)) if Path(own).is_dir() else dict(_data(own))
+def _read_catalog_entries(extension_file: str) -> dict[str, str]:
+    return (
+        _read_mounted_config_map(Path(extension_file))
+        if Path(extension_file).is_dir()
+        else dict(_read_config_map_manifest(extension_file))
+    )
 
 
-def _mounted(folder: Path) -> dict[str, str]:
+def _read_mounted_config_map(folder: Path) -> dict[str, str]:
     """A file for each key; the names with two dots are how a volume changes all files at once."""
     try:
         files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("..") and path.is_file()]
@@ -70,7 +76,7 @@ def _mounted(folder: Path) -> dict[str, str]:
         raise CommandError(f"{folder} cannot be read ({reason}): give the folder that a ConfigMap is mounted at.") from error
 
 
-def _data(file: str) -> dict[str, str]:
+def _read_config_map_manifest(file: str) -> dict[str, str]:
     maps = [document for document in read_objects(file) if document.get("kind") == "ConfigMap"]
     data = maps[0].get("data") if len(maps) == 1 else None
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
@@ -81,8 +87,8 @@ def _data(file: str) -> dict[str, str]:
 def read_objects(file: str) -> list[dict[str, Any]]:
     """The Kubernetes objects of a file (`-`: standard input), those of a List too. Raises CommandError."""
     try:
-        documents = read_documents(file)
-    except DocumentError as error:
+        documents = read_yaml_documents(file)
+    except YamlDocumentError as error:
         raise CommandError(str(error)) from None
     objects: list[dict[str, Any]] = []
     for document in documents:
@@ -91,21 +97,21 @@ def read_objects(file: str) -> list[dict[str, Any]]:
     return objects
 
 
-def shown(file: str) -> str:
+def display_file_name(file: str) -> str:
     """A file's name for sentences."""
     return "standard input" if file == "-" else file
 
 
-_UNITS = {"": 1, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+_BYTES_PER_UNIT = {"": 1, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
           "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30, "ti": 2**40, "tib": 2**40}  # fmt: skip
 
 
-def read_memory(text: str) -> int:
+def parse_memory_bytes(text: str) -> int:
     """Bytes of `80GiB`, `80Gi`, `80g`, `85GB` or a plain number from 2^30 on. Raises CommandError."""
     match = re.fullmatch(r"([0-9]{1,15}(?:[.][0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].lower() not in _UNITS:
+    if match is None or match[2].lower() not in _BYTES_PER_UNIT:
         raise CommandError(f"--gpu-memory is '{text[:40]}': write the memory of one GPU like 80GiB.")
-    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    size = int(float(match[1]) * _BYTES_PER_UNIT[match[2].lower()])
     if size < 2**30:
         raise CommandError(
             f"--gpu-memory is '{text[:40]}', which is {size} bytes, and a GPU has at least 1 GiB: write it with its unit, "

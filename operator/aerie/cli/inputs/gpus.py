@@ -6,35 +6,35 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-GPU = "nvidia.com/gpu"
-_GPUS = frozenset({GPU, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
+NVIDIA_GPU_RESOURCE = "nvidia.com/gpu"
+_GPU_RESOURCES = frozenset({NVIDIA_GPU_RESOURCE, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
 """Extended resources of the vendors' device plugins, one for each device."""
-_MIG = "nvidia.com/mig-"
+_MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
 """Instances of a divided GPU, such as nvidia.com/mig-3g.40gb."""
 
 
-def count_gpus(limits: Mapping[str, str], pod: Mapping[str, Any]) -> tuple[int | None, str]:
+def count_gpus(limits: Mapping[str, str], pod_spec: Mapping[str, Any]) -> tuple[int | None, str]:
     """GPUs of one pod, where its container's limits ask for a whole number of them, and how it asks for them."""
-    named = [name for name in limits if name in _GPUS or name.startswith(_MIG)]
+    named = [name for name in limits if name in _GPU_RESOURCES or name.startswith(_MIG_RESOURCE_PREFIX)]
     if len(named) == 1:
         amount = limits[named[0]]
         return (int(amount) if amount.isdecimal() else None), named[0]
     if named:
         return None, " and ".join(sorted(named))
-    return None, "resourceClaims (DRA)" if pod.get("resourceClaims") else ""
+    return None, "resourceClaims (DRA)" if pod_spec.get("resourceClaims") else ""
 
 
-def gpu_memory(limits: Mapping[str, str], pod: Mapping[str, Any]) -> int | None:
+def read_gpu_memory_bytes(limits: Mapping[str, str], pod_spec: Mapping[str, Any]) -> int | None:
     """Bytes of one GPU, from the name of a MIG instance, or labels that NVIDIA's GPU feature discovery gives nodes: gpu.memory
     in MiB, or the GB in the product's name."""
-    instances = [name for name in limits if name.startswith(_MIG)]
+    instances = [name for name in limits if name.startswith(_MIG_RESOURCE_PREFIX)]
     if instances:
         size = re.search(r"[.](\d+)gb", instances[0])
         return int(size[1]) * 2**30 if size and len(instances) == 1 else None
-    labels = pod.get("nodeSelector")
+    labels = pod_spec.get("nodeSelector")
     if not isinstance(labels, dict):
         return None
-    memory, product = str(labels.get(f"{GPU}.memory", "")), str(labels.get(f"{GPU}.product", ""))
+    memory, product = str(labels.get(f"{NVIDIA_GPU_RESOURCE}.memory", "")), str(labels.get(f"{NVIDIA_GPU_RESOURCE}.product", ""))
     if memory.isdecimal():
         return int(memory) * 2**20
     named = re.search(r"(\d+)GB", product)

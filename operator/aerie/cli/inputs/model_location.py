@@ -12,20 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.checkpoints import HubRefusalError, read_folder
+from aerie.checkpoints import HubRejectionError, read_checkpoint_directory
 from aerie.cli.console import CommandError
 from aerie.engine.models.checkpoint import Checkpoint
 
-_REPOSITORY = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_MOST = 192
+_REPOSITORY_PATTERN = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_MAX_NAME_CHARACTERS = 192
 """Characters of a repository's name and of a revision, each, as in a resource."""
 
-FromHub = Callable[[str, str | None], Checkpoint]
+HubReader = Callable[[str, str | None], Checkpoint]
 """Reads a repository at a revision."""
 
 
 @dataclass(frozen=True)
-class Repository:
+class HubRepository:
     """A repository of the Hub."""
 
     name: str
@@ -33,38 +33,41 @@ class Repository:
     """Commit, branch or tag; None: its main branch."""
 
 
-Place = Path | Repository
+ModelLocation = Path | HubRepository
 
 
-def parse_place(text: str, option: str) -> Place:
+def parse_model_location(text: str, option: str) -> ModelLocation:
     """What `option` names. Raises CommandError."""
     if os.path.isdir(text) or text.startswith(("/", "./", "../", "~")):  # no error for a name that no file has
         return Path(text)
-    if found := parse_repository(text):
+    if found := parse_hub_repository(text):
         return found
     if not text or re.search(r"[@:\\]|[^ -~]", text):
-        raise CommandError(f"{option} is '{text[:_MOST]}': write a folder, or a repository as OWNER/NAME@COMMIT.")
+        raise CommandError(f"{option} is '{text[:_MAX_NAME_CHARACTERS]}': write a folder, or a repository as OWNER/NAME@COMMIT.")
     return Path(text)
 
 
-def parse_repository(text: str) -> Repository | None:
+def parse_hub_repository(text: str) -> HubRepository | None:
     """A repository as OWNER/NAME or NAME@REVISION writes it; None for anything else, such as a path or one word."""
-    match = _REPOSITORY.fullmatch(text)
+    match = _REPOSITORY_PATTERN.fullmatch(text)
     if match is None or not ("/" in match["name"] or match["revision"]):
         return None
     parts = [*match["name"].split("/"), *(match["revision"] or "main").split("/")]
-    if any(set(part) <= {"."} or ".." in part for part in parts) or max(map(len, match.groups(default=""))) > _MOST:
+    if (
+        any(set(part) <= {"."} or ".." in part for part in parts)
+        or max(map(len, match.groups(default=""))) > _MAX_NAME_CHARACTERS
+    ):
         return None
-    return Repository(match["name"], match["revision"])
+    return HubRepository(match["name"], match["revision"])
 
 
-def read_place(place: Place, from_hub: FromHub, name: str | None = None) -> Checkpoint:
+def read_model_location(location: ModelLocation, hub_reader: HubReader, folder_name: str | None = None) -> Checkpoint:
     """The checkpoint; `name`: what a folder's is called. Raises CheckpointError, CommandError."""
-    if isinstance(place, Path):
-        return read_folder(place, name)
+    if isinstance(location, Path):
+        return read_checkpoint_directory(location, folder_name)
     try:
-        return from_hub(place.name, place.revision)
-    except HubRefusalError as error:
-        if place.revision is not None:
+        return hub_reader(location.name, location.revision)
+    except HubRejectionError as error:
+        if location.revision is not None:
             raise
-        raise CommandError(f"{error} There is no folder {place.name} either.") from None
+        raise CommandError(f"{error} There is no folder {location.name} either.") from None

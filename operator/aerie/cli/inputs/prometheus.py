@@ -24,100 +24,109 @@ import httpx
 
 from aerie.api.types import duration
 from aerie.cli.console import CommandError
-from aerie.cli.inputs.recorded import Recorded, first_of, readable
+from aerie.cli.inputs.recorded import ScrapeRecording, format_first_skip_reason, parse_scrapes
 from aerie.engine.metrics.names import Metric
-from aerie.engine.metrics.promql import AnswerError, Scrape, complaint, history, result, selector
+from aerie.engine.metrics.promql import (
+    PrometheusResponseError,
+    PrometheusScrape,
+    build_selector,
+    format_error_message,
+    parse_result,
+    parse_scrape_history,
+)
 from aerie.engine.metrics.sample import Sample
 
-LONGEST = timedelta(hours=24)
+MAX_PERIOD = timedelta(hours=24)
 """Of metrics of before no use is made."""
-SHORTEST_STEP = 15.0
-MOST_STEPS = 2880
+MIN_STEP_SECONDS = 15.0
+MAX_STEPS = 2880
 """Of the period; the longer it is, the further they are apart."""
-MOST_PODS = 500
-AT_ONCE = 4000
+MAX_PODS = 500
+MAX_POINTS_PER_QUERY = 4000
 """Pods times steps of one query: some 10 MiB of an answer."""
-LARGEST = 128 * 1024 * 1024
-SECONDS = 60.0
+MAX_RESPONSE_BYTES = 128 * 1024 * 1024
+REQUEST_TIMEOUT_SECONDS = 60.0
 """For one answer."""
 
 
 @dataclass(frozen=True)
-class Server:
+class PrometheusQueryConfig:
     """Where to ask, for what."""
 
     address: str
-    pods: str
+    pod_pattern: str
     """A regular expression of their names, in full."""
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the series."""
     pod_label: str = "pod"
     namespace_label: str = "namespace"
-    token: Path | None = None
-    authorities: Path | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
 
-    def matched(self) -> Mapping[str, str]:
+    def label_matchers(self) -> Mapping[str, str]:
         """The labels that a series has to have, besides the pod's name."""
         return {**({self.namespace_label: self.namespace} if self.namespace else {}), **self.labels}
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """The same, in words."""
-        return ", ".join([f"{self.pod_label}=~{self.pods}", *(f"{name}={value}" for name, value in self.matched().items())])
+        return ", ".join(
+            [f"{self.pod_label}=~{self.pod_pattern}", *(f"{name}={value}" for name, value in self.label_matchers().items())]
+        )
 
 
-def read_server(server: Server, since: timedelta, end: float | None = None) -> Recorded:
+def read_prometheus(config: PrometheusQueryConfig, period: timedelta, end: float | None = None) -> ScrapeRecording:
     """The last so much time before `end`, which is now where it is not given. Raises CommandError, also from the scrapes."""
-    if not timedelta(seconds=SHORTEST_STEP) <= since <= LONGEST:
-        raise CommandError(f"--since is {duration.format(since)}: it has to be from 15s to 24h, such as 6h.")
+    if not timedelta(seconds=MIN_STEP_SECONDS) <= period <= MAX_PERIOD:
+        raise CommandError(f"--since is {duration.format_duration(period)}: it has to be from 15s to 24h, such as 6h.")
     end = time.time() if end is None else end
     unreadable: Counter[str] = Counter()
-    return Recorded(_scrapes(server, end - since.total_seconds(), end, unreadable), unreadable)
+    return ScrapeRecording(_iter_scrapes(config, end - period.total_seconds(), end, unreadable), unreadable)
 
 
-def _scrapes(server: Server, start: float, end: float, unreadable: Counter[str]) -> Iterator[tuple[float, str, Sample]]:
-    with _Asked(server) as asked:
-        pods = asked.pods(start, end)
-        none = (
-            f"--prometheus {server.address} has no metrics of vLLM between {_clock(start)} and {_clock(end)} of {server.said()}"
-        )
+def _iter_scrapes(
+    config: PrometheusQueryConfig, start: float, end: float, skip_counts: Counter[str]
+) -> Iterator[tuple[float, str, Sample]]:
+    with _PrometheusClient(config) as asked:
+        pods = asked.find_pods(start, end)
+        none = f"--prometheus {config.address} has no metrics of vLLM between {_format_utc(start)} and {_format_utc(end)} of {config.describe()}"
         if not pods:
             raise CommandError(f"{none}: correct --pods, --namespace, --label or --pod-label.")
-        if len(pods) > MOST_PODS:
-            raise CommandError(f"--pods {server.pods} names {len(pods)} pods: name {MOST_PODS} at most, of one deployment.")
-        step = max(SHORTEST_STEP, math.ceil((end - start) / MOST_STEPS))
+        if len(pods) > MAX_PODS:
+            raise CommandError(f"--pods {config.pod_pattern} names {len(pods)} pods: name {MAX_PODS} at most, of one deployment.")
+        step = max(MIN_STEP_SECONDS, math.ceil((end - start) / MAX_STEPS))
         some = False
-        for one in readable(asked.steps(start, end, step, max(1, AT_ONCE // len(pods))), unreadable):
+        for one in parse_scrapes(asked.query_steps(start, end, step, max(1, MAX_POINTS_PER_QUERY // len(pods))), skip_counts):
             some = True
             yield one
         if not some:
-            raise CommandError(f"{none}{first_of(unreadable)}")
+            raise CommandError(f"{none}{format_first_skip_reason(skip_counts)}")
 
 
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+def _format_utc(timestamp: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(timestamp))
 
 
-class _Asked:
+class _PrometheusClient:
     """The server's HTTP API; a context that closes the connection."""
 
-    def __init__(self, server: Server) -> None:
-        if not server.address.startswith(("http://", "https://")):
-            raise CommandError(f"--prometheus is {server.address}: write it as http://HOST:PORT or https://HOST/PATH.")
-        self._server = server
+    def __init__(self, config: PrometheusQueryConfig) -> None:
+        if not config.address.startswith(("http://", "https://")):
+            raise CommandError(f"--prometheus is {config.address}: write it as http://HOST:PORT or https://HOST/PATH.")
+        self._config = config
         headers = {"Accept": "application/json"}
-        if server.token is not None:
+        if config.token_file is not None:
             try:
-                headers["Authorization"] = f"Bearer {server.token.read_text().strip()}"
+                headers["Authorization"] = f"Bearer {config.token_file.read_text().strip()}"
             except (OSError, UnicodeDecodeError) as error:
-                raise CommandError(f"--prometheus-token {server.token} cannot be read: {_reason(error)}.") from error
+                raise CommandError(f"--prometheus-token {config.token_file} cannot be read: {_error_reason(error)}.") from error
         try:
             # Without a proxy and settings of the environment: the token is for this server alone.
-            verify = ssl.create_default_context(cafile=str(server.authorities)) if server.authorities else True
-            self._client = httpx.Client(headers=headers, timeout=SECONDS, trust_env=False, verify=verify)
+            verify = ssl.create_default_context(cafile=str(config.ca_file)) if config.ca_file else True
+            self._client = httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False, verify=verify)
         except (OSError, ssl.SSLError) as error:
             told = (
-                f"--prometheus-ca {server.authorities} cannot be read ({_reason(error)}): give a file with certificates in PEM."
+                f"--prometheus-ca {config.ca_file} cannot be read ({_error_reason(error)}): give a file with certificates in PEM."
             )
             raise CommandError(told) from error
 
@@ -127,59 +136,65 @@ class _Asked:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def pods(self, start: float, end: float) -> Sequence[str]:
+    def find_pods(self, start: float, end: float) -> Sequence[str]:
         """Names of those that have had metrics of vLLM."""
-        server = self._server
-        generated = selector(server.pods, server.pod_label, server.matched(), [Metric.GENERATION_TOKENS.row.name])
+        server = self._config
+        generated = build_selector(
+            server.pod_pattern, server.pod_label, server.label_matchers(), [Metric.GENERATION_TOKENS.definition.name]
+        )
         promql = f"group by ({server.pod_label}) (last_over_time({generated}[{round(1000 * (end - start))}ms]))"
-        found = self._ask("query", {"query": promql, "time": f"{end:.3f}"}, "vector")
+        found = self._query("query", {"query": promql, "time": f"{end:.3f}"}, "vector")
         try:
             return sorted({str(one["metric"][server.pod_label]) for one in found})
         except (LookupError, TypeError):
-            raise self._stranger(AnswerError(f"answered with {str(found)[:100]}")) from None
+            raise self._not_prometheus_error(PrometheusResponseError(f"answered with {str(found)[:100]}")) from None
 
-    def steps(self, start: float, end: float, step: float, at_once: int) -> Iterator[tuple[float, str, Scrape | str]]:
+    def query_steps(
+        self, start: float, end: float, step: float, steps_per_query: int
+    ) -> Iterator[tuple[float, str, PrometheusScrape | str]]:
         """Time, pod and what there is of it at each step; `at_once` steps in one query."""
-        server = self._server
-        promql = selector(server.pods, server.pod_label, server.matched())
+        server = self._config
+        promql = build_selector(server.pod_pattern, server.pod_label, server.label_matchers())
         number = int((end - start) / step)
         # Counted from the end, so that the newest step is of now.
         times = [end - step * index for index in range(number, -1, -1)]
-        for begin in range(0, len(times), at_once):
-            piece = times[begin : begin + at_once]
+        for begin in range(0, len(times), steps_per_query):
+            piece = times[begin : begin + steps_per_query]
             form = {"query": promql, "start": f"{piece[0]:.3f}", "end": f"{piece[-1]:.3f}", "step": f"{step:g}"}
             try:
-                yield from history(self._ask("query_range", form, "matrix"), server.pod_label)
-            except AnswerError as error:
-                raise self._stranger(error) from None
+                yield from parse_scrape_history(self._query("query_range", form, "matrix"), server.pod_label)
+            except PrometheusResponseError as error:
+                raise self._not_prometheus_error(error) from None
 
-    def _ask(self, path: str, form: Mapping[str, str], kind: str) -> Any:
-        status, body = self._post(f"{self._server.address.rstrip('/')}/api/v1/{path}", form)
+    def _query(self, path: str, parameters: Mapping[str, str], result_type: str) -> Any:
+        status, body = self._post(f"{self._config.address.rstrip('/')}/api/v1/{path}", parameters)
         if status != 200:
-            raise CommandError(f"--prometheus {self._server.address} answered with status {status}{_way_out(status, body)}")
+            raise CommandError(f"--prometheus {self._config.address} answered with status {status}{_status_hint(status, body)}")
         try:
-            return result(body, kind)
-        except AnswerError as error:
-            raise self._stranger(error) from None
+            return parse_result(body, result_type)
+        except PrometheusResponseError as error:
+            raise self._not_prometheus_error(error) from None
 
-    def _stranger(self, error: AnswerError) -> CommandError:
-        return CommandError(f"--prometheus {self._server.address} {error}: give the address of a Prometheus server.")
+    def _not_prometheus_error(self, error: PrometheusResponseError) -> CommandError:
+        return CommandError(f"--prometheus {self._config.address} {error}: give the address of a Prometheus server.")
 
-    def _post(self, url: str, form: Mapping[str, str]) -> tuple[int, bytes]:
-        said, deadline = f"--prometheus {self._server.address}", time.monotonic() + SECONDS
+    def _post(self, url: str, parameters: Mapping[str, str]) -> tuple[int, bytes]:
+        said, deadline = f"--prometheus {self._config.address}", time.monotonic() + REQUEST_TIMEOUT_SECONDS
         try:
-            with self._client.stream("POST", url, data=dict(form)) as answer:
+            with self._client.stream("POST", url, data=dict(parameters)) as answer:
                 body = bytearray()
                 for chunk in answer.iter_bytes():
                     body += chunk
-                    if len(body) > LARGEST:
-                        raise CommandError(f"{said} answered with more than {LARGEST >> 20} MiB: narrow --pods or --label.")
+                    if len(body) > MAX_RESPONSE_BYTES:
+                        raise CommandError(
+                            f"{said} answered with more than {MAX_RESPONSE_BYTES >> 20} MiB: narrow --pods or --label."
+                        )
                     if time.monotonic() > deadline:
                         raise httpx.ReadTimeout("too slow")
                 return answer.status_code, bytes(body)
         except httpx.TimeoutException as error:
             raise CommandError(
-                f"{said} did not answer within {SECONDS:g} s: correct it, or ask for less with --since."
+                f"{said} did not answer within {REQUEST_TIMEOUT_SECONDS:g} s: correct it, or ask for less with --since."
             ) from error
         except httpx.ConnectError as error:
             way_out = "name the server's authority with --prometheus-ca" if "CERTIFICATE" in str(error) else "correct it"
@@ -188,12 +203,12 @@ class _Asked:
             raise CommandError(f"{said} did not answer as a server does ({error!r}): correct it.") from error
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _way_out(status: int, body: bytes) -> str:
-    said = complaint(body)
+def _status_hint(status: int, body: bytes) -> str:
+    said = format_error_message(body)
     match status:
         case 401 | 403:
             return f"{said}: give it a token with --prometheus-token FILE."

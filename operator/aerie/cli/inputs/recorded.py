@@ -25,81 +25,81 @@ from pathlib import Path
 from typing import Any
 
 from aerie.cli.console import CommandError
-from aerie.engine.metrics.exposition import PageError, parse
-from aerie.engine.metrics.promql import AnswerError, Scrape, history
+from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
+from aerie.engine.metrics.promql import PrometheusResponseError, PrometheusScrape, parse_scrape_history
 from aerie.engine.metrics.sample import Sample
 
-MOST_BYTES = 2**30
+MAX_RECORDING_BYTES = 2**30
 """Of a file, unpacked: a day of a large fleet has a tenth of it."""
-_LATEST = 253402300799
+_MAX_UNIX_SECONDS = 253402300799
 """Seconds of Unix time at the end of the year 9999."""
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ScrapeRecording:
     """Scrapes, the oldest first; at least one."""
 
     scrapes: Iterable[tuple[float, str, Sample]]
     """Seconds of Unix time, replica, and the page."""
-    unreadable: Counter[str]
+    skip_counts: Counter[str]
     """Why scrapes were left out, and how many; complete once the scrapes were all taken."""
 
 
-def read_recorded(file: Path) -> Recorded:
+def read_recording(file: Path) -> ScrapeRecording:
     """Raises CommandError for a file that cannot be read or has neither form."""
     try:
         with file.open("rb") as stream:
             packed = stream.read(2) == b"\x1f\x8b"
         with gzip.open(file) if packed else file.open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+            data = stream.read(MAX_RECORDING_BYTES + 1)
         text = data.decode()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
         raise CommandError(f"{file} cannot be read ({reason}): give a file of recorded metrics.") from error
-    if len(data) > MOST_BYTES:
-        raise CommandError(f"{file} has more than {MOST_BYTES >> 30} GiB: record a shorter time, or fewer series.")
+    if len(data) > MAX_RECORDING_BYTES:
+        raise CommandError(f"{file} has more than {MAX_RECORDING_BYTES >> 30} GiB: record a shorter time, or fewer series.")
     unreadable: Counter[str] = Counter()
-    steps = _series(text, file) if _is_one_object(text) else _lines(text, file)
-    scrapes = sorted(readable(steps, unreadable), key=lambda scrape: scrape[:2])
+    steps = _read_prometheus_matrix(text, file) if _is_prometheus_response(text) else _read_json_lines(text, file)
+    scrapes = sorted(parse_scrapes(steps, unreadable), key=lambda scrape: scrape[:2])
     if not scrapes:
-        raise CommandError(f"{file} holds no scrape of a vLLM engine{first_of(unreadable)}")
-    return Recorded(scrapes, unreadable)
+        raise CommandError(f"{file} holds no scrape of a vLLM engine{format_first_skip_reason(unreadable)}")
+    return ScrapeRecording(scrapes, unreadable)
 
 
-def readable(
-    steps: Iterable[tuple[float, str, bytes | Scrape | str]], unreadable: Counter[str]
+def parse_scrapes(
+    entries: Iterable[tuple[float, str, bytes | PrometheusScrape | str]], skip_counts: Counter[str]
 ) -> Iterator[tuple[float, str, Sample]]:
     """The whole ones of these pages or series; the others are counted, with a word of what is wrong with them."""
-    for time, replica, found in steps:
+    for time, replica, found in entries:
         try:
             match found:
                 case str():
-                    raise PageError(found)
-                case Scrape():
-                    yield time, replica, found.sample()
+                    raise ExpositionError(found)
+                case PrometheusScrape():
+                    yield time, replica, found.to_sample()
                 case page:
-                    yield time, replica, parse(page)
-        except PageError as error:
-            unreadable[f"{replica}: {error}"] += 1
+                    yield time, replica, parse_exposition(page)
+        except ExpositionError as error:
+            skip_counts[f"{replica}: {error}"] += 1
 
 
-def first_of(unreadable: Counter[str]) -> str:
+def format_first_skip_reason(skip_counts: Counter[str]) -> str:
     """The end of a sentence that says that there is nothing else."""
-    return f": {next(iter(unreadable))}" if unreadable else "."
+    return f": {next(iter(skip_counts))}" if skip_counts else "."
 
 
-def _is_one_object(text: str) -> bool:
+def _is_prometheus_response(text: str) -> bool:
     head = text.lstrip()[:2000]
     return '"resultType"' in head or ('"result"' in head and '"page"' not in head)
 
 
-def _lines(text: str, file: Path) -> Iterator[tuple[float, str, bytes]]:
+def _read_json_lines(text: str, file: Path) -> Iterator[tuple[float, str, bytes]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            yield _moment(row["time"]), str(row["replica"]), str(row["page"]).encode(errors="replace")
+            yield _parse_unix_seconds(row["time"]), str(row["replica"]), str(row["page"]).encode(errors="replace")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else "cannot be read"
             raise CommandError(
@@ -108,18 +108,26 @@ def _lines(text: str, file: Path) -> Iterator[tuple[float, str, bytes]]:
             ) from None
 
 
-def _moment(value: Any) -> float:
+def _parse_unix_seconds(value: Any) -> float:
     """Unix time. Raises ValueError, TypeError."""
-    if isinstance(value, str) or not 0 <= value <= _LATEST:  # also NaN
+    if isinstance(value, str) or not 0 <= value <= _MAX_UNIX_SECONDS:  # also NaN
         raise ValueError("no time")
     return float(value)
 
 
-def _series(text: str, file: Path) -> Iterator[tuple[float, str, Scrape | str]]:
+def _read_prometheus_matrix(text: str, file: Path) -> Iterator[tuple[float, str, PrometheusScrape | str]]:
     try:
         answer = json.loads(text)
-        yield from history(answer.get("data", answer)["result"], "pod", "instance")
-    except (AnswerError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        yield from parse_scrape_history(answer.get("data", answer)["result"], "pod", "instance")
+    except (
+        PrometheusResponseError,
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         why = str(error).removeprefix("answered with ")
         raise CommandError(
             f"{file} is no matrix of series with names and a label pod or instance ({why}): record it with query_range and a "

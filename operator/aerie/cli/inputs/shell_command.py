@@ -15,64 +15,64 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 _SHELLS = frozenset({"ash", "bash", "dash", "sh", "zsh"})
-_COMPOUND = frozenset({"case", "for", "function", "if", "select", "until", "while"})
-_WORD = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|\$\{[^{}]*\}|\\.|\$(?![({])|[^\s;&|()<>'"`\\$])+"""
+_COMPOUND_KEYWORDS = frozenset({"case", "for", "function", "if", "select", "until", "while"})
+_WORD_PATTERN = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|\$\{[^{}]*\}|\\.|\$(?![({])|[^\s;&|()<>'"`\\$])+"""
 _TOKEN = re.compile(
     rf"""(?P<blank>(?:[ \t\r]|\\\n)+|\#[^\n]*)
-       | (?P<redirection>(?:\d*(?:>>?|<)|&>>?)&?[ \t]*{_WORD})
+       | (?P<redirection>(?:\d*(?:>>?|<)|&>>?)&?[ \t]*{_WORD_PATTERN})
        | (?P<end>[;&|()\n]+)
-       | (?P<word>{_WORD})""",
+       | (?P<word>{_WORD_PATTERN})""",
     re.VERBOSE | re.DOTALL,
 )
-_PIECE = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)|((?:\$\([^()]*\)|`[^`]*`|[^'"\\])+)""", re.DOTALL)
+_QUOTED_PIECE = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)|((?:\$\([^()]*\)|`[^`]*`|[^'"\\])+)""", re.DOTALL)
 _EXPANSION = re.compile(r"""\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)|\$\([^()]*\)|`[^`]*`|\\([$`"\\])|\\\n""", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
-_IN_KUBERNETES = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
-_UNKNOWN = re.compile(r"\$[\w({@*?]")
-_OUTPUT = "$(...)"
+_KUBERNETES_REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+_UNEXPANDED = re.compile(r"\$[\w({@*?]")
+_COMMAND_SUBSTITUTION = "$(...)"
 """What a command prints."""
 
 
-_MOST = 2 * 2**20
+_MAX_EXPANDED_CHARACTERS = 2 * 2**20
 
 
-class Room:
+class ExpansionBudget:
     """How many characters may still be put in for variables, since variables of variables grow without bound."""
 
     def __init__(self) -> None:
-        self._left = _MOST
+        self._remaining_characters = _MAX_EXPANDED_CHARACTERS
 
-    def take(self, text: str) -> str:
+    def consume(self, text: str) -> str:
         """The text. Raises ValueError: there is no room for it."""
-        self._left -= len(text)
-        if self._left < 0:
-            raise ValueError(f"the variables put in have more than {_MOST >> 20} MiB")
+        self._remaining_characters -= len(text)
+        if self._remaining_characters < 0:
+            raise ValueError(f"the variables put in have more than {_MAX_EXPANDED_CHARACTERS >> 20} MiB")
         return text
 
 
 @dataclass(frozen=True)
-class Command:
+class VllmCommand:
     """A command that runs vLLM."""
 
-    words: list[str]
+    serve_arguments: list[str]
     """Those behind `vllm serve`."""
     environment: Mapping[str, str]
 
 
-def is_known(word: str) -> bool:
+def is_fully_expanded(word: str) -> bool:
     """Whether a word has all its values."""
-    return _UNKNOWN.search(word) is None
+    return _UNEXPANDED.search(word) is None
 
 
-def expanded(text: str, environment: Mapping[str, str], room: Room) -> str:
+def expand_kubernetes_variables(text: str, environment: Mapping[str, str], budget: ExpansionBudget) -> str:
     """A text with each `$(NAME)` as Kubernetes puts it in: what is not known stays as it is, and `$$` is a `$`.
 
     Raises ValueError: there is no room for it.
     """
-    return _IN_KUBERNETES.sub(lambda found: room.take(environment.get(found[1], found[0]) if found[1] else "$"), text)
+    return _KUBERNETES_REFERENCE.sub(lambda found: budget.consume(environment.get(found[1], found[0]) if found[1] else "$"), text)
 
 
-def script_of(words: Sequence[str]) -> str | None:
+def extract_shell_script(words: Sequence[str]) -> str | None:
     """The script that a command hands to a shell; None where it is no shell's."""
     if not words or PurePosixPath(words[0]).name not in _SHELLS:
         return None
@@ -84,7 +84,7 @@ def script_of(words: Sequence[str]) -> str | None:
     return None
 
 
-def behind_serve(words: Sequence[str]) -> list[str] | None:
+def find_serve_arguments(words: Sequence[str]) -> list[str] | None:
     """The words behind `vllm serve`, or behind one of its modules; None where neither is there."""
     for place, word in enumerate(words):
         one, two = [*words[place + 1 : place + 3], "", ""][:2]
@@ -97,31 +97,31 @@ def behind_serve(words: Sequence[str]) -> list[str] | None:
     return None
 
 
-def served(script: str, environment: Mapping[str, str], room: Room) -> list[Command]:
+def find_vllm_commands(script: str, environment: Mapping[str, str], budget: ExpansionBudget) -> list[VllmCommand]:
     """The commands of a script that run vLLM, the first two. Raises ValueError: it has more than simple commands, or no room."""
     known, exported = dict(environment), set(environment)
-    found: list[Command] = []
-    for words in _simple_commands(script):
+    found: list[VllmCommand] = []
+    for words in _iter_simple_commands(script):
         export = words[0] == "export"
         own: dict[str, str] = {}
         place = int(export)
         while place < len(words) and (assigned := _ASSIGNMENT.fullmatch(words[place])):
-            own[assigned[1]] = " ".join(_values(assigned[2], ChainMap(own, known), room))
+            own[assigned[1]] = " ".join(_expand_word(assigned[2], ChainMap(own, known), budget))
             place += 1
         if export or place == len(words):
             known |= own
             exported |= {*own, *words[place:]} if export else set()
             continue
-        values = [value for word in words[place:] for value in _values(word, known, room)]
-        if (behind := behind_serve(values)) is not None:
+        values = [value for word in words[place:] for value in _expand_word(word, known, budget)]
+        if (behind := find_serve_arguments(values)) is not None:
             inherited = {name: known[name] for name in exported if name in known}
-            found.append(Command(behind, inherited | own))
+            found.append(VllmCommand(behind, inherited | own))
             if len(found) > 1:
                 break
     return found
 
 
-def _simple_commands(script: str) -> Iterator[list[str]]:
+def _iter_simple_commands(script: str) -> Iterator[list[str]]:
     """The words of each, as they are written. Raises ValueError."""
     words: list[str] = []
     place = 0
@@ -132,7 +132,7 @@ def _simple_commands(script: str) -> Iterator[list[str]]:
             raise ValueError(f"its line {line} has more than simple commands, or a quotation that does not end")
         place = token.end()
         if token["word"] is not None:
-            if not words and token["word"] in _COMPOUND:
+            if not words and token["word"] in _COMPOUND_KEYWORDS:
                 raise ValueError(f"it has '{token['word']}', and what of it runs cannot be told")
             words.append(token["word"])
         elif token["end"] is not None and words:
@@ -142,18 +142,18 @@ def _simple_commands(script: str) -> Iterator[list[str]]:
         yield words
 
 
-def _values(word: str, known: Mapping[str, str], room: Room) -> list[str]:
+def _expand_word(word: str, variables: Mapping[str, str], budget: ExpansionBudget) -> list[str]:
     """What a word as it is written becomes: one word, or those of a value that stands there without quotes."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[3]
         if name is None:
-            return found[4] or ("" if found[0] == "\\\n" else _OUTPUT)
-        return room.take(known.get(name, found[0] if found[2] is None else found[2]))
+            return found[4] or ("" if found[0] == "\\\n" else _COMMAND_SUBSTITUTION)
+        return budget.consume(variables.get(name, found[0] if found[2] is None else found[2]))
 
     if re.search(r"['\"\\`(]", word) is None and "$" in word:
         return _EXPANSION.sub(value, word).split()
-    pieces = _PIECE.findall(word)
+    pieces = _QUOTED_PIECE.findall(word)
     return [
         "".join(single + escaped.strip("\n") + _EXPANSION.sub(value, double + bare) for single, double, escaped, bare in pieces)
     ]

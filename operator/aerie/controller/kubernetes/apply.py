@@ -14,96 +14,110 @@ import hashlib
 import logging
 from datetime import datetime
 
-from aerie.api.validation.release_skew import carried
-from aerie.controller.kubernetes.cache import Mirror
-from aerie.controller.kubernetes.client import BY_KIND, SERVICES, ApiError, Cluster, Object
+from aerie.api.validation.release_skew import preserve_unknown_fields
+from aerie.controller.kubernetes.cache import ObjectCache
+from aerie.controller.kubernetes.client import RESOURCE_KIND_BY_NAME, SERVICES, ApiError, Cluster, ObjectDict
 from aerie.manifests import naming
-from aerie.rollout.facts.snapshot import Observed, owned
-from aerie.rollout.plan import Event, Plan
-from aerie.rollout.reconcile import refused
+from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
+from aerie.rollout.plan import Event, ReconcilePlan
+from aerie.rollout.reconcile import with_apply_errors
 
 _log = logging.getLogger(__name__)
 
-_REFUSALS = frozenset({400, 403, 404, 422})
+_REJECTION_STATUS_CODES = frozenset({400, 403, 404, 422})
 """Answers that mean: not this object. Others may pass, and the whole pass is repeated."""
-_UNKNOWN_FIELD = ("field not declared in schema", "typed patch object")
+_UNKNOWN_FIELD_MESSAGES = ("field not declared in schema", "typed patch object")
 """What server-side apply says, with status 500, of a field that does not exist (kubernetes/kubernetes#122480)."""
-_CARRYING = frozenset({"Deployment", "Service", "HTTPRoute"})
+_TRAFFIC_KINDS = frozenset({"Deployment", "Service", "HTTPRoute"})
 """Kinds that requests depend on."""
-_NOTE = 1024
+_MAX_EVENT_NOTE_BYTES = 1024
 """Bytes of an event's note."""
 
 
-def to_do(plan: Plan, document: Object) -> bool:
+def has_changes(plan: ReconcilePlan, document: ObjectDict) -> bool:
     """Whether carrying the plan out would write anything."""
-    return bool(plan.apply or plan.delete or plan.events or status_of(plan, document) != document.get("status"))
+    return bool(
+        plan.objects_to_apply
+        or plan.objects_to_delete
+        or plan.events
+        or build_status_to_write(plan, document) != document.get("status")
+    )
 
 
-def status_of(plan: Plan, document: Object) -> Object:
+def build_status_to_write(plan: ReconcilePlan, document: ObjectDict) -> ObjectDict:
     """The status to write: the plan's, with the fields of another release that are there."""
     made, before = plan.status.to_dict(), document.get("status")
-    return made if before is None or made == before else carried(made, before)
+    return made if before is None or made == before else preserve_unknown_fields(made, before)
 
 
-async def act(
-    cluster: Cluster, mirror: Mirror, document: Object, observed: Observed, plan: Plan, now: datetime, *, lasting: bool = False
-) -> Plan:
+async def apply_plan(
+    cluster: Cluster,
+    cache: ObjectCache,
+    document: ObjectDict,
+    snapshot: Snapshot,
+    plan: ReconcilePlan,
+    now: datetime,
+    *,
+    is_persistent_failure: bool = False,
+) -> ReconcilePlan:
     """Carry the plan out; the plan as it was carried out. The mirror hears the answers, and so what is written is known to the
     next pass, which it causes, before any watch tells. Raises ApiError for what may be tried again, after all the rest was done;
     `lasting`: it was tried several times already, and is told."""
     refusals, failures = [], []
     carried = True
     key = f"{document['metadata']['namespace']}/{document['metadata']['name']}"
-    for item in plan.apply:
+    for item in plan.objects_to_apply:
         what = f"{item['kind']} {item['metadata']['name']}"
         try:
-            mirror.put(await _apply(cluster, observed, item))
+            cache.put(await _apply_object(cluster, snapshot, item))
             _log.info("%s: applied %s", key, what)
         except ApiError as error:
-            carried = carried and item["kind"] not in _CARRYING
-            if _is_refusal(error):
+            carried = carried and item["kind"] not in _TRAFFIC_KINDS
+            if _is_rejection(error):
                 refusals.append(f"{what}: {error}")
             else:
                 failures.append((what, error))
-    told = [*refusals, *(f"{what}: {failure}" for what, failure in failures if lasting)]
+    told = [*refusals, *(f"{what}: {failure}" for what, failure in failures if is_persistent_failure)]
     if told:
-        plan = refused(plan, observed.resource.status, told, now)
-    for reference in plan.delete if carried else ():
+        plan = with_apply_errors(plan, snapshot.resource.status, told, now)
+    for reference in plan.objects_to_delete if carried else ():
         try:
-            await cluster.delete(BY_KIND[reference.kind], document["metadata"]["namespace"], reference.name, reference.uid)
+            await cluster.delete(
+                RESOURCE_KIND_BY_NAME[reference.kind], document["metadata"]["namespace"], reference.name, reference.uid
+            )
             _log.info("%s: deleted %s %s", key, reference.kind, reference.name)
         except ApiError as error:
             failures.append((f"{reference.kind} {reference.name}", error))
-    status = status_of(plan, document)
+    status = build_status_to_write(plan, document)
     if status != document.get("status"):
-        mirror.put(await cluster.replace_status(document, status))
+        cache.put(await cluster.replace_status(document, status))
     for event in plan.events:
-        await _tell(cluster, document, event, now)
+        await _post_event(cluster, document, event, now)
     for what, failure in failures[:1]:
         raise ApiError(failure.status, failure.reason, f"{what}: {failure}") from failure
     return plan
 
 
-def _is_refusal(error: ApiError) -> bool:
-    unknown = error.status == 500 and any(words in str(error) for words in _UNKNOWN_FIELD)
-    return error.status in _REFUSALS or unknown
+def _is_rejection(error: ApiError) -> bool:
+    unknown = error.status == 500 and any(words in str(error) for words in _UNKNOWN_FIELD_MESSAGES)
+    return error.status in _REJECTION_STATUS_CODES or unknown
 
 
-async def _apply(cluster: Cluster, observed: Observed, item: Object) -> Object:
+async def _apply_object(cluster: Cluster, snapshot: Snapshot, item: ObjectDict) -> ObjectDict:
     """Apply the object, over edits that stand in the way."""
-    live = observed.child(item["kind"], item["metadata"]["name"])
-    uid = live["metadata"]["uid"] if live is not None and owned(live, observed.resource.metadata.uid) else None
+    live = snapshot.child(item["kind"], item["metadata"]["name"])
+    uid = live["metadata"]["uid"] if live is not None and is_owned_by(live, snapshot.resource.metadata.uid) else None
     try:
         return await cluster.apply(item, uid=uid)
     except ApiError as error:
         if error.status != 422 or item["kind"] != SERVICES.kind or uid is None:
             raise
     # Ports are told apart by number: one that somebody has renumbered is theirs beside ours, and two of a name are refused.
-    await cluster.merge(item, {"spec": {"ports": item["spec"]["ports"]}})
+    await cluster.merge_patch(item, {"spec": {"ports": item["spec"]["ports"]}})
     return await cluster.apply(item, uid=uid)
 
 
-async def _tell(cluster: Cluster, document: Object, event: Event, now: datetime) -> None:
+async def _post_event(cluster: Cluster, document: ObjectDict, event: Event, now: datetime) -> None:
     """Post an event; one that cannot be posted is not worth a failure."""
     metadata = document["metadata"]
     moment = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -117,7 +131,7 @@ async def _tell(cluster: Cluster, document: Object, event: Event, now: datetime)
                 "eventTime": moment,
                 "type": event.type,
                 "reason": event.reason,
-                "note": event.message.encode()[:_NOTE].decode(errors="ignore"),
+                "note": event.message.encode()[:_MAX_EVENT_NOTE_BYTES].decode(errors="ignore"),
                 "action": "Reconcile",
                 "reportingController": "aerie.dev/operator",
                 "reportingInstance": naming.FIELD_MANAGER,

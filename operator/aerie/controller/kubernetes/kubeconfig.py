@@ -19,7 +19,7 @@ from pathlib import Path
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
-from aerie.yaml_documents import DocumentError, read_documents
+from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 
 _log = logging.getLogger("kubernetes.aio.config.kube_config")
 
@@ -29,32 +29,32 @@ class ConnectError(Exception):
 
 
 @dataclass(frozen=True)
-class Access:
+class KubeconfigSelection:
     """Which kubeconfig, and which context of it; None: as kubectl has it."""
 
     kubeconfig: str | None = None
     context: str | None = None
 
 
-USUAL = Access()
+DEFAULT_KUBECONFIG = KubeconfigSelection()
 
 
-async def connect(access: Access) -> tuple[ApiClient, str]:
+async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, str]:
     """A client, and the namespace that the context names. Raises ConnectError."""
-    if access == USUAL:
+    if selection == DEFAULT_KUBECONFIG:
         try:
             load_incluster_config()  # type: ignore[no-untyped-call]
             return ApiClient(), "default"
         except ConfigException:
             pass  # not in a pod
-    files = _files(access)
+    files = _find_kubeconfig_files(selection)
     shown = ":".join(files)
     for file in files:
-        _check(file)
+        _check_kubeconfig(file)
     configuration = Configuration()
     try:
-        with _complaints() as complaints:
-            loader = await load_kube_config(shown, access.context, configuration)  # type: ignore[no-untyped-call]
+        with _capture_loader_errors() as complaints:
+            loader = await load_kube_config(shown, selection.context, configuration)  # type: ignore[no-untyped-call]
         if complaints:
             raise ConnectError(
                 f"{shown}: the credentials plugin of the user failed ({complaints[0]}): install it, log in, or choose another "
@@ -72,8 +72,8 @@ async def connect(access: Access) -> tuple[ApiClient, str]:
         raise ConnectError(f"{shown} cannot be used ({reason}): correct it; `kubectl config view` shows what it says.") from error
 
 
-def _files(access: Access) -> list[str]:
-    named = access.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+def _find_kubeconfig_files(selection: KubeconfigSelection) -> list[str]:
+    named = selection.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     files = [str(Path(one).expanduser()) for one in named.split(":") if one]
     present = [one for one in files if Path(one).exists()]
     if not present:
@@ -81,11 +81,11 @@ def _files(access: Access) -> list[str]:
     return present
 
 
-def _check(file: str) -> None:
+def _check_kubeconfig(file: str) -> None:
     """Refuse what is no kubeconfig at all, such as the empty file that a failed `> kubeconfig` leaves."""
     try:
-        documents = read_documents(file)
-    except DocumentError as error:
+        documents = read_yaml_documents(file)
+    except YamlDocumentError as error:
         raise ConnectError(str(error).replace("give a YAML file", "set KUBECONFIG to a kubeconfig")) from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
         what = f"a {type(documents[0]).__name__}" if len(documents) == 1 and documents[0] is not None else "empty"
@@ -96,7 +96,7 @@ def _check(file: str) -> None:
 
 
 @contextmanager
-def _complaints() -> Iterator[list[str]]:
+def _capture_loader_errors() -> Iterator[list[str]]:
     """What the loader logs as an error instead of raising it."""
     found: list[str] = []
 

@@ -14,94 +14,110 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aerie.controller.kubernetes.cache import Mirror
-from aerie.controller.kubernetes.client import BY_KIND, CHILDREN, PODS, ApiError, Cluster, Kind, Object
-from aerie.controller.kubernetes.job_events import refusals
-from aerie.controller.work_queue import Key
+from aerie.controller.kubernetes.cache import ObjectCache
+from aerie.controller.kubernetes.client import (
+    CHILD_KINDS,
+    PODS,
+    RESOURCE_KIND_BY_NAME,
+    ApiError,
+    Cluster,
+    ObjectDict,
+    ResourceKind,
+)
+from aerie.controller.kubernetes.job_events import read_pod_creation_errors
+from aerie.controller.work_queue import NamespacedName
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.last_valid_spec import read_resource
-from aerie.rollout.facts.snapshot import Observed, labels, owned
-from aerie.rollout.revision.preflight_result import without_pod
+from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
+from aerie.rollout.revision.preflight_result import find_jobs_without_pod
 
-_LINES = 8
-_CHARACTERS = 1200
+_MAX_LOG_LINES = 8
+_MAX_LOG_CHARACTERS = 1200
 
 
-def recall(mirror: Mirror, document: Object) -> Observed:
+def read_cached_snapshot(cache: ObjectCache, document: ObjectDict) -> Snapshot:
     """What the mirror holds of the resource `document`. Raises ResourceError."""
-    belongings = mirror.belonging(_key(document))
+    belongings = cache.list_owned_objects(_resource_key(document))
     group = [item for item in belongings if item["kind"] == PODS.kind]
     children = tuple(item for item in belongings if item["kind"] != PODS.kind)
     resource, substitute = read_resource(document, children)
-    return Observed(
+    return Snapshot(
         resource=resource,
-        substitute=substitute,
+        spec_substitution=substitute,
         children=children,
-        pods=tuple(pod for pod in group if naming.NAME in labels(pod)),
-        preflight_pods=tuple(pod for pod in group if naming.NAME not in labels(pod)),
+        pods=tuple(pod for pod in group if naming.NAME_LABEL in read_labels(pod)),
+        preflight_pods=tuple(pod for pod in group if naming.NAME_LABEL not in read_labels(pod)),
     )
 
 
-async def observe(cluster: Cluster, mirror: Mirror, document: Object, skipped: Collection[str] = ()) -> Observed:
+async def read_live_snapshot(
+    cluster: Cluster, cache: ObjectCache, document: ObjectDict, skipped_kinds: Collection[str] = ()
+) -> Snapshot:
     """Everything that belongs to the resource `document`, live, but for the kinds to skip. Raises ApiError, ResourceError.
 
     It is listed into the mirror, which then holds what the lists say, or what was heard since; of most objects it has known that.
     """
-    key = _key(document)
-    mine = f"{naming.NAME}={key.name}"
+    key = _resource_key(document)
+    mine = f"{naming.NAME_LABEL}={key.name}"
     await asyncio.gather(
-        *(_list(cluster, mirror, key, kind, mine) for kind in CHILDREN if kind.kind not in skipped),
-        _list(cluster, mirror, key, PODS, mine, f"{naming.PREFLIGHT}={key.name}"),
+        *(_list_into_cache(cluster, cache, key, kind, mine) for kind in CHILD_KINDS if kind.kind not in skipped_kinds),
+        _list_into_cache(cluster, cache, key, PODS, mine, f"{naming.PREFLIGHT_LABEL}={key.name}"),
     )
-    found = recall(mirror, document)
+    found = read_cached_snapshot(cache, document)
     return replace(
         found,
-        last_lines=await _last_lines(cluster, key.namespace, found.pods),
-        refusals=await refusals(cluster, key.namespace, without_pod(found)),
+        last_log_lines=await _read_crash_logs(cluster, key.namespace, found.pods),
+        job_creation_errors=await read_pod_creation_errors(cluster, key.namespace, find_jobs_without_pod(found)),
     )
 
 
-async def strangers(cluster: Cluster, observed: Observed, items: Sequence[Object]) -> tuple[Object, ...]:
+async def find_name_conflicts(
+    cluster: Cluster, snapshot: Snapshot, desired_objects: Sequence[ObjectDict]
+) -> tuple[ObjectDict, ...]:
     """Of the objects that are about to be made, those whose names somebody else's objects bear. Raises ApiError."""
-    metadata = observed.resource.metadata
-    new = [item for item in items if observed.child(item["kind"], item["metadata"]["name"]) is None]
-    gets = (cluster.get(BY_KIND[item["kind"]], item["metadata"]["namespace"], item["metadata"]["name"]) for item in new)
-    return tuple(item for item in await asyncio.gather(*gets) if item is not None and not owned(item, metadata.uid))
+    metadata = snapshot.resource.metadata
+    new = [item for item in desired_objects if snapshot.child(item["kind"], item["metadata"]["name"]) is None]
+    gets = (
+        cluster.get(RESOURCE_KIND_BY_NAME[item["kind"]], item["metadata"]["namespace"], item["metadata"]["name"]) for item in new
+    )
+    return tuple(item for item in await asyncio.gather(*gets) if item is not None and not is_owned_by(item, metadata.uid))
 
 
-async def _list(cluster: Cluster, mirror: Mirror, key: Key, kind: Kind, *selectors: str) -> None:
-    listing = mirror.listing(kind, of=key)
+async def _list_into_cache(
+    cluster: Cluster, cache: ObjectCache, key: NamespacedName, kind: ResourceKind, *selectors: str
+) -> None:
+    listing = cache.start_relist(kind, owner=key)
     versions = []
     for selector in selectors:
         version: str | None = None
-        async for page, version in cluster.pages(kind, key.namespace, selector):  # noqa: B007 - that of the last page counts
+        async for page, version in cluster.list_pages(kind, key.namespace, selector):  # noqa: B007 - that of the last page counts
             listing.add(page)
         versions.append(version)
     # Of several lists, the first is the one after which something may have been missed.
     listing.end(versions[0])
 
 
-def _key(document: Object) -> Key:
-    return Key(document["metadata"]["namespace"], document["metadata"]["name"])
+def _resource_key(document: ObjectDict) -> NamespacedName:
+    return NamespacedName(document["metadata"]["namespace"], document["metadata"]["name"])
 
 
-async def _last_lines(cluster: Cluster, namespace: str, engines: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+async def _read_crash_logs(cluster: Cluster, namespace: str, engine_pods: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
     """What crashed containers wrote last, from the run that ended."""
     found: dict[str, str] = {}
-    for pod in engines:
-        container = pod_failures.crashed(pod)
+    for pod in engine_pods:
+        container = pod_failures.find_crashed_container(pod)
         if container is not None and len(found) < 2:  # one sentence is shown
             name = pod["metadata"]["name"]
-            found[name] = await _tail(cluster, pod, namespace, name, container)
+            found[name] = await _read_log_tail(cluster, pod, namespace, name, container)
     return found
 
 
-async def _tail(cluster: Cluster, pod: Mapping[str, Any], namespace: str, name: str, container: str) -> str:
+async def _read_log_tail(cluster: Cluster, pod: Mapping[str, Any], namespace: str, name: str, container: str) -> str:
     statuses: list[dict[str, Any]] = pod["status"].get("containerStatuses") or []
     restarted = any(one["name"] == container and one.get("restartCount") for one in statuses)
     try:
-        text = await cluster.log(namespace, name, container, previous=restarted, lines=_LINES)
+        text = await cluster.read_log(namespace, name, container, previous=restarted, lines=_MAX_LOG_LINES)
     except ApiError:
         return ""  # gone with the container; the exit status still tells something
-    return text[-_CHARACTERS:]
+    return text[-_MAX_LOG_CHARACTERS:]

@@ -27,33 +27,33 @@ import kopf
 from kopf._cogs.structs.ephemera import AnyMemo
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
-from aerie.controller.kubernetes.cache import Mirror
-from aerie.controller.kubernetes.client import Kind, Object
-from aerie.controller.kubernetes.listing import MIRRORED
+from aerie.controller.kubernetes.cache import ObjectCache
+from aerie.controller.kubernetes.client import ObjectDict, ResourceKind
+from aerie.controller.kubernetes.listing import CACHED_KIND_SELECTORS
 
-_CHUNK = 25
+_LIST_CHUNK_SIZE = 25
 """Objects in one answer to a list of Kopf's, which lists all kinds at the same time and holds what it has read for a while."""
 
 
-class _ForEver(Iterable[float]):
+class _EndlessBackoff(Iterable[float]):
     """Pauses between the attempts of one call of Kopf's, without an end."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1.0, 2.0, 4.0, 8.0, 16.0), itertools.repeat(30.0))
 
 
-def registry(mirror: Mirror, relisted: asyncio.Event) -> kopf.OperatorRegistry:
+def build_registry(cache: ObjectCache, relist_requested: asyncio.Event) -> kopf.OperatorRegistry:
     """Handlers that feed the mirror, and say when Kopf has listed instead of watched."""
     handlers = kopf.OperatorRegistry()
 
     async def on_event(event: kopf.RawEvent, **_: Any) -> None:
-        item: Object = dict(event["object"])
+        item: ObjectDict = dict(event["object"])
         if event["type"] is None:
-            relisted.set()
+            relist_requested.set()
         if event["type"] == "DELETED":
-            mirror.deleted(item)
+            cache.handle_deletion(item)
         else:
-            mirror.put(item)
+            cache.put(item)
 
     def login(**given: Any) -> kopf.ConnectionInfo | None:
         found = kopf.login_with_service_account(**given)
@@ -64,18 +64,18 @@ def registry(mirror: Mirror, relisted: asyncio.Event) -> kopf.OperatorRegistry:
         return dataclasses.replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
 
     kopf.on.login(registry=handlers)(login)
-    for kind in MIRRORED:
-        kopf.on.event(*_address(kind), registry=handlers)(on_event)
+    for kind in CACHED_KIND_SELECTORS:
+        kopf.on.event(*_group_version_plural(kind), registry=handlers)(on_event)
     return handlers
 
 
-def _address(kind: Kind) -> tuple[str, str, str]:
+def _group_version_plural(kind: ResourceKind) -> tuple[str, str, str]:
     """Group, version and plural."""
     group, _, version = kind.api_version.rpartition("/")
     return group, version, kind.plural
 
 
-class _NoMemory(kopf.DiffBaseStorage):
+class _NullDiffBaseStorage(kopf.DiffBaseStorage):
     """Kopf would work out with each event what has changed since the last one; nobody asks it."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -88,7 +88,7 @@ class _NoMemory(kopf.DiffBaseStorage):
         pass
 
 
-class _NoMemories(ResourceMemories):
+class _EphemeralMemories(ResourceMemories):
     """Kopf would keep a record of every object for as long as it is there; for handlers of events nothing is ever in it."""
 
     async def recall(
@@ -102,7 +102,7 @@ class _NoMemories(ResourceMemories):
         return await super().recall(raw_body, memobase=memobase, noticed_by_listing=noticed_by_listing, ephemeral=True)
 
 
-def settings() -> kopf.OperatorSettings:
+def build_settings() -> kopf.OperatorSettings:
     """Kopf without all that it would do besides watching."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
@@ -110,25 +110,27 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
-    made.networking.error_backoffs = _ForEver()
-    made.watching.chunk_size = _CHUNK
-    for kind, selector in MIRRORED.items():
+    made.networking.error_backoffs = _EndlessBackoff()
+    made.watching.chunk_size = _LIST_CHUNK_SIZE
+    for kind, selector in CACHED_KIND_SELECTORS.items():
         if selector:
-            made.watching.label_selectors[_address(kind)] = selector
-    made.persistence.diffbase_storage = _NoMemory()
+            made.watching.label_selectors[_group_version_plural(kind)] = selector
+    made.persistence.diffbase_storage = _NullDiffBaseStorage()
     made.queueing.idle_timeout = 0.001  # until a worker, one per object, lets go of the object that it saw last; 0 spins
     made.process.ultimate_exiting_timeout = 10
     return made
 
 
-async def watch(mirror: Mirror, namespaces: Iterable[str], stop: asyncio.Event, relisted: asyncio.Event) -> None:
+async def run_watches(
+    cache: ObjectCache, namespaces: Iterable[str], stop: asyncio.Event, relist_requested: asyncio.Event
+) -> None:
     """Feed the mirror until `stop` is set. `namespaces` empty: all."""
     logging.getLogger("kopf._cogs.clients.watching").setLevel(logging.CRITICAL)  # a line for each attempt
     listed = tuple(namespaces)
     await kopf.operator(
-        registry=registry(mirror, relisted),
-        settings=settings(),
-        memories=_NoMemories(),
+        registry=build_registry(cache, relist_requested),
+        settings=build_settings(),
+        memories=_EphemeralMemories(),
         standalone=True,
         namespaces=listed,
         clusterwide=not listed,

@@ -20,112 +20,118 @@ from dataclasses import dataclass
 import httpx
 
 from aerie.api.status import Status
-from aerie.controller.probes.equivalence import Pods, Subject, whom
-from aerie.controller.scraping.http_fetch import ScrapeError, client, exchange
-from aerie.controller.work_queue import Backoff, Key, WorkQueue
+from aerie.controller.probes.equivalence import ProbeRequest, ProbeUrls, find_probe_urls
+from aerie.controller.scraping.http_fetch import ScrapeError, create_http_client, send_request
+from aerie.controller.work_queue import Backoff, NamespacedName, WorkQueue
 from aerie.engine import context_length
 from aerie.rollout.facts.context_length import ContextLengths
-from aerie.rollout.facts.snapshot import Observed
+from aerie.rollout.facts.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = 16
+MAX_CONCURRENT_CONTEXT_LENGTH_QUERIES = 16
 """Resources whose engines are asked at the same time."""
-LARGEST = 256 * 1024
+MAX_MODELS_RESPONSE_BYTES = 256 * 1024
 """Bytes of one answer; that of one model takes about 500."""
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+INITIAL_CONTEXT_LENGTH_RETRY_SECONDS, MAX_CONTEXT_LENGTH_RETRY_SECONDS = 5.0, 300.0
 """Seconds until an engine that has not answered is asked again: at first, and at most."""
-_SILENT = frozenset((401, 403, 404))
+_FINAL_STATUS_CODES = frozenset((401, 403, 404))
 """Statuses of an engine that will not say it later either."""
 
 
 @dataclass(eq=False)
-class _Asking:
+class _ContextLengthQuery:
     """The question to the engines of one canary, and their answer."""
 
-    subject: Subject
-    pods: Pods | None = None
+    request: ProbeRequest
+    urls: ProbeUrls | None = None
     lengths: ContextLengths | None = None
-    over: bool = False
+    is_finished: bool = False
     """Whether there is no use in asking again."""
 
 
-class Contexts:
+class ContextLengthProber:
     """The questions of all resources. `tell` is called with a resource whose engines have answered."""
 
-    def __init__(self, tell: Callable[[Key], None], transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._tell, self._transport = tell, transport
-        self._queue = WorkQueue(Backoff(first=FIRST_PAUSE, most=LONGEST_PAUSE))
-        self._free = asyncio.Semaphore(AT_ONCE)
-        self._asking: dict[Key, _Asking] = {}
+    def __init__(self, enqueue: Callable[[NamespacedName], None], transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._enqueue, self._transport = enqueue, transport
+        self._queue = WorkQueue(
+            Backoff(initial_seconds=INITIAL_CONTEXT_LENGTH_RETRY_SECONDS, max_seconds=MAX_CONTEXT_LENGTH_RETRY_SECONDS)
+        )
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_CONTEXT_LENGTH_QUERIES)
+        self._queries: dict[NamespacedName, _ContextLengthQuery] = {}
 
-    def follow(self, key: Key, observed: Observed, status: Status) -> None:
+    def track(self, key: NamespacedName, snapshot: Snapshot, status: Status) -> None:
         """Ask the resource's engines from now on, as was observed and as its status is."""
-        canary, spec = status.canary, observed.resource.spec
+        canary, spec = status.canary, snapshot.resource.spec
         if canary is None or canary.phase == "RollingBack" or spec.metrics.source is not None:
-            self._asking.pop(key, None)
+            self._queries.pop(key, None)
             return
-        wanted = Subject(canary.revision, canary.started_at, observed.resource.served_name)
-        asking = self._asking.get(key)
-        if asking is None or asking.subject != wanted:
-            asking = self._asking[key] = _Asking(wanted)
+        wanted = ProbeRequest(canary.revision, canary.started_at, snapshot.resource.served_name)
+        asking = self._queries.get(key)
+        if asking is None or asking.request != wanted:
+            asking = self._queries[key] = _ContextLengthQuery(wanted)
             self._queue.forget(key)
-        before, asking.pods = asking.pods, whom(observed, status, context_length.PATH)
-        if asking.pods is not None and before is None and not asking.over:
+        before, asking.urls = asking.urls, find_probe_urls(snapshot, status, context_length.MODELS_PATH)
+        if asking.urls is not None and before is None and not asking.is_finished:
             self._queue.add(key)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: NamespacedName) -> None:
         """The resource is gone."""
-        self._asking.pop(key, None)
+        self._queries.pop(key, None)
 
-    def lengths(self, key: Key) -> ContextLengths | None:
+    def lengths(self, key: NamespacedName) -> ContextLengths | None:
         """What the resource's engines have said; None while one has not."""
-        asking = self._asking.get(key)
+        asking = self._queries.get(key)
         return None if asking is None else asking.lengths
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        async with client(self._transport) as through, asyncio.TaskGroup() as group:
+        async with create_http_client(self._transport) as through, asyncio.TaskGroup() as group:
             while True:
-                await self._free.acquire()
+                await self._slots.acquire()
                 key, _ = await self._queue.get()
-                group.create_task(self._turn(key, through))
+                group.create_task(self._query_engines(key, through))
 
-    async def _turn(self, key: Key, through: httpx.AsyncClient) -> None:
-        asking = self._asking.get(key)
+    async def _query_engines(self, key: NamespacedName, http_client: httpx.AsyncClient) -> None:
+        asking = self._queries.get(key)
         try:
-            if asking is None or asking.over or asking.pods is None:
+            if asking is None or asking.is_finished or asking.urls is None:
                 return
-            pods, model = asking.pods, asking.subject.model
+            pods, model = asking.urls, asking.request.model
             try:
                 # The canary first: what does not become an engine with the new drafter meets no other.
-                canary = await _length(through, pods.canary, model)
-                others = [await _length(through, url, model) for url in dict.fromkeys((pods.control, pods.stable))]
+                canary = await _query_context_length(http_client, pods.canary, model)
+                others = [
+                    await _query_context_length(http_client, url, model) for url in dict.fromkeys((pods.control, pods.stable))
+                ]
             except ScrapeError as error:
                 _log.debug("%s: context length: %s", key, error)
-                if self._asking.get(key) is asking:
-                    self._queue.failed(key)
+                if self._queries.get(key) is asking:
+                    self._queue.add_rate_limited(key)
                 return
-            asking.over = True
+            asking.is_finished = True
             known = [length for length in others if length is not None]
             if canary is None or len(known) < len(others):
                 _log.info("%s: its engines do not say how long a request they take", key)
                 return
             asking.lengths = ContextLengths(canary, min(known))
-            if self._asking.get(key) is asking:
-                self._tell(key)
+            if self._queries.get(key) is asking:
+                self._enqueue(key)
         except Exception:  # noqa: BLE001 - one resource's engines must not end the asking of the others
             _log.exception("%s: the question for context lengths ended with an error of Aerie's own", key)
         finally:
             self._queue.done(key)
-            self._free.release()
+            self._slots.release()
 
 
-async def _length(through: httpx.AsyncClient, url: str, model: str) -> int | None:
+async def _query_context_length(http_client: httpx.AsyncClient, url: str, model: str) -> int | None:
     """What the engine says; None where it refuses to. Raises ScrapeError where it has to be asked again."""
-    status, body = await exchange(through, "GET", url, {"Accept": "application/json"}, largest=LARGEST)
+    status, body = await send_request(
+        http_client, "GET", url, {"Accept": "application/json"}, max_bytes=MAX_MODELS_RESPONSE_BYTES
+    )
     if status == 200:
-        return context_length.length(body, model)
-    if status in _SILENT:
+        return context_length.read_max_model_len(body, model)
+    if status in _FINAL_STATUS_CODES:
         return None
     raise ScrapeError("status", f"{url} answered with status {status}")

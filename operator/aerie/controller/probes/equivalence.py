@@ -24,73 +24,73 @@ from datetime import datetime
 
 import httpx
 
-from aerie.analysis.equivalence import Answers, Prompt, compared
+from aerie.analysis.equivalence import EquivalenceResult, PromptDifference, compare_answers
 from aerie.api.status import Status
-from aerie.controller.scraping.http_fetch import client
-from aerie.controller.scraping.targets import targets
-from aerie.controller.work_queue import Key, WorkQueue
+from aerie.controller.scraping.http_fetch import create_http_client
+from aerie.controller.scraping.targets import find_engine_endpoints
+from aerie.controller.work_queue import NamespacedName, WorkQueue
 from aerie.engine import completions as engines
-from aerie.engine.completions import Answer, AnswerError
+from aerie.engine.completions import CompletionError, GreedyCompletion
 from aerie.manifests import naming
-from aerie.rollout.canary.analysis_run import Evidence
-from aerie.rollout.canary.equivalence_probe import unasked
+from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
 from aerie.rollout.facts import pod_failures as pods
-from aerie.rollout.facts.snapshot import Observed
+from aerie.rollout.facts.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 30.0
+PROMPT_TIMEOUT_SECONDS = 30.0
 """For one answer, all in all: of 64 tokens, on an engine under load."""
-LARGEST = 256 * 1024
+MAX_COMPLETION_RESPONSE_BYTES = 256 * 1024
 """Bytes of one answer; 64 tokens take about 15 KiB."""
-AT_ONCE = 16
+MAX_CONCURRENT_PROBES = 16
 """Resources whose engines are asked at the same time."""
-TRIES = 3
+MAX_ATTEMPTS_PER_PROMPT = 3
 """Of a prompt, before it is left out."""
-SHORTEST, LONGEST_WARM, LONGEST = 0.2, 5.0, 60.0
+MIN_PROMPT_INTERVAL_SECONDS, MAX_WARMUP_PROMPT_INTERVAL_SECONDS, MAX_PROMPT_INTERVAL_SECONDS = 0.2, 5.0, 60.0
 """Seconds: from an answer to the next question at least; from one question to the next at most, in WarmingUp and ever."""
 
 
-class QuestionError(Exception):
+class ProbeError(Exception):
     """A question was not answered; the message is a clause. `final`: there is no use in asking this engine again."""
 
-    def __init__(self, message: str, *, final: bool = False) -> None:
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
-        self.final = final
+        self.is_final = is_final
 
 
-async def ask(through: httpx.AsyncClient, url: str, question: bytes) -> Answer:
+async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: bytes) -> GreedyCompletion:
     """The engine's answer. Raises QuestionError."""
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     body = bytearray()
     try:
         async with (
-            asyncio.timeout(SECONDS),
-            through.stream("POST", url, content=question, headers=headers, timeout=SECONDS) as response,
+            asyncio.timeout(PROMPT_TIMEOUT_SECONDS),
+            http_client.stream("POST", url, content=request_body, headers=headers, timeout=PROMPT_TIMEOUT_SECONDS) as response,
         ):
             async for chunk in response.aiter_raw():
                 body += chunk
-                if len(body) > LARGEST:
-                    raise QuestionError(f"{url} answered with more than {LARGEST} bytes", final=True)
+                if len(body) > MAX_COMPLETION_RESPONSE_BYTES:
+                    raise ProbeError(f"{url} answered with more than {MAX_COMPLETION_RESPONSE_BYTES} bytes", is_final=True)
     except (TimeoutError, httpx.TimeoutException) as error:
-        raise QuestionError(f"{url} did not answer in time") from error
+        raise ProbeError(f"{url} did not answer in time") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise QuestionError(f"{url} cannot be reached, or does not answer as a server of HTTP does") from error
+        raise ProbeError(f"{url} cannot be reached, or does not answer as a server of HTTP does") from error
     if response.status_code in (401, 403):
-        raise QuestionError("the engines ask for an API key, and Aerie has none", final=True)
+        raise ProbeError("the engines ask for an API key, and Aerie has none", is_final=True)
     if response.status_code != 200:
-        said = engines.complaint(bytes(body))
+        said = engines.read_error_type(bytes(body))
         told = f"{url} answered with status {response.status_code}" + (f" ({said})" if said else "")
-        raise QuestionError(told, final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
+        raise ProbeError(told, is_final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
     try:
-        return engines.read(bytes(body))
-    except AnswerError as error:
-        raise QuestionError(f"{url} does not answer as vLLM does: {error}", final=True) from error
+        return engines.parse_completion(bytes(body))
+    except CompletionError as error:
+        raise ProbeError(f"{url} does not answer as vLLM does: {error}", is_final=True) from error
 
 
 # -------------------------------------------------------------------------------------------------------------- what is asked
 @dataclass(frozen=True)
-class Subject:
+class ProbeRequest:
     """Of which canary; it is another when any of this is another."""
 
     revision: str
@@ -100,7 +100,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Pods:
+class ProbeUrls:
     """Where to ask."""
 
     canary: str
@@ -109,168 +109,182 @@ class Pods:
     """Another pod of the stable revision; where there is only one, the same."""
 
 
-def subject(observed: Observed, status: Status) -> Subject | None:
+def build_probe_request(snapshot: Snapshot, status: Status) -> ProbeRequest | None:
     """The canary that is to be asked for; None where there is none, or it is not to be asked."""
     canary, stable = status.canary, status.stable
     if canary is None or stable is None or canary.phase not in ("WarmingUp", "Analyzing"):
         return None
-    if observed.resource.spec.rollout.paused or unasked(observed, stable, canary):
+    if snapshot.resource.spec.rollout.paused or find_probe_skip_reason(snapshot, stable, canary):
         return None
-    return Subject(canary.revision, canary.started_at, observed.resource.served_name)
+    return ProbeRequest(canary.revision, canary.started_at, snapshot.resource.served_name)
 
 
-def answered(status: Status) -> bool:
+def has_probe_result(status: Status) -> bool:
     """Whether the status has the answers, or what is asked for in it needs none."""
     if status.analysis is None or status.canary is None or status.canary.phase != "Analyzing":
         return False
-    evidence = Evidence.unpack(status.analysis.state)
-    return evidence is None or evidence.state.answers is not None or bool(evidence.terms.unasked)
+    evidence = AnalysisRun.unpack(status.analysis.state)
+    return evidence is None or evidence.state.answers is not None or bool(evidence.plan.unasked)
 
 
-def whom(observed: Observed, status: Status, path: str = engines.PATH) -> Pods | None:
+def find_probe_urls(snapshot: Snapshot, status: Status, path: str = engines.COMPLETIONS_PATH) -> ProbeUrls | None:
     """The first serving pod of each arm, by name, as addresses with this path; None while an arm has none."""
     if status.canary is None or status.stable is None:
         return None
-    name = observed.resource.metadata.name
-    serving = {pod["metadata"]["name"] for pod in observed.pods if pods.ready(pod)}
+    name = snapshot.resource.metadata.name
+    serving = {pod["metadata"]["name"] for pod in snapshot.pods if pods.is_pod_ready(pod)}
     urls: dict[str, list[str]] = {}
-    for pod, target in sorted(targets(observed)):
+    for pod, target in sorted(find_engine_endpoints(snapshot)):
         if pod in serving:
-            urls.setdefault(target.group, []).append(target.url.removesuffix("/metrics") + path)
-    mine = urls.get(naming.deployment(name, status.canary.revision, control=False))
+            urls.setdefault(target.deployment, []).append(target.url.removesuffix("/metrics") + path)
+    mine = urls.get(naming.deployment_name(name, status.canary.revision, control=False))
     others = [
-        url for control in (True, False) for url in urls.get(naming.deployment(name, status.stable.revision, control=control), [])
+        url
+        for control in (True, False)
+        for url in urls.get(naming.deployment_name(name, status.stable.revision, control=control), [])
     ]
     # With control pods, the stable one is none of them.
-    controls = len(urls.get(naming.deployment(name, status.stable.revision, control=True), []))
-    return Pods(mine[0], others[0], (others[max(1, controls) :] or others)[0]) if mine and others else None
+    controls = len(urls.get(naming.deployment_name(name, status.stable.revision, control=True), []))
+    return ProbeUrls(mine[0], others[0], (others[max(1, controls) :] or others)[0]) if mine and others else None
 
 
-def pace(observed: Observed, status: Status) -> float:
+def prompt_interval_seconds(snapshot: Snapshot, status: Status) -> float:
     """Seconds from one question to the next."""
-    analysis = observed.resource.spec.rollout.analysis
+    analysis = snapshot.resource.spec.rollout.analysis
     if status.canary is not None and status.canary.phase == "WarmingUp":
-        return min(LONGEST_WARM, max(SHORTEST, analysis.warmup.total_seconds() / 2 / len(engines.PROMPTS)))
+        return min(
+            MAX_WARMUP_PROMPT_INTERVAL_SECONDS,
+            max(MIN_PROMPT_INTERVAL_SECONDS, analysis.warmup.total_seconds() / 2 / len(engines.PROBE_PROMPTS)),
+        )
     if status.analysis is not None:
         analysis = status.analysis.parameters
-    return min(LONGEST, analysis.block.total_seconds() / 2)
+    return min(MAX_PROMPT_INTERVAL_SECONDS, analysis.block.total_seconds() / 2)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the asking
 @dataclass(eq=False)
-class _Asking:
+class _ProbeProgress:
     """Of one canary."""
 
-    subject: Subject
-    pods: Pods | None = None
-    pace: float = LONGEST
-    left: deque[int] = field(default_factory=lambda: deque(range(len(engines.PROMPTS))))
-    tries: dict[int, int] = field(default_factory=dict)
-    failures: int = 0
+    request: ProbeRequest
+    urls: ProbeUrls | None = None
+    interval_seconds: float = MAX_PROMPT_INTERVAL_SECONDS
+    remaining_prompts: deque[int] = field(default_factory=lambda: deque(range(len(engines.PROBE_PROMPTS))))
+    attempts: dict[int, int] = field(default_factory=dict)
+    consecutive_failures: int = 0
     """In a row."""
-    prompts: list[Prompt] = field(default_factory=list)
-    why: str = ""
+    results: list[PromptDifference] = field(default_factory=list)
+    last_error: str = ""
     """Why the last question that failed did."""
 
     @property
-    def answers(self) -> Answers | None:
+    def final_result(self) -> EquivalenceResult | None:
         """What is known, once nothing is left to be asked."""
-        return None if self.left else Answers(tuple(self.prompts), len(engines.PROMPTS), self.why)
+        return (
+            None
+            if self.remaining_prompts
+            else EquivalenceResult(tuple(self.results), len(engines.PROBE_PROMPTS), self.last_error)
+        )
 
-    def wait(self, spent: float) -> float:
+    def next_delay(self, elapsed_seconds: float) -> float:
         """Seconds until the next question, after one that took so many."""
-        return max(SHORTEST, min(LONGEST, self.pace * 2.0 ** min(self.failures, 30)) - spent)
+        return max(
+            MIN_PROMPT_INTERVAL_SECONDS,
+            min(MAX_PROMPT_INTERVAL_SECONDS, self.interval_seconds * 2.0 ** min(self.consecutive_failures, 30)) - elapsed_seconds,
+        )
 
-    def answered(self, prompt: int, found: Prompt) -> None:
-        self.left.remove(prompt)
-        self.prompts.append(found)
-        self.failures = 0
+    def record_answer(self, prompt: int, result: PromptDifference) -> None:
+        self.remaining_prompts.remove(prompt)
+        self.results.append(result)
+        self.consecutive_failures = 0
 
-    def failed(self, prompt: int, error: QuestionError) -> None:
-        self.why = str(error)
-        self.failures += 1
-        self.tries[prompt] = self.tries.get(prompt, 0) + 1
-        if error.final:
-            self.left.clear()
+    def record_failure(self, prompt: int, error: ProbeError) -> None:
+        self.last_error = str(error)
+        self.consecutive_failures += 1
+        self.attempts[prompt] = self.attempts.get(prompt, 0) + 1
+        if error.is_final:
+            self.remaining_prompts.clear()
         else:  # again, after the others
-            self.left.remove(prompt)
-            if self.tries[prompt] < TRIES:
-                self.left.append(prompt)
+            self.remaining_prompts.remove(prompt)
+            if self.attempts[prompt] < MAX_ATTEMPTS_PER_PROMPT:
+                self.remaining_prompts.append(prompt)
 
 
-class Prober:
+class EquivalenceProber:
     """See the module. `tell` is called with a resource whose answers are there."""
 
-    def __init__(self, tell: Callable[[Key], None], transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._tell, self._transport = tell, transport
+    def __init__(self, enqueue: Callable[[NamespacedName], None], transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._enqueue, self._transport = enqueue, transport
         self._queue = WorkQueue()
-        self._free = asyncio.Semaphore(AT_ONCE)
-        self._asking: dict[Key, _Asking] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
+        self._probes: dict[NamespacedName, _ProbeProgress] = {}
 
-    def follow(self, key: Key, observed: Observed, status: Status) -> None:
+    def track(self, key: NamespacedName, snapshot: Snapshot, status: Status) -> None:
         """Ask the resource's engines from now on, as its status wants it."""
-        wanted = subject(observed, status)
+        wanted = build_probe_request(snapshot, status)
         if wanted is None:
-            self._asking.pop(key, None)
+            self._probes.pop(key, None)
             return
-        asking = self._asking.get(key)
-        if asking is None or asking.subject != wanted:
-            if answered(status):
-                self._asking.pop(key, None)
+        asking = self._probes.get(key)
+        if asking is None or asking.request != wanted:
+            if has_probe_result(status):
+                self._probes.pop(key, None)
                 return
-            asking = self._asking[key] = _Asking(wanted)
+            asking = self._probes[key] = _ProbeProgress(wanted)
             self._queue.add(key)
-        asking.pods, asking.pace = whom(observed, status), pace(observed, status)
+        asking.urls, asking.interval_seconds = find_probe_urls(snapshot, status), prompt_interval_seconds(snapshot, status)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: NamespacedName) -> None:
         """The resource is gone."""
-        self._asking.pop(key, None)
+        self._probes.pop(key, None)
 
-    def answers(self, key: Key) -> Answers | None:
+    def equivalence_result(self, key: NamespacedName) -> EquivalenceResult | None:
         """What the answers of the resource's engines show, once all have been asked for."""
-        asking = self._asking.get(key)
-        return None if asking is None else asking.answers
+        asking = self._probes.get(key)
+        return None if asking is None else asking.final_result
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        async with client(self._transport) as through, asyncio.TaskGroup() as group:
+        async with create_http_client(self._transport) as through, asyncio.TaskGroup() as group:
             while True:
-                await self._free.acquire()
+                await self._slots.acquire()
                 key, _ = await self._queue.get()
-                group.create_task(self._turn(key, through))
+                group.create_task(self._probe_engines(key, through))
 
-    async def _turn(self, key: Key, through: httpx.AsyncClient) -> None:
-        asking, began = self._asking.get(key), asyncio.get_running_loop().time()
+    async def _probe_engines(self, key: NamespacedName, http_client: httpx.AsyncClient) -> None:
+        asking, began = self._probes.get(key), asyncio.get_running_loop().time()
         try:
-            if asking is None or not asking.left:
+            if asking is None or not asking.remaining_prompts:
                 return
-            if asking.pods is not None:
-                await self._question(key, asking, asking.pods, through)
-            if asking.left:
-                self._queue.add_after(key, asking.wait(asyncio.get_running_loop().time() - began))
-            elif self._asking.get(key) is asking:
-                self._tell(key)
+            if asking.urls is not None:
+                await self._send_next_prompt(key, asking, asking.urls, http_client)
+            if asking.remaining_prompts:
+                self._queue.add_after(key, asking.next_delay(asyncio.get_running_loop().time() - began))
+            elif self._probes.get(key) is asking:
+                self._enqueue(key)
         finally:
             self._queue.done(key)
-            self._free.release()
+            self._slots.release()
 
-    async def _question(self, key: Key, asking: _Asking, where: Pods, through: httpx.AsyncClient) -> None:
-        prompt = asking.left[0]
-        question = engines.question(asking.subject.model, engines.PROMPTS[prompt])
+    async def _send_next_prompt(
+        self, key: NamespacedName, probe: _ProbeProgress, urls: ProbeUrls, http_client: httpx.AsyncClient
+    ) -> None:
+        prompt = probe.remaining_prompts[0]
+        question = engines.build_completion_request(probe.request.model, engines.PROBE_PROMPTS[prompt])
         try:
-            canary = await ask(through, where.canary, question)
-            others = (ask(through, url, question) for url in (where.control, where.stable))
+            canary = await send_prompt(http_client, urls.canary, question)
+            others = (send_prompt(http_client, url, question) for url in (urls.control, urls.stable))
             control, stable = await asyncio.gather(*others, return_exceptions=True)
             for found in (control, stable):
                 if isinstance(found, BaseException):
                     raise found
-            assert isinstance(control, Answer)
-            assert isinstance(stable, Answer)
-            asking.answered(prompt, compared(canary, control, stable))
-        except QuestionError as error:
-            asking.failed(prompt, error)
-            if asking.failures == 1:
+            assert isinstance(control, GreedyCompletion)
+            assert isinstance(stable, GreedyCompletion)
+            probe.record_answer(prompt, compare_answers(canary, control, stable))
+        except ProbeError as error:
+            probe.record_failure(prompt, error)
+            if probe.consecutive_failures == 1:
                 _log.info("%s: greedy answers: %s", key, error)
         except Exception:  # noqa: BLE001 - one resource's engines must not end the asking of the others
-            asking.failed(prompt, QuestionError("Aerie has a fault of its own, see its log"))
+            probe.record_failure(prompt, ProbeError("Aerie has a fault of its own, see its log"))
             _log.exception("%s: greedy answers ended with an error of Aerie's own", key)

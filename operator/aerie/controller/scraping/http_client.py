@@ -17,30 +17,30 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-CONNECT_SECONDS = 2.0
+CONNECT_TIMEOUT_SECONDS = 2.0
 """For a connection, with TLS."""
-HEAD, HEADERS = 16 * 1024, 100
-PIECE = 64 * 1024
-CHUNKS = 4096
+MAX_HEAD_BYTES, MAX_HEADER_LINES = 16 * 1024, 100
+READ_CHUNK_BYTES = 64 * 1024
+MAX_BODY_CHUNKS = 4096
 """Of one answer: 2 MiB from a server that writes 2 KiB at a time are 1,024."""
-_AT_A_TIME = 64
-_STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9][0-9])(?: [^\r\n]*)?")
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,64})?\r\n")
-_LENGTH = re.compile(r"[0-9]{1,12}")
+_CHUNKS_PER_LOOP_TURN = 64
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9][0-9])(?: [^\r\n]*)?")
+_CHUNK_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,64})?\r\n")
+_CONTENT_LENGTH = re.compile(r"[0-9]{1,12}")
 
 
-class Wire(httpx.AsyncBaseTransport):
+class LimitedHttpTransport(httpx.AsyncBaseTransport):
     """See the module. `authorities` vouch for servers with https; without any, it is for plain HTTP alone."""
 
-    def __init__(self, authorities: ssl.SSLContext | None = None) -> None:
-        self._authorities = authorities
+    def __init__(self, tls_context: ssl.SSLContext | None = None) -> None:
+        self._tls_context = tls_context
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         reader, writer = await self._connect(request)
         try:
-            writer.write(_head(request) + await request.aread())
-            status, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
-            return httpx.Response(status, headers=headers, stream=_Body(writer, _pieces(reader, headers)))
+            writer.write(_build_request_head(request) + await request.aread())
+            status, headers = _parse_response_head(await reader.readuntil(b"\r\n\r\n"))
+            return httpx.Response(status, headers=headers, stream=_ResponseStream(writer, _read_body(reader, headers)))
         except asyncio.LimitOverrunError:
             writer.transport.abort()
             raise httpx.RemoteProtocolError("its head is too long", request=request) from None
@@ -53,15 +53,15 @@ class Wire(httpx.AsyncBaseTransport):
 
     async def _connect(self, request: httpx.Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         url, secure = request.url, request.url.scheme == "https"
-        if secure and self._authorities is None:
+        if secure and self._tls_context is None:
             raise httpx.UnsupportedProtocol("https needs authorities", request=request)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 return await asyncio.open_connection(
                     url.host,
                     url.port or (443 if secure else 80),
-                    ssl=self._authorities if secure else None,
-                    limit=HEAD,
+                    ssl=self._tls_context if secure else None,
+                    limit=MAX_HEAD_BYTES,
                 )
         except TimeoutError:
             raise httpx.ConnectTimeout("no connection in time", request=request) from None
@@ -69,15 +69,15 @@ class Wire(httpx.AsyncBaseTransport):
             raise httpx.ConnectError(str(error), request=request) from error
 
 
-class _Body(httpx.AsyncByteStream):
+class _ResponseStream(httpx.AsyncByteStream):
     """What follows a head; closing it ends the connection."""
 
-    def __init__(self, writer: asyncio.StreamWriter, pieces: AsyncIterator[bytes]) -> None:
-        self._writer, self._pieces = writer, pieces
+    def __init__(self, writer: asyncio.StreamWriter, chunks: AsyncIterator[bytes]) -> None:
+        self._writer, self._chunks = writer, chunks
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for piece in self._pieces:
+            async for piece in self._chunks:
                 yield piece
         except (OSError, EOFError):
             raise httpx.ReadError("the connection ended in the middle of the answer") from None
@@ -88,59 +88,59 @@ class _Body(httpx.AsyncByteStream):
         self._writer.transport.abort()
 
 
-def _head(request: httpx.Request) -> bytes:
+def _build_request_head(request: httpx.Request) -> bytes:
     lines = [f"{request.method} ".encode() + request.url.raw_path + b" HTTP/1.1"]
     lines += [name + b": " + value for name, value in request.headers.raw]
     return b"\r\n".join([*lines, b"", b""])
 
 
-def _parsed(head: bytes) -> tuple[int, httpx.Headers]:
-    first, *lines = head[:-4].split(b"\r\n", HEADERS + 1)
-    status = _STATUS.fullmatch(first)
+def _parse_response_head(head: bytes) -> tuple[int, httpx.Headers]:
+    first, *lines = head[:-4].split(b"\r\n", MAX_HEADER_LINES + 1)
+    status = _STATUS_LINE.fullmatch(first)
     if status is None:
         raise httpx.RemoteProtocolError("its first line is no final status of HTTP")
-    if len(lines) > HEADERS:
+    if len(lines) > MAX_HEADER_LINES:
         raise httpx.RemoteProtocolError("its headers are too many")
     pairs = [line.partition(b":") for line in lines]
     return int(status[1]), httpx.Headers([(name.strip(), value.strip()) for name, _, value in pairs])
 
 
-async def _pieces(reader: asyncio.StreamReader, headers: httpx.Headers) -> AsyncIterator[bytes]:
+async def _read_body(reader: asyncio.StreamReader, headers: httpx.Headers) -> AsyncIterator[bytes]:
     if "transfer-encoding" in headers:
         if headers["transfer-encoding"].lower() != "chunked":
             raise httpx.RemoteProtocolError("its transfer encoding is none that is known")
-        async for piece in _chunked(reader):
+        async for piece in _read_chunked_body(reader):
             yield piece
     elif "content-length" in headers:
-        if not _LENGTH.fullmatch(headers["content-length"]):
+        if not _CONTENT_LENGTH.fullmatch(headers["content-length"]):
             raise httpx.RemoteProtocolError("its length is no number")
-        async for piece in _exactly(reader, int(headers["content-length"])):
+        async for piece in _read_exactly(reader, int(headers["content-length"])):
             yield piece
     else:
-        while piece := await reader.read(PIECE):
+        while piece := await reader.read(READ_CHUNK_BYTES):
             yield piece
 
 
-async def _exactly(reader: asyncio.StreamReader, left: int) -> AsyncIterator[bytes]:
-    while left:
-        piece = await reader.read(min(left, PIECE))
+async def _read_exactly(reader: asyncio.StreamReader, byte_count: int) -> AsyncIterator[bytes]:
+    while byte_count:
+        piece = await reader.read(min(byte_count, READ_CHUNK_BYTES))
         if not piece:
             raise EOFError
-        left -= len(piece)
+        byte_count -= len(piece)
         yield piece
 
 
-async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    for number in range(CHUNKS):
-        if number % _AT_A_TIME == 0:
+async def _read_chunked_body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    for number in range(MAX_BODY_CHUNKS):
+        if number % _CHUNKS_PER_LOOP_TURN == 0:
             await asyncio.sleep(0)  # what is there already is read without a pause
-        size = _SIZE.fullmatch(await reader.readuntil(b"\r\n"))
+        size = _CHUNK_SIZE_LINE.fullmatch(await reader.readuntil(b"\r\n"))
         if size is None:
             raise httpx.RemoteProtocolError("its chunks are none")
         left = int(size[1], 16)
         if left == 0:
             return
-        async for piece in _exactly(reader, left):
+        async for piece in _read_exactly(reader, left):
             yield piece
         if await reader.readexactly(2) != b"\r\n":
             raise httpx.RemoteProtocolError("its chunks are none")

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 import httpx
 
-from aerie.controller.scraping.http_client import Wire
+from aerie.controller.scraping.http_client import LimitedHttpTransport
 from aerie.engine.metrics import exposition as pages
 
-SECONDS = 5.0
+HTTP_RESPONSE_TIMEOUT_SECONDS = 5.0
 """For one answer, all in all."""
-LARGEST = 2 * 1024 * 1024
+MAX_HTTP_RESPONSE_BYTES = 2 * 1024 * 1024
 """Bytes of an answer of Prometheus, of some pods' pages together."""
 
 
@@ -32,43 +32,48 @@ class ScrapeError(Exception):
         self.reason = reason
 
 
-def client(transport: httpx.AsyncBaseTransport | None = None, authorities: ssl.SSLContext | None = None) -> httpx.AsyncClient:
+def create_http_client(
+    transport: httpx.AsyncBaseTransport | None = None, tls_context: ssl.SSLContext | None = None
+) -> httpx.AsyncClient:
     """A client that goes nowhere but where it is told, and keeps no connection. Without authorities, for plain HTTP alone."""
     return httpx.AsyncClient(
-        transport=transport or Wire(authorities),
+        transport=transport or LimitedHttpTransport(tls_context),
         headers={"Accept-Encoding": "identity", "Connection": "close"},
         follow_redirects=False,
         trust_env=False,
     )
 
 
-async def fetch(through: httpx.AsyncClient, url: str) -> bytes:
+async def fetch_metrics(http_client: httpx.AsyncClient, url: str) -> bytes:
     """The metrics page there. Raises ScrapeError."""
     # OpenMetrics is another format.
-    status, page = await exchange(through, "GET", url, {"Accept": "text/plain"}, largest=pages.LARGEST)
+    status, page = await send_request(http_client, "GET", url, {"Accept": "text/plain"}, max_bytes=pages.MAX_EXPOSITION_BYTES)
     if status != 200:
         raise ScrapeError("status", f"{url} answered with status {status}")
     return page
 
 
-async def exchange(
-    through: httpx.AsyncClient,
+async def send_request(
+    http_client: httpx.AsyncClient,
     method: str,
     url: str,
     headers: Mapping[str, str],
     form: Mapping[str, str] | None = None,
-    largest: int = LARGEST,
+    max_bytes: int = MAX_HTTP_RESPONSE_BYTES,
 ) -> tuple[int, bytes]:
     """One request, and the status and body of its answer. Raises ScrapeError."""
     try:
-        async with asyncio.timeout(SECONDS), through.stream(method, url, headers=headers, data=form) as answer:
+        async with (
+            asyncio.timeout(HTTP_RESPONSE_TIMEOUT_SECONDS),
+            http_client.stream(method, url, headers=headers, data=form) as answer,
+        ):
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise ScrapeError("broken", f"{url} answered in an encoding that was not asked for")
             body = bytearray()
             async for chunk in answer.aiter_raw():
                 body += chunk
-                if len(body) > largest:
-                    raise ScrapeError("too_large", f"{url} answered with more than {largest} bytes")
+                if len(body) > max_bytes:
+                    raise ScrapeError("too_large", f"{url} answered with more than {max_bytes} bytes")
             return answer.status_code, bytes(body)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise ScrapeError("timeout", f"{url} did not answer in time") from error

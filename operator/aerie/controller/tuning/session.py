@@ -24,272 +24,284 @@ from datetime import datetime
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.speculation import LatencyObjective, Tuning
+from aerie.api.speculation import LatencyObjective, TuningSpec
 from aerie.api.status import Arm, SpeculationStatus, Status
-from aerie.api.status import Setting as StatusSetting
-from aerie.controller.scraping.targets import Target
+from aerie.api.status import SettingStatus as StatusSetting
+from aerie.controller.scraping.targets import EngineEndpoint
 from aerie.engine import arguments, releases
-from aerie.engine.metrics.sample import Reset, Sample, between
-from aerie.engine.speculation import Setting, SettingError
+from aerie.engine.metrics.sample import CounterReset, Sample, diff_samples
+from aerie.engine.speculation import SpeculationSetting, SpeculationSettingError
 from aerie.manifests import naming, preflight_job
-from aerie.manifests.tuning_config_map import Kept
-from aerie.rollout.capacity.replica_counts import Places
-from aerie.rollout.facts.snapshot import Object, Observed
-from aerie.rollout.revision.desired import read_shown
+from aerie.manifests.tuning_config_map import TuningRecord
+from aerie.rollout.capacity.replica_counts import Capacity
+from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot
+from aerie.rollout.revision.desired import read_status_setting
 from aerie.rollout.trials import failures
-from aerie.rollout.trials.effective_setting import unproven
-from aerie.tuning.decision.policy import Failed, History, Objectives
-from aerie.tuning.recommendation import Advice
-from aerie.tuning.telemetry import Reading, Scale, Telemetry
+from aerie.rollout.trials.effective_setting import find_last_unsuccessful_start
+from aerie.tuning.decision.policy import FailedTrial, LatencyObjectives, TrialHistory
+from aerie.tuning.recommendation import Recommendation
+from aerie.tuning.telemetry import ReplicaWindow, TelemetryScale, TuningTelemetry
 from aerie.tuning.worker.protocol import EngineFacts
 
-_NOTHING: Object = {}
-SHORTEST = 10.0
+_EMPTY_OBJECT: KubernetesObject = {}
+MIN_TUNING_WINDOW_SECONDS = 10.0
 """Seconds of a window, where the pods are not read more often than that."""
-LONGEST = 5.0
+MAX_TUNING_WINDOW_INTERVALS = 5.0
 """Intervals of a window; beyond them requests may have come and gone unseen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TuningInputs:
     """What is tuned."""
 
     uid: str | None
     revision: str
     """The stable one."""
-    family: str
+    engine_family: str
     """A hash of what the engines are, the setting apart; empty where no record tells."""
-    current: Setting | None
+    current_setting: SpeculationSetting | None
     """None where the status does not say."""
-    settings: Mapping[str, Setting]
+    settings_by_deployment: Mapping[str, SpeculationSetting]
     """By Deployment, of those whose pods tell something of this family."""
     engine: EngineFacts | None
     api_servers: int
     interval: float
     horizon: float
     cooldown: float
-    most: int
+    max_speculative_tokens: int
     """Draft tokens."""
     replicas: int
-    lent: int
+    borrowed_replicas: int
     """Of them, those whose places a canary and its control take."""
-    extra: int
+    surge_pods: int
     """Pods that canary and control take beyond the replicas."""
-    failed: tuple[Failed, ...]
+    failed_settings: tuple[FailedTrial, ...]
     """Settings whose trials have failed."""
-    exploring: Setting | None
+    explored_setting: SpeculationSetting | None
     """What a canary under analysis runs to explore."""
-    objectives: Objectives
-    history: History
+    objectives: LatencyObjectives
+    history: TrialHistory
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> TelemetryScale:
         """Lengths of blocks and cells."""
-        return Scale.of(self.interval, self.horizon)
+        return TelemetryScale.from_decision_interval(self.interval, self.horizon)
 
 
 @dataclass(slots=True)
-class _Tail:
-    run: str
-    at: float
+class _LastScrape:
+    run_id: str
+    sampled_at: float
     sample: Sample
 
 
 @dataclass(eq=False, slots=True)
-class Tuned:
+class TuningSession:
     """Of one resource. Times are seconds of Unix time."""
 
-    subject: Subject
-    reload: float | None = None
+    inputs: TuningInputs
+    startup_seconds: float | None = None
     """Seconds from the start of an engine until it served, where known."""
-    kept: Kept | None = None
-    advice: Advice | None = None
-    since: Telemetry | None = None
+    tuning_record: TuningRecord | None = None
+    recommendation: Recommendation | None = None
+    pending_telemetry: TuningTelemetry | None = None
     """What came since the last decision; None for nothing."""
-    read: int = 0
+    sample_count: int = 0
     """Readings since then."""
-    tails: dict[str, _Tail] = field(default_factory=dict)
+    last_scrapes: dict[str, _LastScrape] = field(default_factory=dict)
 
-    def hear(self, pod: str, target: Target, at: float, sample: Sample, interval: float) -> None:
+    def record_sample(self, pod: str, endpoint: EngineEndpoint, sampled_at: float, sample: Sample, interval: float) -> None:
         """A reading of a pod, which is read each `interval` seconds."""
-        setting, tail = self.subject.settings.get(target.group), self.tails.get(pod)
-        self.read += 1
+        setting, tail = self.inputs.settings_by_deployment.get(endpoint.deployment), self.last_scrapes.get(pod)
+        self.sample_count += 1
         if setting is None:
-            self.tails.pop(pod, None)
+            self.last_scrapes.pop(pod, None)
             return
-        if tail is not None and tail.run == target.run and at - tail.at < min(SHORTEST, 0.9 * interval):
+        if (
+            tail is not None
+            and tail.run_id == endpoint.run_id
+            and sampled_at - tail.sampled_at < min(MIN_TUNING_WINDOW_SECONDS, 0.9 * interval)
+        ):
             return  # too short to tell anything: from the same scrape to the next one
-        self.tails[pod] = _Tail(target.run, at, sample)
+        self.last_scrapes[pod] = _LastScrape(endpoint.run_id, sampled_at, sample)
         if tail is None:
             return
-        if tail.run != target.run or isinstance(window := between(tail.sample, sample), Reset):
-            self._telemetry().leave_out("between two scrapes the engine began anew, or its counters fell.")
+        if tail.run_id != endpoint.run_id or isinstance(window := diff_samples(tail.sample, sample), CounterReset):
+            self._ensure_telemetry().record_exclusion("between two scrapes the engine began anew, or its counters fell.")
             return
-        if at - tail.at > LONGEST * interval:
-            self._telemetry().leave_out("the pod was not read for more than five intervals.")
+        if sampled_at - tail.sampled_at > MAX_TUNING_WINDOW_INTERVALS * interval:
+            self._ensure_telemetry().record_exclusion("the pod was not read for more than five intervals.")
             return
         if not window.request_steps and not window.first_tokens:
             return
-        started = sample.started if sample.started is not None else tail.at - 2 * self.subject.scale.warm
-        self._telemetry().add(Reading(pod, at, setting, window, tail.at - started))
+        started = (
+            sample.process_start_time if sample.process_start_time is not None else tail.sampled_at - 2 * self.inputs.scale.warm
+        )
+        self._ensure_telemetry().add(ReplicaWindow(pod, sampled_at, setting, window, tail.sampled_at - started))
 
-    def forget_others(self, pods: frozenset[str]) -> None:
+    def retain_pods(self, pods: frozenset[str]) -> None:
         """Only these pods are there."""
-        for gone in self.tails.keys() - pods:
-            del self.tails[gone]
+        for gone in self.last_scrapes.keys() - pods:
+            del self.last_scrapes[gone]
 
     @property
-    def waiting(self) -> float:
+    def queued_requests(self) -> float:
         """Requests in the queues, of all pods as they were read last."""
-        return sum(tail.sample.gauges.waiting or 0.0 for tail in self.tails.values())
+        return sum(tail.sample.gauges.waiting_requests or 0.0 for tail in self.last_scrapes.values())
 
-    def taken(self) -> Telemetry | None:
+    def take_telemetry(self) -> TuningTelemetry | None:
         """What came since the last decision; from now on it begins anew."""
-        found, self.since, self.read = self.since, None, 0
+        found, self.pending_telemetry, self.sample_count = self.pending_telemetry, None, 0
         return found
 
-    def given_back(self, telemetry: Telemetry) -> None:
+    def restore_telemetry(self, telemetry: TuningTelemetry) -> None:
         """Nothing was decided on that."""
-        if self.since is not None and self.since.scale == telemetry.scale:
-            telemetry.merge(self.since)
-        self.since = telemetry
+        if self.pending_telemetry is not None and self.pending_telemetry.scale == telemetry.scale:
+            telemetry.merge(self.pending_telemetry)
+        self.pending_telemetry = telemetry
 
-    def _telemetry(self) -> Telemetry:
-        if self.since is None:
-            subject = self.subject
-            self.since = Telemetry(subject.horizon, subject.api_servers, subject.scale)
-        return self.since
+    def _ensure_telemetry(self) -> TuningTelemetry:
+        if self.pending_telemetry is None:
+            subject = self.inputs
+            self.pending_telemetry = TuningTelemetry(subject.horizon, subject.api_servers, subject.scale)
+        return self.pending_telemetry
 
 
-def subject(observed: Observed, status: Status, stable: Arm, records: Records) -> Subject:
+def build_tuning_inputs(snapshot: Snapshot, status: Status, stable: Arm, revision_facts: RevisionFactsCache) -> TuningInputs:
     """What there is to be tuned."""
-    resource, tuning = observed.resource, observed.resource.spec.speculation.tuning
-    facts = records.of(observed, stable.revision)
-    settings: dict[str, Setting] = {}
-    places = Places.of(resource.spec.replicas, resource.spec.rollout.canary)
-    for arm, control in _arms(status):
-        setting = setting_of(arm.setting)
-        if setting is not None and facts is not None and records.family(observed, arm.revision) == facts.family:
-            settings[naming.deployment(resource.metadata.name, arm.revision, control=control)] = setting
-    return Subject(
+    resource, tuning = snapshot.resource, snapshot.resource.spec.speculation.tuning
+    facts = revision_facts.get(snapshot, stable.revision)
+    settings: dict[str, SpeculationSetting] = {}
+    places = Capacity.from_spec(resource.spec.replicas, resource.spec.rollout.canary)
+    for arm, control in _iter_tuned_arms(status):
+        setting = parse_status_setting(arm.setting)
+        if (
+            setting is not None
+            and facts is not None
+            and revision_facts.engine_family(snapshot, arm.revision) == facts.engine_family
+        ):
+            settings[naming.deployment_name(resource.metadata.name, arm.revision, control=control)] = setting
+    return TuningInputs(
         uid=resource.metadata.uid,
         revision=stable.revision,
-        family=facts.family if facts else "",
-        current=setting_of(stable.setting),
-        settings=settings,
+        engine_family=facts.engine_family if facts else "",
+        current_setting=parse_status_setting(stable.setting),
+        settings_by_deployment=settings,
         engine=facts.engine if facts else None,
         api_servers=facts.api_servers if facts else 1,
         interval=tuning.interval.total_seconds(),
         horizon=tuning.history.total_seconds(),
         cooldown=tuning.cooldown.total_seconds(),
-        most=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
+        max_speculative_tokens=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
         replicas=resource.spec.replicas,
-        lent=resource.spec.replicas - places.floor,
-        extra=places.total - resource.spec.replicas,
-        failed=_failed(status.speculation, tuning),
-        exploring=_exploring(status),
-        objectives=_objectives(tuning.slo),
-        history=_history(status.speculation),
+        borrowed_replicas=resource.spec.replicas - places.min_ready_pods,
+        surge_pods=places.max_total_pods - resource.spec.replicas,
+        failed_settings=_list_failed_settings(status.speculation, tuning),
+        explored_setting=_find_explored_setting(status),
+        objectives=_build_objectives(tuning.slo),
+        history=_build_tuning_history(status.speculation),
     )
 
 
-def _exploring(status: Status) -> Setting | None:
+def _find_explored_setting(status: Status) -> SpeculationSetting | None:
     trial, canary = status.speculation.trial if status.speculation else None, status.canary
     if trial is None or canary is None or (canary.revision, canary.phase) != (trial.revision, "Analyzing"):
         return None
-    return setting_of(trial.setting) if trial.purpose == "Explore" else None
+    return parse_status_setting(trial.setting) if trial.purpose == "Explore" else None
 
 
-def _objectives(slo: LatencyObjective | None) -> Objectives:
+def _build_objectives(slo: LatencyObjective | None) -> LatencyObjectives:
     if slo is None:
-        return Objectives()
+        return LatencyObjectives()
     per_token, first = slo.time_per_output_token, slo.time_to_first_token
-    return Objectives(per_token.total_seconds() if per_token else None, first.total_seconds() if first else None, slo.percentile)
-
-
-def _history(told: SpeculationStatus | None) -> History:
-    if told is None:
-        return History()
-    return History(
-        changed=_seconds(told.changed_at),
-        rolled_back=_seconds(told.rolled_back_at),
-        failed=told.failed or 0,
-        undecided=_last(told, "Undecided"),
-        undecided_times=max(1, sum(one.result == "Undecided" for one in told.changes)),
-        tried=_seconds(unproven(told)),
-        speculated=_seconds(told.speculated_at),
-        explored=tuple(one.timestamp() for one in told.explored),
+    return LatencyObjectives(
+        per_token.total_seconds() if per_token else None, first.total_seconds() if first else None, slo.percentile
     )
 
 
-def _failed(told: SpeculationStatus | None, tuning: Tuning) -> tuple[Failed, ...]:
+def _build_tuning_history(speculation_status: SpeculationStatus | None) -> TrialHistory:
+    if speculation_status is None:
+        return TrialHistory()
+    return TrialHistory(
+        changed=_to_timestamp(speculation_status.changed_at),
+        rolled_back=_to_timestamp(speculation_status.rolled_back_at),
+        failed=speculation_status.failed or 0,
+        undecided=_last_trial_ended_at(speculation_status, "Undecided"),
+        undecided_times=max(1, sum(one.result == "Undecided" for one in speculation_status.changes)),
+        tried=_to_timestamp(find_last_unsuccessful_start(speculation_status)),
+        speculated=_to_timestamp(speculation_status.speculated_at),
+        explored=tuple(one.timestamp() for one in speculation_status.explored),
+    )
+
+
+def _list_failed_settings(speculation_status: SpeculationStatus | None, tuning: TuningSpec) -> tuple[FailedTrial, ...]:
     """Of settings that the cluster has had room for: a lack of that says nothing of them."""
     found = []
-    for one in told.failures if told is not None else ():
-        setting = setting_of(one.setting)
+    for one in speculation_status.failures if speculation_status is not None else ():
+        setting = parse_status_setting(one.setting)
         if setting is not None and one.reason != "NoRoom":
-            until = failures.until(one, tuning.cooldown, tuning.interval)
-            found.append(Failed(setting, until.timestamp(), one.began_at.timestamp(), one.reason == "Worse"))
+            until = failures.compute_retry_time(one, tuning.cooldown, tuning.interval)
+            found.append(FailedTrial(setting, until.timestamp(), one.began_at.timestamp(), one.reason == "Worse"))
     return tuple(found)
 
 
-def _last(told: SpeculationStatus, result: str) -> float | None:
+def _last_trial_ended_at(speculation_status: SpeculationStatus, result: str) -> float | None:
     """When a trial last ended so."""
-    return _seconds(next((one.ended_at for one in told.changes if one.result == result), None))
+    return _to_timestamp(next((one.ended_at for one in speculation_status.changes if one.result == result), None))
 
 
-def _seconds(moment: datetime | None) -> float | None:
+def _to_timestamp(moment: datetime | None) -> float | None:
     return None if moment is None else moment.timestamp()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RevisionFacts:
     """Of a revision, from its record."""
 
-    family: str
+    engine_family: str
     """A hash of spec.engine (image and version in it), target, drafter, draft sampling and engine options."""
     engine: EngineFacts
     api_servers: int
 
 
-class Records:
+class RevisionFactsCache:
     """Reads what each revision of a resource is, once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Facts | None] = {}
+        self._facts_by_revision: dict[str, RevisionFacts | None] = {}
 
-    def family(self, observed: Observed, revision: str) -> str | None:
+    def engine_family(self, snapshot: Snapshot, revision: str) -> str | None:
         """What its engines are, the setting apart."""
-        found = self.of(observed, revision)
-        return None if found is None else found.family
+        found = self.get(snapshot, revision)
+        return None if found is None else found.engine_family
 
-    def of(self, observed: Observed, revision: str) -> Facts | None:
+    def get(self, snapshot: Snapshot, revision: str) -> RevisionFacts | None:
         """None where there is no record of it, or one that cannot be read."""
-        if revision not in self._known:
-            child = observed.child("ConfigMap", preflight_job.name(observed.resource.metadata.name, revision))
+        if revision not in self._facts_by_revision:
+            child = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
             if child is None:
                 return None
-            self._known = {
-                **dict(list(self._known.items())[-3:]),
-                revision: _facts((child.get("data") or {}).get("resource.json")),
+            self._facts_by_revision = {
+                **dict(list(self._facts_by_revision.items())[-3:]),
+                revision: _parse_revision_facts((child.get("data") or {}).get("resource.json")),
             }
-        return self._known[revision]
+        return self._facts_by_revision[revision]
 
 
-def _facts(text: str | None) -> Facts | None:
+def _parse_revision_facts(text: str | None) -> RevisionFacts | None:
     try:
         document = json.loads(text or "")
         spec = SpeculativeDeployment.from_dict(document).spec
         flags = list(spec.engine.args)
-        servers = arguments.read(flags).api_servers
-        version = releases.resolve(spec.engine.image, spec.engine.version)
+        servers = arguments.parse_arguments(flags).api_server_count
+        version = releases.resolve_engine_version(spec.engine.image, spec.engine.version)
         told = {name: document["spec"].get(name) for name in ("model", "engine", "drafter")}
         # What decides about acceptance and step times besides; where it is not written, families stay what they were.
         added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
         told |= {name: value for name, value in added.items() if value}
     except (ValueError, LookupError, TypeError):
         return None
-    if isinstance(version, releases.NoVersion):
+    if isinstance(version, releases.UnknownVersion):
         return None
     engine = EngineFacts(
         version=str(version.version),
@@ -298,18 +310,18 @@ def _facts(text: str | None) -> Facts | None:
         environment={one.name: one.value or "" for one in spec.engine.env if one.value_from is None},
     )
     family = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-    return Facts(family, engine, servers)
+    return RevisionFacts(family, engine, servers)
 
 
-def setting_of(found: StatusSetting | None) -> Setting | None:
+def parse_status_setting(status_setting: SettingStatus | None) -> SpeculationSetting | None:
     """The status' setting as the tuner has it; None where it says none that is one."""
     try:
-        return None if found is None else read_shown(found)
-    except SettingError:
+        return None if status_setting is None else read_status_setting(status_setting)
+    except SpeculationSettingError:
         return None
 
 
-def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:
+def _iter_tuned_arms(status: Status) -> Iterator[tuple[Arm, bool]]:
     """The arms that tell of their settings, and whether each is control; not canary and control on unlike hardware."""
     canary = status.canary if status.analysis is None or not status.analysis.unlike else None
     for arm in (status.stable, canary, status.previous):
@@ -319,18 +331,18 @@ def _arms(status: Status) -> Iterator[tuple[Arm, bool]]:
         yield status.stable, True
 
 
-def reload_of(pods: tuple[Object, ...]) -> float | None:
+def median_startup_seconds(pods: tuple[KubernetesObject, ...]) -> float | None:
     """Seconds from the start of an engine's container until its pod was ready, the median of pods that never restarted."""
     found = [seconds for pod in pods if (seconds := _seconds_to_ready(pod)) is not None]
     return statistics.median(found) if found else None
 
 
-def _seconds_to_ready(pod: Object) -> float | None:
+def _seconds_to_ready(pod: KubernetesObject) -> float | None:
     status: Mapping[str, Any] = pod.get("status") or {}
-    containers: list[Object] = status.get("containerStatuses") or []
-    conditions: list[Object] = status.get("conditions") or []
-    engine = next((one for one in containers if one.get("name") == naming.ENGINE), _NOTHING)
-    ready = next((one for one in conditions if (one.get("type"), one.get("status")) == ("Ready", "True")), _NOTHING)
+    containers: list[KubernetesObject] = status.get("containerStatuses") or []
+    conditions: list[KubernetesObject] = status.get("conditions") or []
+    engine = next((one for one in containers if one.get("name") == naming.ENGINE_CONTAINER), _EMPTY_OBJECT)
+    ready = next((one for one in conditions if (one.get("type"), one.get("status")) == ("Ready", "True")), _EMPTY_OBJECT)
     started = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
     at = ready.get("lastTransitionTime")
     if engine.get("restartCount") or not started or not at:

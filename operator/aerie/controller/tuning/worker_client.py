@@ -14,56 +14,63 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 
-from aerie.tuning.worker.protocol import Answer, Order
+from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
 
-IDLE = 20.0
+WORKER_IDLE_TIMEOUT_SECONDS = 20.0
 """Seconds without a question after which it ends: starting takes about one."""
-LIMIT = 120.0
+DECISION_TIMEOUT_SECONDS = 120.0
 """Seconds for an answer, the start among them: a decision takes a fifth of one, and other pods may have the processor."""
-_LONGEST = 4 * 1024 * 1024
+_MAX_DECISION_RESPONSE_BYTES = 4 * 1024 * 1024
 """Bytes of an answer."""
-COMMAND = (sys.executable, "-m", "aerie.tuning.worker.process")
+WORKER_COMMAND = (sys.executable, "-m", "aerie.tuning.worker.process")
 
 
-class DeciderError(Exception):
+class TuningWorkerError(Exception):
     """There is no answer; the message says why."""
 
 
-class Decider:
+class TuningWorkerClient:
     """See the module. One question at a time."""
 
-    def __init__(self, command: Sequence[str] = COMMAND, limit: float = LIMIT, idle: float = IDLE) -> None:
-        self._command, self._limit, self._idle = command, limit, idle
+    def __init__(
+        self,
+        command: Sequence[str] = WORKER_COMMAND,
+        timeout_seconds: float = DECISION_TIMEOUT_SECONDS,
+        idle_timeout_seconds: float = WORKER_IDLE_TIMEOUT_SECONDS,
+    ) -> None:
+        self._command, self._timeout_seconds, self._idle_timeout_seconds = command, timeout_seconds, idle_timeout_seconds
         self._process: Process | None = None
-        self._ending: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, order: Order) -> Answer:
+    async def request_decision(self, request: DecisionRequest) -> DecisionResponse:
         """The decision that is asked for. Raises DeciderError."""
-        if self._ending is not None:
-            self._ending.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         try:
-            async with asyncio.timeout(self._limit):
-                line = await self._exchange(await asyncio.to_thread(order.to_line))  # a second of work for thousands of replicas
-            found = Answer.from_line(line)
+            async with asyncio.timeout(self._timeout_seconds):
+                line = await self._exchange(
+                    await asyncio.to_thread(request.to_line)
+                )  # a second of work for thousands of replicas
+            found = DecisionResponse.from_line(line)
         except TimeoutError:
             await self.close()
-            raise DeciderError(f"no answer came within {self._limit:g} s") from None
+            raise TuningWorkerError(f"no answer came within {self._timeout_seconds:g} s") from None
         except OSError as error:
             await self.close()
-            raise DeciderError(f"the process that decides cannot be run: {error}") from error
+            raise TuningWorkerError(f"the process that decides cannot be run: {error}") from error
         except ValueError as error:  # also a line that is too long
             await self.close()
-            raise DeciderError(f"the process that decides failed: {error}") from error
+            raise TuningWorkerError(f"the process that decides failed: {error}") from error
         except asyncio.CancelledError:
             await self.close()
             raise
-        self._ending = asyncio.get_running_loop().call_later(self._idle, self._end)
+        self._idle_timer = asyncio.get_running_loop().call_later(self._idle_timeout_seconds, self._stop_idle_worker)
         return found
 
     async def close(self) -> None:
         """End it now."""
-        if self._ending is not None:
-            self._ending.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         process, self._process = self._process, None
         if process is None:
             return
@@ -71,23 +78,23 @@ class Decider:
             process.kill()
         await process.wait()
 
-    async def _exchange(self, order: str) -> bytes:
+    async def _exchange(self, request_line: str) -> bytes:
         process = self._process
         if process is None or process.returncode is not None or process.stdin is None or process.stdin.is_closing():
             # One thread: the matrices are small, and the processor is the operator's.
             alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             process = self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, limit=_LONGEST, env={**os.environ, **alone}
+                *self._command, stdin=PIPE, stdout=PIPE, limit=_MAX_DECISION_RESPONSE_BYTES, env={**os.environ, **alone}
             )
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(order.encode() + b"\n")
+        process.stdin.write(request_line.encode() + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()
         if not line.endswith(b"\n"):
             raise ValueError(f"it ended with status {await process.wait()}")
         return line
 
-    def _end(self) -> None:
+    def _stop_idle_worker(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """Prometheus's types, as the `# TYPE` lines spell them."""
 
     COUNTER = "counter"
@@ -23,12 +23,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricDefinition:
     """One metric of vLLM."""
 
     name: str
     """As a page has it: counters end in `_total`; of a histogram without `_bucket`, `_sum`, `_count`."""
-    kind: Kind
+    metric_type: MetricType
     unit: str
     meaning: str
     source: str
@@ -50,132 +50,152 @@ INTER_TOKEN_LATENCY_BUCKETS = (
 )
 ITERATION_TOKENS_BUCKETS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 
-_LOGGERS = "vllm/v1/metrics/loggers.py"
-_STATS = "vllm/v1/metrics/stats.py"
-_SPEC_DECODE = "vllm/v1/spec_decode/metrics.py"
+_LOGGERS_SOURCE = "vllm/v1/metrics/loggers.py"
+_STATS_SOURCE = "vllm/v1/metrics/stats.py"
+_SPEC_DECODE_SOURCE = "vllm/v1/spec_decode/metrics.py"
 
 
 class Metric(Enum):
     """Each value is a `Row`; the speculation rows are on a page only when the engine speculates."""
 
-    DRAFTS = Row(
+    DRAFTS = MetricDefinition(
         "vllm:spec_decode_num_drafts_total",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "drafts",
         "Verification steps of one request that had at least one draft token. With a fixed K, from 0.25 on, a request admitted "
         "with a single token left to compute is padded with K dummy tokens and counts as one draft with nothing accepted; not "
         "with a schedule (vllm/v1/core/sched/scheduler.py, pad_spec_decode).",
-        _SPEC_DECODE,
+        _SPEC_DECODE_SOURCE,
     )
-    DRAFT_TOKENS = Row(
+    DRAFT_TOKENS = MetricDefinition(
         "vllm:spec_decode_num_draft_tokens_total",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "tokens",
         "Tokens in those drafts; fewer than K a draft under a grammar, near the context's end, or by a schedule. Under adaptive "
         "verification trimmed tokens count as drafted and as not accepted.",
-        _SPEC_DECODE,
+        _SPEC_DECODE_SOURCE,
     )
-    ACCEPTED = Row(
+    ACCEPTED = MetricDefinition(
         "vllm:spec_decode_num_accepted_tokens_total",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "tokens",
         "Draft tokens accepted, without the bonus token; also those behind a stop, which no client gets.",
-        _SPEC_DECODE,
+        _SPEC_DECODE_SOURCE,
     )
-    ACCEPTED_PER_POSITION = Row(
+    ACCEPTED_PER_POSITION = MetricDefinition(
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "tokens",
         "Drafts whose token at this position, counted from 0, was accepted, and so all before it; always K positions.",
-        _SPEC_DECODE,
+        _SPEC_DECODE_SOURCE,
         ("model_name", "engine", "position"),
     )
-    GENERATION_TOKENS = Row(
-        "vllm:generation_tokens_total", Kind.COUNTER, "tokens", "Output tokens, the first of each request included.", _STATS
+    GENERATION_TOKENS = MetricDefinition(
+        "vllm:generation_tokens_total",
+        MetricType.COUNTER,
+        "tokens",
+        "Output tokens, the first of each request included.",
+        _STATS_SOURCE,
     )
-    PROMPT_TOKENS = Row("vllm:prompt_tokens_total", Kind.COUNTER, "tokens", "Prompt tokens, cached ones included.", _STATS)
-    PROMPT_TOKENS_BY_SOURCE = Row(
+    PROMPT_TOKENS = MetricDefinition(
+        "vllm:prompt_tokens_total", MetricType.COUNTER, "tokens", "Prompt tokens, cached ones included.", _STATS_SOURCE
+    )
+    PROMPT_TOKENS_BY_SOURCE = MetricDefinition(
         "vllm:prompt_tokens_by_source_total",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "tokens",
         "Prompt tokens by where they came from: local_compute, local_cache_hit, external_kv_transfer.",
-        _STATS,
+        _STATS_SOURCE,
         ("model_name", "engine", "source"),
     )
-    PREEMPTIONS = Row(
-        "vllm:num_preemptions_total", Kind.COUNTER, "preemptions", "Requests put back for want of KV cache.", _STATS
+    PREEMPTIONS = MetricDefinition(
+        "vllm:num_preemptions_total", MetricType.COUNTER, "preemptions", "Requests put back for want of KV cache.", _STATS_SOURCE
     )
-    FINISHED = Row(
+    FINISHED = MetricDefinition(
         "vllm:request_success_total",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "requests",
         "Requests finished, by reason. A client that goes away is in none of them; refused requests (4xx) neither.",
-        _LOGGERS,
+        _LOGGERS_SOURCE,
         ("model_name", "engine", "finished_reason"),
     )
-    PREFIX_CACHE_QUERIES = Row(
-        "vllm:prefix_cache_queries_total", Kind.COUNTER, "tokens", "Prompt tokens looked up in the prefix cache.", _LOGGERS
+    PREFIX_CACHE_QUERIES = MetricDefinition(
+        "vllm:prefix_cache_queries_total",
+        MetricType.COUNTER,
+        "tokens",
+        "Prompt tokens looked up in the prefix cache.",
+        _LOGGERS_SOURCE,
     )
-    PREFIX_CACHE_HITS = Row("vllm:prefix_cache_hits_total", Kind.COUNTER, "tokens", "Those found there.", _LOGGERS)
-    INTER_TOKEN_LATENCY = Row(
+    PREFIX_CACHE_HITS = MetricDefinition(
+        "vllm:prefix_cache_hits_total", MetricType.COUNTER, "tokens", "Those found there.", _LOGGERS_SOURCE
+    )
+    INTER_TOKEN_LATENCY = MetricDefinition(
         "vllm:inter_token_latency_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "seconds",
         "One observation per request and engine step after its first token, however many tokens the step gave: the interval of a "
         "step as a request sees it, never a time per token. Its count is the number of request-steps.",
-        _STATS,
+        _STATS_SOURCE,
         buckets=INTER_TOKEN_LATENCY_BUCKETS,
     )
-    ITERATION_TOKENS = Row(
+    ITERATION_TOKENS = MetricDefinition(
         "vllm:iteration_tokens_total",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "tokens",
         "One observation per engine iteration that gave output: prompt tokens computed plus output tokens, not the tokens "
         "verified. With several API-server processes, each that got output observes the iteration: the count is then up to that "
         "many times the iterations.",
-        _LOGGERS,
+        _LOGGERS_SOURCE,
         buckets=ITERATION_TOKENS_BUCKETS,
     )
-    TIME_TO_FIRST_TOKEN = Row(
+    TIME_TO_FIRST_TOKEN = MetricDefinition(
         "vllm:time_to_first_token_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "seconds",
         "From a request's arrival at the API server to its first token; one observation per request.",
-        _STATS,
+        _STATS_SOURCE,
         buckets=TIME_TO_FIRST_TOKEN_BUCKETS,
     )
-    TIME_PER_OUTPUT_TOKEN = Row(
+    TIME_PER_OUTPUT_TOKEN = MetricDefinition(
         "vllm:request_time_per_output_token_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "seconds",
         "Of each finished request, the time after its first token by the tokens after its first; 0 for a request of one token.",
-        _STATS,
+        _STATS_SOURCE,
         buckets=INTER_TOKEN_LATENCY_BUCKETS,
     )
-    QUEUE_TIME = Row(
+    QUEUE_TIME = MetricDefinition(
         "vllm:request_queue_time_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "seconds",
         "Of each finished request, from when it was queued to when it was first scheduled.",
-        _STATS,
+        _STATS_SOURCE,
         buckets=REQUEST_LATENCY_BUCKETS,
     )
-    RUNNING = Row(
-        "vllm:num_requests_running", Kind.GAUGE, "requests", "Requests in the batch now, prefilling ones included.", _LOGGERS
+    RUNNING = MetricDefinition(
+        "vllm:num_requests_running",
+        MetricType.GAUGE,
+        "requests",
+        "Requests in the batch now, prefilling ones included.",
+        _LOGGERS_SOURCE,
     )
-    WAITING = Row("vllm:num_requests_waiting", Kind.GAUGE, "requests", "Requests not yet in the batch now.", _LOGGERS)
-    KV_CACHE_USAGE = Row("vllm:kv_cache_usage_perc", Kind.GAUGE, "share of 1", "KV cache in use now.", _LOGGERS)
-    CACHE_CONFIG = Row(
+    WAITING = MetricDefinition(
+        "vllm:num_requests_waiting", MetricType.GAUGE, "requests", "Requests not yet in the batch now.", _LOGGERS_SOURCE
+    )
+    KV_CACHE_USAGE = MetricDefinition(
+        "vllm:kv_cache_usage_perc", MetricType.GAUGE, "share of 1", "KV cache in use now.", _LOGGERS_SOURCE
+    )
+    CACHE_CONFIG = MetricDefinition(
         "vllm:cache_config_info",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "none",
         "Always 1; its labels are vLLM's cache config, with block_size (tokens) and num_gpu_blocks.",
-        _LOGGERS,
+        _LOGGERS_SOURCE,
         ("engine", "block_size", "num_gpu_blocks"),
     )
 
     @property
-    def row(self) -> Row:
+    def definition(self) -> MetricDefinition:
         return self.value
 
     def __str__(self) -> str:

@@ -25,10 +25,10 @@ import itertools
 from dataclasses import dataclass
 
 from aerie.engine.metrics.histogram import Quantile
-from aerie.engine.metrics.sample import Counters, Speculation
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, max_tokens
+from aerie.engine.metrics.sample import Counters, SpeculationCounters
+from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, Static, max_speculative_tokens
 
-FIT_TOLERANCE = 0.01
+SCHEDULE_FIT_TOLERANCE = 0.01
 """Share of drafts by which the drafted tokens may miss what a schedule's tiers allow. Drafts cut short by a grammar or by the
 context's end make them miss it; up to here that is taken for such, beyond it the tiers are not identified."""
 
@@ -37,7 +37,7 @@ context's end make them miss it; up to here that is taken for such, beyond it th
 class Unknown:
     """The window does not identify the quantity; the sentence says why."""
 
-    sentence: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Bounds:
     high: float
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         return self.low == self.high
 
 
@@ -59,16 +59,16 @@ NO_REQUESTS = Unknown("no request got that far.")
 
 
 # ----------------------------------------------------------------------------------------------------------- acceptance
-def acceptance_length(window: Counters, setting: Setting) -> Bounds | Unknown:
+def acceptance_length(window: Counters, setting: SpeculationSetting) -> Bounds | Unknown:
     """Mean tokens per verification step with a draft, bonus token included: 1 + accepted / drafts, from 1 to 1 + K.
 
     The lower bound is vLLM's own figure. Static: between that and the one without dummy drafts. Schedule: exact, and it moves
     with the load, so never compare two. Adaptive: a lower bound.
     """
-    speculation = _speculation(window, setting)
+    speculation = _speculation_counters(window, setting)
     if isinstance(speculation, Unknown):
         return speculation
-    ceiling = 1.0 + max_tokens(setting)
+    ceiling = 1.0 + max_speculative_tokens(setting)
     low = min(ceiling, 1 + speculation.accepted / speculation.drafts)
     match setting:
         case Static():
@@ -80,7 +80,7 @@ def acceptance_length(window: Counters, setting: Setting) -> Bounds | Unknown:
             return Bounds(low, low)
 
 
-def survival(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown:
+def survival_by_position(window: Counters, setting: SpeculationSetting) -> tuple[Bounds, ...] | Unknown:
     """By position, the share of drafts accepted up to and including it, of those that had a token there: S_1, S_2, ... S_K.
 
     It is the survival of these drafts, and no other K's: a text fixes how many tokens are written, not how many drafts it takes.
@@ -91,7 +91,7 @@ def survival(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown
     with more; a position that no draft reached lies between 0 and 1. Adaptive: lower bounds. Where positions were reached by
     different drafts, survival may rise with depth.
     """
-    speculation = _speculation(window, setting)
+    speculation = _speculation_counters(window, setting)
     if isinstance(speculation, Unknown):
         return speculation
     offered = drafts_by_position(window, setting)
@@ -105,19 +105,21 @@ def survival(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown
     return tuple(found)
 
 
-def drafts_by_position(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown:
+def drafts_by_position(window: Counters, setting: SpeculationSetting) -> tuple[Bounds, ...] | Unknown:
     """By position, how many drafts had a token there: the denominators of `survival`, with its bounds and its limits."""
-    speculation = _speculation(window, setting)
+    speculation = _speculation_counters(window, setting)
     if isinstance(speculation, Unknown):
         return speculation
     counted = len(speculation.accepted_per_position)
-    if counted != max_tokens(setting):
-        return Unknown(f"the engine counts {counted} positions, not the {max_tokens(setting)} of the setting '{setting}'.")
-    offered = _offered(window, speculation, setting)
+    if counted != max_speculative_tokens(setting):
+        return Unknown(
+            f"the engine counts {counted} positions, not the {max_speculative_tokens(setting)} of the setting '{setting}'."
+        )
+    offered = _bound_offered_drafts(window, speculation, setting)
     return offered if isinstance(offered, Unknown) else tuple(offered)
 
 
-def true_drafts(window: Counters, setting: Setting) -> Bounds:
+def true_drafts(window: Counters, setting: SpeculationSetting) -> Bounds:
     """Drafts that a drafter made, dummy drafts taken off: exact unless K is fixed and prompts were cached."""
     drafts = window.speculation.drafts if window.speculation else 0.0
     if isinstance(setting, Schedule):  # the scheduler pads nothing then
@@ -134,7 +136,7 @@ def mean_draft_length(window: Counters) -> float | Unknown:
     return _ratio(window.speculation.draft_tokens, window.speculation.drafts, NO_DRAFTS)
 
 
-def coverage(window: Counters, setting: Setting) -> Bounds | Unknown:
+def draft_coverage(window: Counters, setting: SpeculationSetting) -> Bounds | Unknown:
     """Share of request-steps that had a draft; below 1 where tiers draft nothing or drafts were skipped."""
     if window.speculation is None:
         return NOT_SPECULATING
@@ -144,21 +146,23 @@ def coverage(window: Counters, setting: Setting) -> Bounds | Unknown:
     return Bounds(min(1.0, drafts.low / window.request_steps), min(1.0, drafts.high / window.request_steps))
 
 
-def _speculation(window: Counters, setting: Setting) -> Speculation | Unknown:
+def _speculation_counters(window: Counters, setting: SpeculationSetting) -> SpeculationCounters | Unknown:
     if window.speculation is None or isinstance(setting, Off):
         return NOT_SPECULATING
     return window.speculation if window.speculation.drafts > 0 else NO_DRAFTS
 
 
-def _offered(window: Counters, speculation: Speculation, setting: Setting) -> list[Bounds] | Unknown:
+def _bound_offered_drafts(
+    window: Counters, speculation: SpeculationCounters, setting: SpeculationSetting
+) -> list[Bounds] | Unknown:
     """By position, how many drafts had a token there."""
     if not isinstance(setting, Schedule):
-        deepest = max_tokens(setting)
+        deepest = max_speculative_tokens(setting)
         drafts = true_drafts(window, setting)
         lacking = max(0.0, deepest * speculation.drafts - speculation.draft_tokens)
         # A draft that ends before a position lacks at least all tokens from there on.
         return [Bounds(max(0.0, drafts.low - lacking / (deepest - position)), drafts.high) for position in range(deepest)]
-    lengths = setting.drafting
+    lengths = setting.nonzero_token_counts
     widest = _drafts_by_length(speculation, lengths[0], lengths[-1])
     if isinstance(widest, Unknown):
         return widest
@@ -172,12 +176,12 @@ def _offered(window: Counters, speculation: Speculation, setting: Setting) -> li
     return [Bounds(min(column), max(column)) for column in zip(*totals, strict=True)]
 
 
-def _drafts_by_length(speculation: Speculation, short: int, long: int) -> dict[int, float] | Unknown:
+def _drafts_by_length(speculation: SpeculationCounters, short: int, long: int) -> dict[int, float] | Unknown:
     """How many drafts had each of these numbers of tokens: from D1 + D2 = D and K1 D1 + K2 D2 = L."""
     total, tokens = speculation.drafts, speculation.draft_tokens
     share = 1.0 if short == long else (tokens - short * total) / ((long - short) * total)
     slack = abs(tokens / (long * total) - 1) if short == long else max(-share, share - 1, 0.0)
-    if slack > FIT_TOLERANCE:
+    if slack > SCHEDULE_FIT_TOLERANCE:
         return Unknown(
             f"{tokens:.0f} drafted tokens in {total:.0f} drafts do not come from drafts of "
             f"{short if short == long else f'{short} and {long}'}: the engine runs another setting, or grammars cut many drafts "
@@ -188,7 +192,7 @@ def _drafts_by_length(speculation: Speculation, short: int, long: int) -> dict[i
 
 
 # ------------------------------------------------------------------------------------------------------------ step, batch
-def batch(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
+def mean_batch(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
     """Mean requests that got a token after their first one, per engine iteration and data-parallel rank (B-bar).
 
     Exact with one API-server process; with n of them the iterations were counted one to n times.
@@ -199,7 +203,7 @@ def batch(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
     return mean if isinstance(mean, Unknown) else Bounds(mean, mean * api_servers)
 
 
-def prefill_per_iteration(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
+def mean_prefill_tokens(window: Counters, api_servers: int = 1) -> Bounds | Unknown:
     """Mean prompt tokens computed per engine iteration; bounded like `batch`."""
     if api_servers < 1:
         raise ValueError(f"an engine has at least 1 API-server process, not {api_servers}.")
@@ -207,7 +211,7 @@ def prefill_per_iteration(window: Counters, api_servers: int = 1) -> Bounds | Un
     return mean if isinstance(mean, Unknown) else Bounds(mean, mean * api_servers)
 
 
-def step_interval(window: Counters) -> float | Unknown:
+def mean_step_interval(window: Counters) -> float | Unknown:
     """Seconds between the steps that a request gets tokens in, averaged over request-steps."""
     return _ratio(window.step_seconds, window.request_steps, NO_STEPS)
 
@@ -263,7 +267,7 @@ def prefix_cache_hit_share(window: Counters) -> float | Unknown:
     return _ratio(window.prefix_cache_hits, window.prefix_cache_queries, Unknown("no prompt token was looked up."))
 
 
-def rate(count: float, seconds: float) -> float:
+def rate_per_second(count: float, seconds: float) -> float:
     """A count as a rate per second. Raises ValueError for a window without length."""
     if not seconds > 0:
         raise ValueError(f"a window lasts longer than {seconds} seconds.")

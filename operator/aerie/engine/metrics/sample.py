@@ -14,7 +14,7 @@ from aerie.engine.metrics.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationCounters:
     """Counters of speculation since the engine began, or of a window."""
 
     drafts: float
@@ -58,7 +58,7 @@ class Counters:
     """Seconds; one observation per request."""
     time_per_output_token: Histogram
     """Seconds; one observation per finished request, 0 where it had one token."""
-    speculation: Speculation | None = None
+    speculation: SpeculationCounters | None = None
     """None when the engine does not speculate."""
 
     @property
@@ -67,10 +67,10 @@ class Counters:
         return self.time_to_first_token.count
 
     def __add__(self, other: Counters) -> Counters:
-        return _merge(self, other, 1)
+        return _combine_counters(self, other, 1)
 
     def __sub__(self, other: Counters) -> Counters:
-        return _merge(self, other, -1)
+        return _combine_counters(self, other, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class Gauges:
     With several API-server processes a gauge is missing until the engine first sets it.
     """
 
-    running: float | None
+    running_requests: float | None
     """Requests in the batch, of all engines."""
-    waiting: float | None
+    waiting_requests: float | None
     """Requests not yet in it, of all engines."""
     kv_cache_usage: float | None
     """Share 0..1 of the KV cache in use, of the fullest engine."""
@@ -98,53 +98,61 @@ class Sample:
     gauges: Gauges
     engines: frozenset[str]
     """The `engine` labels: one per data-parallel rank behind this page."""
-    started: float | None = None
+    process_start_time: float | None = None
     """When the process began, in seconds of Unix time. None where the page does not say: with several API-server processes, and
     with vLLM's front end in Rust."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class CounterReset:
     """Two scrapes that are not of one and the same run of one engine; the sentence says how that shows."""
 
-    sentence: str
+    message: str
 
 
-def between(before: Sample, after: Sample) -> Counters | Reset:
+def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
     """What happened between two scrapes of one pod, or that the engine began anew in between.
 
     A restart shows by its start time where the page has one, else by a counter that fell: a restart that is first scraped after
     every counter has passed its old value goes unseen there, so compare the container's restart count too.
     """
-    if before.started is not None and after.started is not None and before.started != after.started:
-        return Reset(f"the engine was restarted: it began at {after.started:.0f}, before that at {before.started:.0f}.")
+    if (
+        before.process_start_time is not None
+        and after.process_start_time is not None
+        and before.process_start_time != after.process_start_time
+    ):
+        return CounterReset(
+            f"the engine was restarted: it began at {after.process_start_time:.0f}, before that at {before.process_start_time:.0f}."
+        )
     if before.engines != after.engines:
-        return Reset(f"the engines behind the page changed from {sorted(before.engines)} to {sorted(after.engines)}.")
+        return CounterReset(f"the engines behind the page changed from {sorted(before.engines)} to {sorted(after.engines)}.")
     try:
         window = after.counters - before.counters
     except ValueError as error:
-        return Reset(f"the two scrapes are of different engines: {error}")
-    if fell := _fallen(window):
-        return Reset(f"the engine was restarted: {fell} fell.")
+        return CounterReset(f"the two scrapes are of different engines: {error}")
+    if fell := _find_decreased_counter(window):
+        return CounterReset(f"the engine was restarted: {fell} fell.")
     return window
 
 
-_Part = TypeVar("_Part", "Counters", "Speculation")
+_CounterSet = TypeVar("_Part", "Counters", "Speculation")
 
 
-def _merge(left: _Part, right: _Part, sign: int) -> _Part:
+def _combine_counters(left: _CounterSet, right: _CounterSet, sign: int) -> _CounterSet:
     """Field by field: left + sign * right."""
-    return type(left)(**{f.name: _merged(f.name, getattr(left, f.name), getattr(right, f.name), sign) for f in fields(left)})
+    return type(left)(
+        **{f.name: _combine_values(f.name, getattr(left, f.name), getattr(right, f.name), sign) for f in fields(left)}
+    )
 
 
-def _merged(name: str, left: Any, right: Any, sign: int) -> Any:
+def _combine_values(name: str, left: Any, right: Any, sign: int) -> Any:
     match left, right:
         case None, None:
             return None
         case (None, _) | (_, None):
             raise ValueError(f"only one of them has {name}.")
-        case Speculation(), Speculation():
-            return _merge(left, right, sign)
+        case SpeculationCounters(), SpeculationCounters():
+            return _combine_counters(left, right, sign)
         case Histogram(), Histogram():
             return left + right if sign > 0 else left - right
         case tuple(), tuple():
@@ -157,15 +165,15 @@ def _merged(name: str, left: Any, right: Any, sign: int) -> Any:
             return left + sign * right
 
 
-def _fallen(part: Counters | Speculation) -> str | None:
+def _find_decreased_counter(part: Counters | SpeculationCounters) -> str | None:
     """The name of a counter that is negative, if any."""
     for one in fields(part):
         value = getattr(part, one.name)
         match value:
             case None:
                 numbers: tuple[float, ...] = ()
-            case Speculation():
-                if fell := _fallen(value):
+            case SpeculationCounters():
+                if fell := _find_decreased_counter(value):
                     return fell
                 numbers = ()
             case Histogram():

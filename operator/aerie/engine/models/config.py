@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aerie.engine.models.layer_ids import default_layers
+from aerie.engine.models.layer_ids import vllm_default_layer_ids
 
-Family = Literal["llama", "qwen3", "mla", "other"]
+DrafterFamily = Literal["llama", "qwen3", "mla", "other"]
 
-_FAMILIES: dict[str, Family] = {
+_FAMILY_BY_ARCHITECTURE: dict[str, DrafterFamily] = {
     "LlamaForCausalLMEagle3": "llama",
     "Eagle3LlamaForCausalLM": "llama",
     "Eagle3MiniMaxM2ForCausalLM": "llama",
@@ -36,10 +36,10 @@ _FAMILIES: dict[str, Family] = {
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionConfig:
     """What decides the size of the KV cache of one model."""
 
-    layers: int | None
+    layer_count: int | None
     heads: int | None
     kv_heads: int | None
     head_dim: int | None
@@ -48,9 +48,9 @@ class Attention:
     rope_dim: int | None
     sliding_window: int | None
     """Tokens that a sliding layer keeps."""
-    sliding_layers: int
+    sliding_layer_count: int
     """How many of the layers keep no more than `sliding_window` tokens."""
-    linear_layers: int
+    linear_layer_count: int
     """How many of the layers keep a state of fixed size instead of a KV cache (Mamba, gated delta nets, ...)."""
 
 
@@ -61,19 +61,19 @@ class TargetModel:
     model_type: str | None
     architecture: str | None
     hidden_size: int | None
-    layers: int | None
+    layer_count: int | None
     vocab_size: int | None
     max_position: int | None
     dtype: str | None
-    quantized: bool
-    experts: bool
+    is_quantized: bool
+    is_moe: bool
     """Whether it is a mixture of experts."""
-    attention: Attention
+    attention: AttentionConfig
 
     @property
-    def default_aux_layers(self) -> tuple[int, ...] | None:
+    def default_aux_layer_ids(self) -> tuple[int, ...] | None:
         """The layers that vLLM reads where the drafter names none (interfaces.py, SupportsEagle3), or None if unknown."""
-        return None if self.layers is None else default_layers(self.layers)
+        return None if self.layer_count is None else vllm_default_layer_ids(self.layer_count)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class DrafterModel:
     format: Literal["native", "speculators"]
     architecture: str | None
     """As vLLM calls it under the method eagle3, which puts `Eagle3` before a name that does not have it yet."""
-    family: Family
+    family: DrafterFamily
     model_type: str | None
     kind: str
     """`eagle3`, or what else the config says that it is: `peagle`, `dflash`, `dspark`, `medusa`, ..."""
@@ -92,8 +92,8 @@ class DrafterModel:
     max_position: int | None
     rope_type: str
     dtype: str | None
-    quantized: bool
-    attention: Attention
+    is_quantized: bool
+    attention: AttentionConfig
     draft_vocab_size: int | None
     target_hidden_size: int | None
     fc_norm: bool
@@ -102,124 +102,127 @@ class DrafterModel:
     norm_before_fc: bool
     norm_before_residual: bool | None
     """None: the config does not say. vLLM then takes False for the native format and True for speculators'."""
-    uses_aux: bool
-    num_aux: int | None
-    top_layers: tuple[int, ...] | None
+    uses_aux_hidden_states: bool
+    num_aux_hidden_states: int | None
+    top_level_aux_layer_ids: tuple[int, ...] | None
     """eagle_aux_hidden_state_layer_ids at the top level."""
-    nested_layers: tuple[int, ...] | None
+    nested_aux_layer_ids: tuple[int, ...] | None
     """The same inside eagle_config."""
-    runner_2_layers: tuple[int, ...] | None
+    v2_runner_aux_layer_ids: tuple[int, ...] | None
     """eagle_config.layer_ids, another name for them that only model runner V2 knows, from 0.27 on."""
     verifier: str | None
     """speculators format: the target that the drafter was trained for."""
 
     @property
-    def layers_named(self) -> tuple[int, ...] | None:
+    def aux_layer_ids(self) -> tuple[int, ...] | None:
         """The auxiliary layers that the checkpoint means, wherever they are written."""
-        return self.top_layers or self.nested_layers
+        return self.top_level_aux_layer_ids or self.nested_aux_layer_ids
 
     @property
-    def aux_count(self) -> int:
+    def expected_aux_hidden_states(self) -> int:
         """How many hidden states vLLM expects: this sizes fc and fc_norm. The classes differ in where they look."""
-        if self.num_aux is not None:
-            return self.num_aux
-        ids = self.nested_layers if self.family != "qwen3" else self.layers_named
+        if self.num_aux_hidden_states is not None:
+            return self.num_aux_hidden_states
+        ids = self.nested_aux_layer_ids if self.family != "qwen3" else self.aux_layer_ids
         return len(ids) if ids else 3
 
     @property
-    def is_31(self) -> bool:
+    def is_eagle31(self) -> bool:
         """Whether the config asks for any part of EAGLE 3.1."""
         return self.fc_norm or bool(self.norm_output)
 
 
-def target_model(config: Mapping[str, Any]) -> TargetModel:
+def parse_target_model(config: Mapping[str, Any]) -> TargetModel:
     """The view of a target's config.json."""
-    text = _text(config)
+    text = _text_config(config)
     return TargetModel(
-        model_type=_str(text.get("model_type")) or _str(config.get("model_type")),
-        architecture=_first(config.get("architectures")),
-        hidden_size=_int(text.get("hidden_size")),
-        layers=_int(text.get("num_hidden_layers")),
-        vocab_size=_int(text.get("vocab_size")) or _int(config.get("vocab_size")),
-        max_position=_int(text.get("max_position_embeddings")),
+        model_type=_as_text(text.get("model_type")) or _as_text(config.get("model_type")),
+        architecture=_first_text(config.get("architectures")),
+        hidden_size=_as_positive_int(text.get("hidden_size")),
+        layer_count=_as_positive_int(text.get("num_hidden_layers")),
+        vocab_size=_as_positive_int(text.get("vocab_size")) or _as_positive_int(config.get("vocab_size")),
+        max_position=_as_positive_int(text.get("max_position_embeddings")),
         dtype=_dtype(text) or _dtype(config),
-        quantized=_quantized(config) or _quantized(text),
-        experts=any((_int(text.get(key)) or 0) > 1 for key in _EXPERTS),
-        attention=_attention(text),
+        is_quantized=_is_quantized(config) or _is_quantized(text),
+        is_moe=any((_as_positive_int(text.get(key)) or 0) > 1 for key in _EXPERT_COUNT_KEYS),
+        attention=_parse_attention(text),
     )
 
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-def drafter_model(config: Mapping[str, Any]) -> DrafterModel:
+def parse_drafter_model(config: Mapping[str, Any]) -> DrafterModel:
     """The view of a drafter's config.json."""
-    speculators = _str(config.get("speculators_model_type"))
-    layer = _map(config.get("transformer_layer_config")) if speculators else _text(config)
+    speculators = _as_text(config.get("speculators_model_type"))
+    layer = _as_mapping(config.get("transformer_layer_config")) if speculators else _text_config(config)
     # update_eagle3 copies these from the top level over the layer's config, and nothing else.
     flags = config if speculators else layer
-    eagle = _map(layer.get("eagle_config"))
+    eagle = _as_mapping(layer.get("eagle_config"))
     architecture: str | None
     if speculators:
-        layer_type = _str(layer.get("model_type")) or "llama"
+        layer_type = _as_text(layer.get("model_type")) or "llama"
         architecture = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}.get(layer_type, layer_type)
     else:
-        architecture = _eagle3_name(_first(config.get("architectures")))
+        architecture = _eagle3_class_name(_first_text(config.get("architectures")))
     return DrafterModel(
         format="speculators" if speculators else "native",
         architecture=architecture,
-        family=_FAMILIES.get(architecture or "", "other"),
-        model_type=_str(layer.get("model_type")),
-        kind=_kind(config, speculators, architecture),
-        hidden_size=_int(layer.get("hidden_size")),
-        vocab_size=_int(layer.get("vocab_size")),
-        max_position=_int(layer.get("max_position_embeddings")),
+        family=_FAMILY_BY_ARCHITECTURE.get(architecture or "", "other"),
+        model_type=_as_text(layer.get("model_type")),
+        kind=_drafter_kind(config, speculators, architecture),
+        hidden_size=_as_positive_int(layer.get("hidden_size")),
+        vocab_size=_as_positive_int(layer.get("vocab_size")),
+        max_position=_as_positive_int(layer.get("max_position_embeddings")),
         rope_type=_rope_type(layer),
         dtype=_dtype(layer) or _dtype(config),
-        quantized=_quantized(config) or _quantized(layer),
-        attention=_attention(layer),
-        draft_vocab_size=_int(flags.get("draft_vocab_size")) or _int(layer.get("vocab_size")),
-        target_hidden_size=_int(flags.get("target_hidden_size"))
-        or _int(layer.get("target_hidden_size") or layer.get("hidden_size")),
+        is_quantized=_is_quantized(config) or _is_quantized(layer),
+        attention=_parse_attention(layer),
+        draft_vocab_size=_as_positive_int(flags.get("draft_vocab_size")) or _as_positive_int(layer.get("vocab_size")),
+        target_hidden_size=_as_positive_int(flags.get("target_hidden_size"))
+        or _as_positive_int(layer.get("target_hidden_size") or layer.get("hidden_size")),
         fc_norm=flags.get("fc_norm") is True,
-        norm_output=_bool(flags.get("norm_output")),
+        norm_output=_as_bool(flags.get("norm_output")),
         norm_before_fc=eagle.get("norm_before_fc", flags.get("norm_before_fc")) is True,
-        norm_before_residual=_bool(flags.get("norm_before_residual")),
-        uses_aux=eagle.get("use_aux_hidden_state", True) is not False,
-        num_aux=_int(layer.get("num_aux_hidden_states")),
-        top_layers=_ints(flags.get("eagle_aux_hidden_state_layer_ids")) or _ints(layer.get("eagle_aux_hidden_state_layer_ids")),
-        nested_layers=_ints(eagle.get("eagle_aux_hidden_state_layer_ids")),
-        runner_2_layers=_ints(eagle.get("layer_ids")),
-        verifier=_str(_map(_map(config.get("speculators_config")).get("verifier")).get("name_or_path")),
+        norm_before_residual=_as_bool(flags.get("norm_before_residual")),
+        uses_aux_hidden_states=eagle.get("use_aux_hidden_state", True) is not False,
+        num_aux_hidden_states=_as_positive_int(layer.get("num_aux_hidden_states")),
+        top_level_aux_layer_ids=_as_ints(flags.get("eagle_aux_hidden_state_layer_ids"))
+        or _as_ints(layer.get("eagle_aux_hidden_state_layer_ids")),
+        nested_aux_layer_ids=_as_ints(eagle.get("eagle_aux_hidden_state_layer_ids")),
+        v2_runner_aux_layer_ids=_as_ints(eagle.get("layer_ids")),
+        verifier=_as_text(_as_mapping(_as_mapping(config.get("speculators_config")).get("verifier")).get("name_or_path")),
     )
 
 
-def _first(names: Any) -> str | None:
-    return _str(names[0]) if isinstance(names, list) and names else None
+def _first_text(names: Any) -> str | None:
+    return _as_text(names[0]) if isinstance(names, list) and names else None
 
 
-def _eagle3_name(name: str | None) -> str | None:
-    if name is None or name in _FAMILIES or name.startswith("Eagle3") or name.endswith("Eagle3"):
+def _eagle3_class_name(name: str | None) -> str | None:
+    if name is None or name in _FAMILY_BY_ARCHITECTURE or name.startswith("Eagle3") or name.endswith("Eagle3"):
         return name
     return f"Eagle3{name}"
 
 
-def _kind(config: Mapping[str, Any], speculators: str | None, architecture: str | None) -> str:
+def _drafter_kind(config: Mapping[str, Any], speculators: str | None, architecture: str | None) -> str:
     if speculators:
         return speculators
     name = (architecture or "").removeprefix("Eagle3").lower()
     if config.get("parallel_drafting") is True or name.startswith("peagle"):
         return "peagle"
-    if architecture in _FAMILIES:
+    if architecture in _FAMILY_BY_ARCHITECTURE:
         return "eagle3"
     kinds = {"dflash": "dflash", "dspark": "dspark", "medusa": "medusa", "mlpspeculator": "mlp_speculator", "mtp": "mtp"}
     return next((kind for part, kind in kinds.items() if part in name), "unknown")
 
 
-def _attention(text: Mapping[str, Any]) -> Attention:
-    layers, heads, hidden = (_int(text.get(key)) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
-    head_dim = _int(text.get("head_dim")) or (hidden // heads if hidden and heads else None)
-    window = _int(text.get("sliding_window")) if text.get("use_sliding_window") is not False else None
+def _parse_attention(text: Mapping[str, Any]) -> AttentionConfig:
+    layers, heads, hidden = (
+        _as_positive_int(text.get(key)) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    head_dim = _as_positive_int(text.get("head_dim")) or (hidden // heads if hidden and heads else None)
+    window = _as_positive_int(text.get("sliding_window")) if text.get("use_sliding_window") is not False else None
     types = text.get("layer_types")
     named = [kind for kind in types if isinstance(kind, str)] if isinstance(types, list) else None
     if named is not None:
@@ -227,28 +230,28 @@ def _attention(text: Mapping[str, Any]) -> Attention:
         linear = sum("attention" not in kind or kind == "linear_attention" for kind in named)
     else:
         sliding, linear = layers or 0, 0
-    return Attention(
-        layers=layers,
+    return AttentionConfig(
+        layer_count=layers,
         heads=heads,
-        kv_heads=_int(text.get("num_key_value_heads")) or heads,
+        kv_heads=_as_positive_int(text.get("num_key_value_heads")) or heads,
         head_dim=head_dim,
-        kv_lora_rank=_int(text.get("kv_lora_rank")),
-        rope_dim=_int(text.get("qk_rope_head_dim")),
+        kv_lora_rank=_as_positive_int(text.get("kv_lora_rank")),
+        rope_dim=_as_positive_int(text.get("qk_rope_head_dim")),
         sliding_window=window,
-        sliding_layers=sliding if window else 0,
-        linear_layers=linear,
+        sliding_layer_count=sliding if window else 0,
+        linear_layer_count=linear,
     )
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that describes the language model: Llama 4, Kimi-K2.5, Gemma and others keep it in `text_config`."""
-    return _map(config.get("text_config")) or config
+    return _as_mapping(config.get("text_config")) or config
 
 
 def _rope_type(layer: Mapping[str, Any]) -> str:
     for key in ("rope_parameters", "rope_scaling"):
-        rope = _map(layer.get(key))
-        found = _str(rope.get("rope_type")) or _str(rope.get("type"))
+        rope = _as_mapping(layer.get(key))
+        found = _as_text(rope.get("rope_type")) or _as_text(rope.get("type"))
         if found == "mrope" and "mrope_section" in rope:
             return "default"  # transformers_utils/config.py, patch_legacy_rope_type
         if found:
@@ -257,30 +260,30 @@ def _rope_type(layer: Mapping[str, Any]) -> str:
 
 
 def _dtype(config: Mapping[str, Any]) -> str | None:
-    return _str(config.get("dtype")) or _str(config.get("torch_dtype"))
+    return _as_text(config.get("dtype")) or _as_text(config.get("torch_dtype"))
 
 
-def _quantized(config: Mapping[str, Any]) -> bool:
-    return bool(_map(config.get("quantization_config")))
+def _is_quantized(config: Mapping[str, Any]) -> bool:
+    return bool(_as_mapping(config.get("quantization_config")))
 
 
-def _map(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _str(value: Any) -> str | None:
+def _as_text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _int(value: Any) -> int | None:
+def _as_positive_int(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _bool(value: Any) -> bool | None:
+def _as_bool(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _ints(value: Any) -> tuple[int, ...] | None:
+def _as_ints(value: Any) -> tuple[int, ...] | None:
     """None for an empty list too: vLLM treats both alike."""
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return tuple(value)

@@ -21,14 +21,14 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from aerie.engine.models.config import target_model
+from aerie.engine.models.config import parse_target_model
 
 
 class CatalogError(ValueError):
     """A row that cannot be used; the message is a sentence that names the row and the field."""
 
 
-class Kind(Enum):
+class DrafterKind(Enum):
     """What a drafter is, the preferred one first. The value is the word in catalog.toml."""
 
     EAGLE31 = "eagle3.1"
@@ -39,18 +39,18 @@ class Kind(Enum):
     MTP = "mtp"
 
     @property
-    def runs(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether Aerie runs it: vLLM's method eagle3."""
-        return self in (Kind.EAGLE31, Kind.EAGLE3)
+        return self in (DrafterKind.EAGLE31, DrafterKind.EAGLE3)
 
     @property
-    def label(self) -> str:
+    def display_name(self) -> str:
         """As a person calls those that Aerie runs."""
-        return {Kind.EAGLE31: "EAGLE 3.1", Kind.EAGLE3: "EAGLE 3"}.get(self, self.value)
+        return {DrafterKind.EAGLE31: "EAGLE 3.1", DrafterKind.EAGLE3: "EAGLE 3"}.get(self, self.value)
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Sizes by which a target is recognised under another name."""
 
     model_type: tuple[str, ...]
@@ -60,268 +60,270 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One drafter for one target."""
 
     targets: tuple[str, ...]
     """Repositories of the target, the usual one first."""
     repo: str | None
     """Repository of the drafter. None: it is part of the target."""
-    kind: Kind
+    kind: DrafterKind
     source: str
     """Where it was published."""
     tokens: int | None = None
     """num_speculative_tokens that the source used."""
     acceptance: Mapping[str, float] = field(default_factory=dict)
     """Reported acceptance length by workload, bonus token included."""
-    shape: Shape | None = None
+    shape: ModelShape | None = None
     notes: str = ""
     revision: str | None = None
     """Commit of the repository, where the row pins one."""
 
 
-By = Literal["name", "copy", "sizes"]
-_BY: tuple[By, ...] = ("name", "copy", "sizes")
+MatchReason = Literal["name", "copy", "sizes"]
+_MATCH_REASONS: tuple[MatchReason, ...] = ("name", "copy", "sizes")
 
 
 @dataclass(frozen=True)
-class Match:
+class CatalogMatch:
     """An entry that fits a target, and why."""
 
-    entry: Entry
-    by: By
+    entry: CatalogEntry
+    reason: MatchReason
     """`name`: the target itself. `copy`: by its name a copy, such as a quantised one. `sizes`: a model of the same sizes."""
 
 
 @dataclass(frozen=True)
-class NoDrafter:
+class NoMatchingDrafter:
     """No drafter can be chosen; the sentence says why, what there is, and what to do."""
 
-    sentence: str
+    message: str
 
 
-_WITHOUT = "To serve without a drafter, write spec.speculation.tokens: 0."
+_SERVE_WITHOUT_DRAFTER_HINT = "To serve without a drafter, write spec.speculation.tokens: 0."
 
 
 @dataclass(frozen=True)
-class Catalog:
+class DrafterCatalog:
     """Rows in the order of preference among equals: a user's own come first."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CatalogEntry, ...]
 
-    def extended(self, rows: Mapping[str, str]) -> Catalog:
+    def with_user_entries(self, rows: Mapping[str, str]) -> DrafterCatalog:
         """With a user's own rows, as a config map holds them: a name, and the fields of one row as TOML. Raises CatalogError."""
-        return Catalog((*(_own(name, text) for name, text in sorted(rows.items())), *self.entries))
+        return DrafterCatalog((*(_parse_user_entry(name, text) for name, text in sorted(rows.items())), *self.entries))
 
-    def matches(self, target: str, config: Mapping[str, Any] | None = None) -> list[Match]:
+    def find_matches(self, target: str, config: Mapping[str, Any] | None = None) -> list[CatalogMatch]:
         """What fits a target by its name (a revision after @ is ignored) or, given its config.json, by its sizes. Best first."""
-        name, copy = _plain(target), _without_suffix(_plain(target))
+        name, copy = _normalize_name(target), _strip_quantization_suffix(_normalize_name(target))
         found = []
         for entry in self.entries:
-            names = {_plain(each) for each in entry.targets}
-            if name in names or name in {_last(each) for each in names}:
-                found.append(Match(entry, "name"))
-            elif _last(copy) in {_last(_without_suffix(each)) for each in names}:
-                found.append(Match(entry, "copy"))
-            elif config is not None and entry.shape is not None and _fits(entry.shape, config):
-                found.append(Match(entry, "sizes"))
-        kinds = list(Kind)
-        return sorted(found, key=lambda match: (_BY.index(match.by), kinds.index(match.entry.kind)))
+            names = {_normalize_name(each) for each in entry.targets}
+            if name in names or name in {_repository_name(each) for each in names}:
+                found.append(CatalogMatch(entry, "name"))
+            elif _repository_name(copy) in {_repository_name(_strip_quantization_suffix(each)) for each in names}:
+                found.append(CatalogMatch(entry, "copy"))
+            elif config is not None and entry.shape is not None and _matches_shape(entry.shape, config):
+                found.append(CatalogMatch(entry, "sizes"))
+        kinds = list(DrafterKind)
+        return sorted(found, key=lambda match: (_MATCH_REASONS.index(match.reason), kinds.index(match.entry.kind)))
 
-    def choose(self, target: str, config: Mapping[str, Any] | None = None) -> Entry | NoDrafter:
+    def select_drafter(self, target: str, config: Mapping[str, Any] | None = None) -> CatalogEntry | NoMatchingDrafter:
         """The drafter for a resource that names none: the first for this very target that is pinned, or a sentence.
 
         In the order of `matches`: EAGLE 3.1 before EAGLE 3. The entry has a repository and a revision.
         """
-        matches = [match for match in self.matches(target, config) if match.entry.kind.runs and match.entry.repo]
-        named = [match.entry for match in matches if match.by != "sizes"]
+        matches = [match for match in self.find_matches(target, config) if match.entry.kind.is_supported and match.entry.repo]
+        named = [match.entry for match in matches if match.reason != "sizes"]
         if pinned := next((entry for entry in named if entry.revision is not None), None):
             return pinned
         missing = f"spec.drafter is missing, and the catalog has no drafter for {target}"
         if named:
-            found = ", ".join(f"{entry.repo} ({entry.kind.label})" for entry in named)
-            return NoDrafter(
+            found = ", ".join(f"{entry.repo} ({entry.kind.display_name})" for entry in named)
+            return NoMatchingDrafter(
                 f"{missing} that is pinned to a commit; it has {found}: write one of them as spec.drafter.source.huggingFace, "
                 f"such as {{repo: {named[0].repo}, revision: <its commit, 40 characters>}}, or add its commit to the operator's "
-                f"catalog (value `catalog` of the chart). {_WITHOUT}"
+                f"catalog (value `catalog` of the chart). {_SERVE_WITHOUT_DRAFTER_HINT}"
             )
         if matches:
             found = ", ".join(f"{match.entry.repo}" for match in matches)
             known = f"it has {found} for models of the same sizes: name one in spec.drafter.source if it is for this model"
-        elif near := self.nearest(target):
+        elif near := self.nearest_targets(target):
             known = f"the nearest targets that it has are {', '.join(near)}: name a drafter in spec.drafter.source, or train one"
         else:
             known = "name a drafter in spec.drafter.source, or train one"
-        return NoDrafter(f"{missing}; {known}. {_WITHOUT}")
+        return NoMatchingDrafter(f"{missing}; {known}. {_SERVE_WITHOUT_DRAFTER_HINT}")
 
-    def why(self, match: Match, target: str, config: Mapping[str, Any] | None = None) -> str:
+    def explain_selection(self, match: CatalogMatch, target: str, config: Mapping[str, Any] | None = None) -> str:
         """Why the drafter is, or is not, the one for a resource that names none: "chosen", or what is against it."""
         entry = match.entry
-        if not entry.kind.runs:
+        if not entry.kind.is_supported:
             return f"Aerie does not run {entry.kind.value}"
         if entry.repo is None:
             return "part of the target"
-        if match.by == "sizes":
+        if match.reason == "sizes":
             return "maybe another target's"
         if entry.revision is None:
             return "no commit is verified"
-        chosen = self.choose(target, config)
+        chosen = self.select_drafter(target, config)
         return "chosen" if chosen is entry else "another comes first"
 
-    def nearest(self, target: str, count: int = 3) -> list[str]:
+    def nearest_targets(self, target: str, count: int = 3) -> list[str]:
         """Names of targets that look like this one, the nearest first."""
         names = list(dict.fromkeys(entry.targets[0] for entry in self.entries))
-        plain = {_last(_without_suffix(_plain(name))): name for name in reversed(names)}
-        wanted = _last(_without_suffix(_plain(target)))
+        plain = {_repository_name(_strip_quantization_suffix(_normalize_name(name))): name for name in reversed(names)}
+        wanted = _repository_name(_strip_quantization_suffix(_normalize_name(target)))
         return [plain[found] for found in difflib.get_close_matches(wanted, plain, n=count, cutoff=0.6)]
 
 
 @cache
-def published() -> Catalog:
+def load_published_catalog() -> DrafterCatalog:
     """The rows that ship with Aerie."""
-    return parse(resources.files("aerie.engine.models").joinpath("catalog.toml").read_text(encoding="utf-8"))
+    return parse_catalog(resources.files("aerie.engine.models").joinpath("catalog.toml").read_text(encoding="utf-8"))
 
 
-def parse(text: str) -> Catalog:
+def parse_catalog(text: str) -> DrafterCatalog:
     """A catalog from the text of a file like catalog.toml. Raises CatalogError."""
-    document = _toml(text, "the catalog")
+    document = _parse_toml(text, "the catalog")
     tables = document.get("shape", {})
-    shapes = {name: _shape(f"[shape.{name}]", table) for name, table in tables.items()}
+    shapes = {name: _parse_shape(f"[shape.{name}]", table) for name, table in tables.items()}
     rows = document.get("drafter", [])
-    return Catalog(tuple(_entry(_label(number, row), row, shapes) for number, row in enumerate(rows, 1)))
+    return DrafterCatalog(tuple(_parse_entry(_row_label(number, row), row, shapes) for number, row in enumerate(rows, 1)))
 
 
-_QUANTISED = re.compile(
+_QUANTIZATION_SUFFIX = re.compile(
     r"[-_.](fp8|fp4|nvfp4|mxfp4|mxfp8|int4|int8|w4a16|w8a8|w8a16|awq|gptq|bf16|fp16|bnb|4bit|8bit|gguf|dynamic|static|quantized|"
     r"marlin|autoround|kv8|block)(?=$|[-_.])"
 )
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.partition("@")[0].strip().lower()
 
 
-def _last(name: str) -> str:
+def _repository_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _without_suffix(name: str) -> str:
+def _strip_quantization_suffix(name: str) -> str:
     """The name without the words that quantised copies add: a-8b-instruct-FP8-dynamic is a copy of a-8b-instruct."""
-    return _QUANTISED.sub("", name)
+    return _QUANTIZATION_SUFFIX.sub("", name)
 
 
-def _fits(shape: Shape, config: Mapping[str, Any]) -> bool:
-    model = target_model(config)
-    sizes = (model.hidden_size, model.layers, model.vocab_size)
+def _matches_shape(shape: ModelShape, config: Mapping[str, Any]) -> bool:
+    model = parse_target_model(config)
+    sizes = (model.hidden_size, model.layer_count, model.vocab_size)
     return model.model_type in shape.model_type and sizes == (shape.hidden_size, shape.layers, shape.vocab_size)
 
 
 # -- Reading rows ---------------------------------------------------------------------------------------------------------
 
-_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_FIELDS = ("targets", "repo", "kind", "source", "tokens", "acceptance", "shape", "notes", "revision")
+_REPOSITORY_PATTERN = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ENTRY_FIELDS = ("targets", "repo", "kind", "source", "tokens", "acceptance", "shape", "notes", "revision")
 
 
-def _label(number: int, row: Any) -> str:
+def _row_label(number: int, row: Any) -> str:
     name = row.get("repo") if isinstance(row, dict) else None
     return f"the catalog's row {number}" + (f" ({name})" if name else "")
 
 
-def _own(name: str, text: str) -> Entry:
+def _parse_user_entry(name: str, text: str) -> CatalogEntry:
     where = f"the catalog entry '{name}'"
-    row = _toml(text, where)
-    return _entry(where, {"source": "your own entry", **row}, {})
+    row = _parse_toml(text, where)
+    return _parse_entry(where, {"source": "your own entry", **row}, {})
 
 
-def _toml(text: str, where: str) -> dict[str, Any]:
+def _parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise CatalogError(f'{where} is not TOML: {error}: write lines such as kind = "eagle3.1".') from None
 
 
-def _entry(where: str, row: Any, shapes: Mapping[str, Shape]) -> Entry:
+def _parse_entry(where: str, row: Any, shapes: Mapping[str, ModelShape]) -> CatalogEntry:
     if not isinstance(row, dict):
         raise CatalogError(f"{where} is {row!r}: write a table with targets, kind and repo.")
-    if unknown := sorted(row.keys() - set(_FIELDS)):
-        raise CatalogError(f"{where} has the field '{unknown[0]}', which there is not: its fields are {', '.join(_FIELDS)}.")
+    if unknown := sorted(row.keys() - set(_ENTRY_FIELDS)):
+        raise CatalogError(
+            f"{where} has the field '{unknown[0]}', which there is not: its fields are {', '.join(_ENTRY_FIELDS)}."
+        )
     targets = row.get("targets")
-    if not isinstance(targets, list) or not targets or not all(_repository(name) for name in targets):
-        raise _wrong(where, "targets", targets, 'a list of repositories, such as ["meta-llama/Llama-3.1-8B-Instruct"]')
-    kinds = [kind.value for kind in Kind]
+    if not isinstance(targets, list) or not targets or not all(_is_repository(name) for name in targets):
+        raise _field_error(where, "targets", targets, 'a list of repositories, such as ["meta-llama/Llama-3.1-8B-Instruct"]')
+    kinds = [kind.value for kind in DrafterKind]
     if row.get("kind") not in kinds:
-        raise _wrong(where, "kind", row.get("kind"), f"one of {', '.join(kinds)}")
-    kind, repo = Kind(row["kind"]), row.get("repo")
-    if not (_repository(repo) or (repo is None and kind is Kind.MTP)):
-        raise _wrong(where, "repo", repo, 'the drafter\'s repository, such as "owner/name"')
+        raise _field_error(where, "kind", row.get("kind"), f"one of {', '.join(kinds)}")
+    kind, repo = DrafterKind(row["kind"]), row.get("repo")
+    if not (_is_repository(repo) or (repo is None and kind is DrafterKind.MTP)):
+        raise _field_error(where, "repo", repo, 'the drafter\'s repository, such as "owner/name"')
     revision = row.get("revision")
     if revision is not None and not (isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision)):
-        raise _wrong(where, "revision", revision, "a full commit, 40 characters of 0-9 and a-f")
-    return Entry(
+        raise _field_error(where, "revision", revision, "a full commit, 40 characters of 0-9 and a-f")
+    return CatalogEntry(
         targets=tuple(targets),
         repo=repo,
         kind=kind,
-        source=_text(where, row, "source"),
-        tokens=_tokens(where, row.get("tokens")),
-        acceptance=_acceptance(where, row.get("acceptance", {})),
-        shape=_named_shape(where, row.get("shape"), shapes),
-        notes=_text(where, row, "notes", needed=False),
+        source=_read_text(where, row, "source"),
+        tokens=_read_tokens(where, row.get("tokens")),
+        acceptance=_read_acceptance(where, row.get("acceptance", {})),
+        shape=_read_shape(where, row.get("shape"), shapes),
+        notes=_read_text(where, row, "notes", needed=False),
         revision=revision,
     )
 
 
-def _repository(name: Any) -> bool:
-    return isinstance(name, str) and _REPOSITORY.fullmatch(name) is not None
+def _is_repository(name: Any) -> bool:
+    return isinstance(name, str) and _REPOSITORY_PATTERN.fullmatch(name) is not None
 
 
-def _wrong(where: str, name: str, found: Any, expected: str) -> CatalogError:
+def _field_error(where: str, name: str, found: Any, expected: str) -> CatalogError:
     if found is None:
         return CatalogError(f"{where} has no '{name}': it must be {expected}.")
     return CatalogError(f"{where}: '{name}' is {found!r}: it must be {expected}.")
 
 
-def _text(where: str, row: Mapping[str, Any], name: str, *, needed: bool = True) -> str:
+def _read_text(where: str, row: Mapping[str, Any], name: str, *, needed: bool = True) -> str:
     value = row.get(name, None if needed else "")
     if not isinstance(value, str) or (needed and not value):
-        raise _wrong(where, name, value, "a text")
+        raise _field_error(where, name, value, "a text")
     return value
 
 
-def _tokens(where: str, value: Any) -> int | None:
+def _read_tokens(where: str, value: Any) -> int | None:
     if value is not None and not (type(value) is int and 1 <= value <= 64):
-        raise _wrong(where, "tokens", value, "a whole number from 1 to 64")
+        raise _field_error(where, "tokens", value, "a whole number from 1 to 64")
     return value
 
 
-def _acceptance(where: str, value: Any) -> dict[str, float]:
+def _read_acceptance(where: str, value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or not all(type(each) in (int, float) and each >= 1 for each in value.values()):
-        raise _wrong(where, "acceptance", value, "a table of workloads and acceptance lengths of 1 or more")
+        raise _field_error(where, "acceptance", value, "a table of workloads and acceptance lengths of 1 or more")
     return {name: float(each) for name, each in value.items()}
 
 
-def _named_shape(where: str, value: Any, shapes: Mapping[str, Shape]) -> Shape | None:
+def _read_shape(where: str, value: Any, shapes: Mapping[str, ModelShape]) -> ModelShape | None:
     """A shape by its name, or written out in the row."""
     if value is None or (isinstance(value, str) and value in shapes):
         return shapes[value] if value else None
     if isinstance(value, dict):
-        return _shape(f"{where}: 'shape'", value)
-    raise _wrong(
-        where, "shape", value, f"a table with {', '.join(_SHAPE)}" + (f", or one of {', '.join(shapes)}" if shapes else "")
+        return _parse_shape(f"{where}: 'shape'", value)
+    raise _field_error(
+        where, "shape", value, f"a table with {', '.join(_SHAPE_FIELDS)}" + (f", or one of {', '.join(shapes)}" if shapes else "")
     )
 
 
-_SHAPE = ("model_type", "hidden_size", "layers", "vocab_size")
+_SHAPE_FIELDS = ("model_type", "hidden_size", "layers", "vocab_size")
 
 
-def _shape(where: str, table: Any) -> Shape:
-    sizes: Sequence[Any] = [table.get(name) for name in _SHAPE[1:]] if isinstance(table, dict) else []
+def _parse_shape(where: str, table: Any) -> ModelShape:
+    sizes: Sequence[Any] = [table.get(name) for name in _SHAPE_FIELDS[1:]] if isinstance(table, dict) else []
     types = table.get("model_type") if isinstance(table, dict) else None
     types = [types] if isinstance(types, str) else types
     if (
         not isinstance(types, list)
         or not all(isinstance(name, str) for name in types)
         or not all(type(size) is int and size > 0 for size in sizes)
-        or table.keys() - set(_SHAPE)
+        or table.keys() - set(_SHAPE_FIELDS)
     ):
-        raise CatalogError(f"{where} is {table!r}: it must have {', '.join(_SHAPE)}, the last three whole numbers.")
-    return Shape(tuple(types), *sizes)
+        raise CatalogError(f"{where} is {table!r}: it must have {', '.join(_SHAPE_FIELDS)}, the last three whole numbers.")
+    return ModelShape(tuple(types), *sizes)

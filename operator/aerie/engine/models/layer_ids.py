@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from aerie.engine.models.origin import Origin
+from aerie.engine.models.origin import CheckpointOrigin
 
-Layers = tuple[int, ...]
+LayerIds = tuple[int, ...]
 
 
-class Counting(Enum):
+class LayerNumbering(Enum):
     """How a config counts layers; the value is what is added for vLLM's id."""
 
     INPUTS = 0
@@ -28,53 +28,58 @@ class Counting(Enum):
     OUTPUTS = 1
     """k is the state that layer k gives: SpecForge, TorchSpec, ModelOpt."""
 
-    def to_vllm(self, ids: Sequence[int]) -> Layers:
+    def to_vllm(self, ids: Sequence[int]) -> LayerIds:
         return tuple(one + self.value for one in ids)
 
 
-def default_layers(layers: int) -> Layers:
+def vllm_default_layer_ids(layer_count: int) -> LayerIds:
     """What vLLM reads of a target with so many layers where the drafter names none (models/interfaces.py, SupportsEagle3)."""
-    return (2, layers // 2, layers - 3)
+    return (2, layer_count // 2, layer_count - 3)
 
 
-def counting(
+def detect_layer_numbering(
     ids: Sequence[int],
-    origin: Origin,
+    origin: CheckpointOrigin,
     *,
-    named: bool = False,
-    vllm_names: bool = False,
+    is_origin_explicit: bool = False,
+    has_vllm_tensor_names: bool = False,
     model_type: str | None = None,
-    layers: int | None = None,
-) -> Counting | None:
+    layer_count: int | None = None,
+) -> LayerNumbering | None:
     """How `ids` are counted, or None where nothing decides.
 
     `named`: a person named the origin. `vllm_names`: the layer is `layers.0.` and not `midlayer.`. `layers`: the target's number.
     """
-    default = None if layers is None else set(default_layers(layers))
-    if origin is Origin.AERIE:
-        return Counting.INPUTS
-    if named and origin in (Origin.SPECFORGE, Origin.MODELOPT):
-        return Counting.OUTPUTS
-    if default is not None and set(Counting.OUTPUTS.to_vllm(ids)) == default:
-        return Counting.OUTPUTS
-    if origin is Origin.SPECULATORS:
-        return Counting.INPUTS
+    default = None if layer_count is None else set(vllm_default_layer_ids(layer_count))
+    if origin is CheckpointOrigin.AERIE:
+        return LayerNumbering.INPUTS
+    if is_origin_explicit and origin in (CheckpointOrigin.SPECFORGE, CheckpointOrigin.MODELOPT):
+        return LayerNumbering.OUTPUTS
+    if default is not None and set(LayerNumbering.OUTPUTS.to_vllm(ids)) == default:
+        return LayerNumbering.OUTPUTS
+    if origin is CheckpointOrigin.SPECULATORS:
+        return LayerNumbering.INPUTS
     if ids[0] == 1:
-        return Counting.OUTPUTS
-    if origin is Origin.TORCHSPEC:  # its exporter for vLLM adds 1 for this one model_type only
-        return Counting.INPUTS if vllm_names and model_type == "kimi_k2" else Counting.OUTPUTS
+        return LayerNumbering.OUTPUTS
+    if origin is CheckpointOrigin.TORCHSPEC:  # its exporter for vLLM adds 1 for this one model_type only
+        return LayerNumbering.INPUTS if has_vllm_tensor_names and model_type == "kimi_k2" else LayerNumbering.OUTPUTS
     if default is not None and set(ids) == default:
-        return Counting.INPUTS
-    if origin is Origin.MODELOPT:
-        return Counting.OUTPUTS
-    return None if origin is Origin.SPECFORGE else Counting.INPUTS
+        return LayerNumbering.INPUTS
+    if origin is CheckpointOrigin.MODELOPT:
+        return LayerNumbering.OUTPUTS
+    return None if origin is CheckpointOrigin.SPECFORGE else LayerNumbering.INPUTS
 
 
-def read_by_vllm(
-    top: Layers | None, nested: Layers | None, layer_ids: Layers | None, *, runner: int, default: Layers | None
-) -> Layers | None:
+def resolve_layer_ids(
+    top_level_ids: LayerIds | None,
+    nested_ids: LayerIds | None,
+    v2_runner_ids: LayerIds | None,
+    *,
+    model_runner: int,
+    default_ids: LayerIds | None,
+) -> LayerIds | None:
     """The ids that vLLM 0.22 to 0.33 goes by, or None where only the target tells them and its number of layers is unknown.
 
     `layer_ids` are those of eagle_config.layer_ids, which model runner V2 reads from 0.27 on, and V1 never.
     """
-    return top or (nested if runner == 1 else layer_ids) or default
+    return top_level_ids or (nested_ids if model_runner == 1 else v2_runner_ids) or default_ids

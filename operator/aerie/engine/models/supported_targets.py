@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-from aerie.engine.releases import NEWEST_KNOWN, Version
+from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Version
 
-_OLDEST = Version.parse("0.22.0")
+_OLDEST_VERSION = Version.parse("0.22.0")
 
-_NAMES = """
+_SUPPORTED_CLASS_NAMES = """
     AfmoeForCausalLM Alpamayo2Super ApertusForCausalLM AquilaForCausalLM AquilaModel ArceeForCausalLM BeamForCausalLM
     Cohere2MoeForCausalLM CohereCompassForConditionalGeneration Cosmos3ForConditionalGeneration CwmForCausalLM
     DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Ernie4_5ForCausalLM Exaone4_5_ForConditionalGeneration
@@ -42,10 +42,10 @@ _NAMES = """
     RadioMBartPrefixForCausalLM SarvamMLAForCausalLM Step1ForCausalLM TeleChat2ForCausalLM TeleChat3ForCausalLM
     TeleChatForCausalLM TeleFLMForCausalLM XverseForCausalLM
 """
-_HAVE = frozenset(_NAMES.split())
+_SUPPORTED_CLASSES = frozenset(_SUPPORTED_CLASS_NAMES.split())
 """Classes that have it in the last release that registers them."""
 
-_LACKED = {
+_UNSUPPORTED_CLASS_NAMES = {
     "0.22.0": """
         JAISLMHeadModel
     """,
@@ -126,10 +126,12 @@ _LACKED = {
 }
 """By the last release that registers the class without it."""
 
-_LAST = {name: Version.parse(release) for release, names in _LACKED.items() for name in names.split()}
+_LAST_UNSUPPORTED_VERSION = {
+    name: Version.parse(release) for release, names in _UNSUPPORTED_CLASS_NAMES.items() for name in names.split()
+}
 
 
-class Eagle3(Enum):
+class Eagle3Support(Enum):
     """What is known of a class in a release."""
 
     YES = "yes"
@@ -137,19 +139,19 @@ class Eagle3(Enum):
     UNKNOWN = "unknown"
 
 
-def eagle3(architecture: str | None, version: Version) -> Eagle3:
+def lookup_eagle3_support(architecture: str | None, version: Version) -> Eagle3Support:
     """Whether the class hands out auxiliary hidden states in this release."""
-    if architecture is None or version < _OLDEST or version.release[:2] > NEWEST_KNOWN.release[:2]:
-        return Eagle3.UNKNOWN
-    last = _LAST.get(architecture)
+    if architecture is None or version < _OLDEST_VERSION or version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]:
+        return Eagle3Support.UNKNOWN
+    last = _LAST_UNSUPPORTED_VERSION.get(architecture)
     if last is not None and version.release[:2] <= last.release[:2]:
-        return Eagle3.NO
-    return Eagle3.YES if architecture in _HAVE else Eagle3.UNKNOWN
+        return Eagle3Support.NO
+    return Eagle3Support.YES if architecture in _SUPPORTED_CLASSES else Eagle3Support.UNKNOWN
 
 
-def first_release(architecture: str) -> Version | None:
+def first_supported_version(architecture: str) -> Version | None:
     """The first release in which a class that once lacked it has it, or None where none is known."""
-    last = _LAST.get(architecture)
-    if last is None or architecture not in _HAVE:
+    last = _LAST_UNSUPPORTED_VERSION.get(architecture)
+    if last is None or architecture not in _SUPPORTED_CLASSES:
         return None
     return Version.parse(f"0.{last.release[1] + 1}.0")

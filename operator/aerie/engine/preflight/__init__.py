@@ -11,18 +11,18 @@ Not guaranteed: that a drafter which passes is any good. Acceptance is only know
 from __future__ import annotations
 
 from aerie.engine.preflight import checks as _checks  # noqa: F401 - importing it fills the table
-from aerie.engine.preflight.input import Subject
+from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import CHECKS, Check
-from aerie.engine.preflight.report import Finding, Report, Severity
+from aerie.engine.preflight.report import Finding, PreflightReport, Severity
 
-__all__ = ["CHECKS", "Check", "Finding", "Report", "Severity", "Subject", "run", "table"]
+__all__ = ["CHECKS", "Check", "Finding", "PreflightReport", "Severity", "PreflightInput", "run_preflight", "list_checks"]
 
 
-def table() -> list[Check]:
+def list_checks() -> list[Check]:
     """All checks by number."""
     return sorted(CHECKS.values(), key=lambda check: int(check.id[1:]))
 
 
-def run(subject: Subject) -> Report:
+def run_preflight(inputs: PreflightInput) -> PreflightReport:
     """Every check on this subject. Never raises: what cannot be read was refused before there was a subject."""
-    return Report(tuple(finding for check in table() for finding in check.findings(subject)))
+    return PreflightReport(tuple(finding for check in list_checks() for finding in check.run(inputs)))

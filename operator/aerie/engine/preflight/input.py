@@ -7,103 +7,103 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from aerie.engine.arguments import Arguments
-from aerie.engine.command_line import model_runner
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.command_line import resolve_model_runner
 from aerie.engine.models.checkpoint import Checkpoint
-from aerie.engine.models.config import DrafterModel, TargetModel, drafter_model, target_model
-from aerie.engine.models.gpu_memory import Drawn, Estimate, Layout, estimate
-from aerie.engine.models.layer_ids import Counting, Layers, counting, read_by_vllm
-from aerie.engine.models.origin import detect
+from aerie.engine.models.config import DrafterModel, TargetModel, parse_drafter_model, parse_target_model
+from aerie.engine.models.gpu_memory import DraftLogits, MemoryEstimate, MemoryLayout, estimate_memory
+from aerie.engine.models.layer_ids import LayerIds, LayerNumbering, detect_layer_numbering, resolve_layer_ids
+from aerie.engine.models.origin import detect_origin
 from aerie.engine.releases import Feature, Version, supports
 
 
 @dataclass(frozen=True)
-class Subject:
+class PreflightInput:
     """One deployment before it is started."""
 
     target: Checkpoint
     drafter: Checkpoint | None
     """None: the engine runs without one."""
     version: Version
-    version_from_tag: bool = field(default=False, kw_only=True)
+    is_version_from_tag: bool = field(default=False, kw_only=True)
     """Whether nobody named the version and the image's tag did."""
-    speculative: Mapping[str, Any] = field(default_factory=dict)
+    speculative_config: Mapping[str, Any] = field(default_factory=dict)
     """The object that --speculative-config will hold; empty without speculation."""
-    arguments: Arguments = field(default_factory=Arguments)
+    arguments: EngineArguments = field(default_factory=EngineArguments)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the engine's container, as far as it is known."""
     image: str = field(default="", kw_only=True)
     """The engine's image; empty where there is none."""
-    gpu_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
     """Memory of one GPU, as the user named it."""
-    gpus: int | None = None
+    gpu_count: int | None = None
     """GPUs of one pod. None: it asks for none, or for a number that cannot be told."""
     gpu_resource: str = "nvidia.com/gpu"
     """How the pod asks for them: the name of an extended resource, or words for a claim. Empty: not at all."""
 
     @cached_property
     def target_model(self) -> TargetModel:
-        return target_model(self.target.config)
+        return parse_target_model(self.target.config)
 
     @cached_property
     def drafter_model(self) -> DrafterModel:
         """Only to be asked for where there is a drafter."""
         assert self.drafter is not None
-        return drafter_model(self.drafter.config)
+        return parse_drafter_model(self.drafter.config)
 
     @property
     def method(self) -> str | None:
-        method = self.speculative.get("method")
+        method = self.speculative_config.get("method")
         return method if isinstance(method, str) else None
 
     @property
     def parallel_drafting(self) -> bool:
         """P-EAGLE: all tokens are drafted in one pass."""
         named = self.drafter is not None and self.drafter_model.kind == "peagle"
-        return named or self.speculative.get("parallel_drafting") is True
+        return named or self.speculative_config.get("parallel_drafting") is True
 
     @property
-    def scheduled(self) -> bool:
+    def has_schedule(self) -> bool:
         """Whether K follows the batch size."""
-        return bool(self.speculative.get("num_speculative_tokens_per_batch_size"))
+        return bool(self.speculative_config.get("num_speculative_tokens_per_batch_size"))
 
     @property
     def model_runner(self) -> tuple[int, str]:
         """1 or 2, and why: which of vLLM's two model runners will run."""
-        experts = self.target_model.experts
-        return model_runner(
+        experts = self.target_model.is_moe
+        return resolve_model_runner(
             self.version,
             self.method,
             self.environment,
-            experts=experts,
+            is_moe=experts,
             parallel_drafting=self.parallel_drafting,
-            foreign_vocabulary=self.speculative.get("use_heterogeneous_vocab") is True,
+            uses_heterogeneous_vocab=self.speculative_config.get("use_heterogeneous_vocab") is True,
         )
 
     @cached_property
-    def layers_read(self) -> Layers | None:
+    def effective_aux_layer_ids(self) -> LayerIds | None:
         """The auxiliary layers that this engine will read, or None if only the target tells them and does not."""
         drafter, (runner, _) = self.drafter_model, self.model_runner
-        return read_by_vllm(
-            drafter.top_layers,
-            drafter.nested_layers,
-            drafter.runner_2_layers if self.supports(Feature.EAGLE_CONFIG_LAYER_IDS) else None,
-            runner=runner,
-            default=self.target_model.default_aux_layers,
+        return resolve_layer_ids(
+            drafter.top_level_aux_layer_ids,
+            drafter.nested_aux_layer_ids,
+            drafter.v2_runner_aux_layer_ids if self.supports(Feature.EAGLE_CONFIG_LAYER_IDS) else None,
+            model_runner=runner,
+            default_ids=self.target_model.default_aux_layer_ids,
         )
 
     @cached_property
-    def layers_meant(self) -> tuple[Counting | None, Layers] | None:
+    def declared_aux_layer_ids(self) -> tuple[LayerNumbering | None, LayerIds] | None:
         """How the drafter's config counts layers, and its ids, which are vLLM's only if it counts as vLLM does."""
         assert self.drafter is not None
-        ids = self.drafter_model.layers_named
+        ids = self.drafter_model.aux_layer_ids
         if ids is None:
             return None
         names = self.drafter.tensors or {}
-        origin, _ = detect(self.drafter.config, names.keys(), self.drafter.metadata)
+        origin, _ = detect_origin(self.drafter.config, names.keys(), self.drafter.metadata)
         vllm_names = any(name.startswith("layers.0.") for name in names)
-        layers, kind = self.target_model.layers, self.drafter_model.model_type
-        return counting(ids, origin, vllm_names=vllm_names, model_type=kind, layers=layers), ids
+        layers, kind = self.target_model.layer_count, self.drafter_model.model_type
+        return detect_layer_numbering(ids, origin, has_vllm_tensor_names=vllm_names, model_type=kind, layer_count=layers), ids
 
     @property
     def max_model_len(self) -> int | None:
@@ -114,31 +114,31 @@ class Subject:
         return supports(self.version, feature)
 
     @property
-    def _drawn(self) -> Drawn | None:
-        tokens = self.speculative.get("num_speculative_tokens")
-        if self.speculative.get("draft_sample_method") != "probabilistic" or not isinstance(tokens, int):
+    def _draft_logits(self) -> DraftLogits | None:
+        tokens = self.speculative_config.get("num_speculative_tokens")
+        if self.speculative_config.get("draft_sample_method") != "probabilistic" or not isinstance(tokens, int):
             return None
         wide = self.model_runner[0] == 1 or not self.supports(Feature.DRAFT_LOGITS_NARROW)
-        return Drawn(tokens, wide, self.arguments.max_num_seqs)
+        return DraftLogits(tokens, wide, self.arguments.max_num_seqs)
 
     @cached_property
-    def memory(self) -> Estimate:
-        draft_tp = self.speculative.get("draft_tensor_parallel_size")
-        draft_kv = self.speculative.get("kv_cache_dtype")
+    def memory_estimate(self) -> MemoryEstimate:
+        draft_tp = self.speculative_config.get("draft_tensor_parallel_size")
+        draft_kv = self.speculative_config.get("kv_cache_dtype")
         arguments = self.arguments
-        layout = Layout(
-            gpu_bytes=self.gpu_bytes,
+        layout = MemoryLayout(
+            gpu_memory_bytes=self.gpu_memory_bytes,
             tensor_parallel=arguments.tensor_parallel,
             pipeline_parallel=arguments.pipeline_parallel,
             data_parallel=arguments.data_parallel,
-            quantization=None if self.target_model.quantized else arguments.quantization,
-            offload=arguments.offload,
+            quantization=None if self.target_model.is_quantized else arguments.quantization,
+            offload_flag=arguments.offload_flag,
             draft_tensor_parallel=draft_tp if isinstance(draft_tp, int) else None,
-            utilization=arguments.gpu_memory_utilization,
+            gpu_memory_utilization=arguments.gpu_memory_utilization,
             max_model_len=arguments.max_model_len,
             dtype=arguments.dtype,
             kv_cache_dtype=arguments.kv_cache_dtype,
             draft_kv_cache_dtype=draft_kv if isinstance(draft_kv, str) else None,
-            drawn=self._drawn,
+            draft_logits=self._draft_logits,
         )
-        return estimate(self.target, self.drafter, layout)
+        return estimate_memory(self.target, self.drafter, layout)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from aerie.engine.preflight.input import Subject
-from aerie.engine.preflight.report import Finding, Outcome, Severity, skip
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.report import CheckResult, Finding, Severity, skip
 
-Look = Callable[[Subject], Iterable[Outcome]]
+CheckFunction = Callable[[PreflightInput], Iterable[CheckResult]]
 
 
 @dataclass(frozen=True)
@@ -17,43 +17,45 @@ class Check:
 
     id: str
     title: str
-    why: str
+    rationale: str
     """What happens without it."""
-    worst: Severity
+    max_severity: Severity
     """The worst that it can say."""
     source: str
     """Where the fact is from: a vLLM pull request, issue or source file, a measurement, a paper."""
-    look: Look
+    function: CheckFunction
 
-    def findings(self, subject: Subject) -> Iterator[Finding]:
-        outcomes = list(self.look(subject))
+    def run(self, inputs: PreflightInput) -> Iterator[Finding]:
+        outcomes = list(self.function(inputs))
         assert outcomes, f"check {self.id} said nothing"  # a check says what it saw, also when all is well
-        return (Finding(self.id, self.title, found.severity, found.evidence, found.way_out) for found in outcomes)
+        return (Finding(self.id, self.title, found.severity, found.evidence, found.fix) for found in outcomes)
 
 
 CHECKS: dict[str, Check] = {}
 """By id, in the order of the modules that hold them."""
 
 
-def check(id: str, title: str, *, why: str, worst: Severity, source: str) -> Callable[[Look], Look]:  # noqa: A002
+def register_check(
+    id: str, title: str, *, rationale: str, max_severity: Severity, source: str
+) -> Callable[[CheckFunction], CheckFunction]:  # noqa: A002
     """Adds a function to the table. It yields what it found, and `passed(...)` when it found nothing wrong."""
 
-    def add(look: Look) -> Look:
+    def add(look: CheckFunction) -> CheckFunction:
         assert id not in CHECKS, f"two checks are called {id}"
-        CHECKS[id] = Check(id, title, why, worst, source, look)
+        CHECKS[id] = Check(id, title, rationale, max_severity, source, look)
         return look
 
     return add
 
 
-def eagle3_only(look: Look) -> Look:
+def eagle3_only(function: CheckFunction) -> CheckFunction:
     """For a check that is about EAGLE 3 drafters: anything else is skipped, with a word why."""
 
-    def guarded(subject: Subject) -> Iterable[Outcome]:
+    def guarded(subject: PreflightInput) -> Iterable[CheckResult]:
         if subject.drafter is None:
             return [skip("there is no drafter")]
         if subject.method not in (None, "eagle3"):
             return [skip(f"the method is {subject.method}, and this is about eagle3")]
-        return look(subject)
+        return function(subject)
 
     return guarded

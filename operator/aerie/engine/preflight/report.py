@@ -30,34 +30,34 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """One thing that a check found."""
 
     severity: Severity
     evidence: str
     """What was seen, with its values: a sentence without a full stop."""
-    way_out: str = ""
+    fix: str = ""
     """What to do: an imperative without a full stop. Given for every refusal and warning."""
 
 
-def refuse(evidence: str, way_out: str) -> Outcome:
-    return Outcome(Severity.REFUSE, evidence, way_out)
+def refuse(evidence: str, fix: str) -> CheckResult:
+    return CheckResult(Severity.REFUSE, evidence, fix)
 
 
-def warn(evidence: str, way_out: str) -> Outcome:
-    return Outcome(Severity.WARN, evidence, way_out)
+def warn(evidence: str, fix: str) -> CheckResult:
+    return CheckResult(Severity.WARN, evidence, fix)
 
 
-def note(evidence: str, way_out: str = "") -> Outcome:
-    return Outcome(Severity.NOTE, evidence, way_out)
+def note(evidence: str, fix: str = "") -> CheckResult:
+    return CheckResult(Severity.NOTE, evidence, fix)
 
 
-def passed(evidence: str) -> Outcome:
-    return Outcome(Severity.PASS, evidence)
+def pass_check(evidence: str) -> CheckResult:
+    return CheckResult(Severity.PASS, evidence)
 
 
-def skip(evidence: str) -> Outcome:
-    return Outcome(Severity.SKIP, evidence)
+def skip(evidence: str) -> CheckResult:
+    return CheckResult(Severity.SKIP, evidence)
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Finding:
     title: str
     severity: Severity
     evidence: str
-    way_out: str
+    fix: str
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """The finding as one line.
 
         >>> Finding("C6", "one norm before fc", Severity.REFUSE, "both are true", "set one to false").sentence
         '✗ C6 one norm before fc: both are true. Set one to false.'
         """
         line = f"{self.severity.glyph} {self.id} {self.title}: {self.evidence}."
-        return f"{line} {self.way_out[:1].upper()}{self.way_out[1:]}." if self.way_out else line
+        return f"{line} {self.fix[:1].upper()}{self.fix[1:]}." if self.fix else line
 
     def to_json(self) -> dict[str, str]:
         return {
@@ -86,12 +86,12 @@ class Finding:
             "title": self.title,
             "severity": self.severity.value,
             "evidence": self.evidence,
-            "wayOut": self.way_out,
+            "wayOut": self.fix,
         }
 
 
 @dataclass(frozen=True)
-class Report:
+class PreflightReport:
     """All findings, in the order of the table."""
 
     findings: tuple[Finding, ...]
@@ -99,15 +99,15 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether an engine may be started."""
-        return not any(self.of(Severity.REFUSE))
+        return not any(self.with_severity(Severity.REFUSE))
 
-    def of(self, severity: Severity) -> Iterator[Finding]:
+    def with_severity(self, severity: Severity) -> Iterator[Finding]:
         return (finding for finding in self.findings if finding.severity is severity)
 
     @property
     def summary(self) -> str:
         """One line: the verdict, and how many findings there are of each kind."""
-        counts = {severity: len(list(self.of(severity))) for severity in Severity}
+        counts = {severity: len(list(self.with_severity(severity))) for severity in Severity}
         words = {Severity.REFUSE: "refused", Severity.WARN: "to look at", Severity.NOTE: "notes", Severity.PASS: "passed"}
         found = ", ".join(f"{counts[severity]} {word}" for severity, word in words.items() if counts[severity])
         return f"preflight {'passed' if self.ok else 'refused'}: {found}"

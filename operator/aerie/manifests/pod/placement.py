@@ -17,34 +17,37 @@ from typing import Any
 
 from aerie.manifests import naming
 
-LABELS = (
+GPU_PRODUCT_LABELS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
     "cloud.google.com/gke-accelerator",
     "node.kubernetes.io/instance-type",
 )
 """Labels that tell a node's product, the most exact first."""
-_WEIGHTS = (100, 50, 25, 12)
+_AFFINITY_WEIGHTS = (100, 50, 25, 12)
 """Of LABELS: each weighs more than all that are less exact."""
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED_AFFINITY = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def beside_canary(template: Mapping[str, Any], name: str, stable: str) -> dict[str, Any]:
+def prefer_canary_gpu_product(pod_template: Mapping[str, Any], resource_name: str, stable_revision: str) -> dict[str, Any]:
     """The template of the control pods of the resource `name`, made of that of its stable revision."""
-    spec = template["spec"]
+    spec = pod_template["spec"]
     affinity = spec.get("affinity") or {}
     to_pods = affinity.get("podAffinity") or {}
-    preferred = [*(to_pods.get(_PREFERRED) or []), *_terms(name, stable)]
-    return {**template, "spec": {**spec, "affinity": {**affinity, "podAffinity": {**to_pods, _PREFERRED: preferred}}}}
+    preferred = [*(to_pods.get(_PREFERRED_AFFINITY) or []), *_build_affinity_terms(resource_name, stable_revision)]
+    return {
+        **pod_template,
+        "spec": {**spec, "affinity": {**affinity, "podAffinity": {**to_pods, _PREFERRED_AFFINITY: preferred}}},
+    }
 
 
-def _terms(name: str, stable: str) -> list[dict[str, Any]]:
+def _build_affinity_terms(resource_name: str, stable_revision: str) -> list[dict[str, Any]]:
     # While a canary has control pods, all pods of another revision are its own.
     selector = {
-        "matchLabels": {naming.NAME: name, naming.CONTROL: "false"},
-        "matchExpressions": [{"key": naming.REVISION, "operator": "NotIn", "values": [stable]}],
+        "matchLabels": {naming.NAME_LABEL: resource_name, naming.CONTROL_LABEL: "false"},
+        "matchExpressions": [{"key": naming.REVISION_LABEL, "operator": "NotIn", "values": [stable_revision]}],
     }
     return [
         {"weight": weight, "podAffinityTerm": {"labelSelector": selector, "topologyKey": label}}
-        for label, weight in zip(LABELS, _WEIGHTS, strict=True)
+        for label, weight in zip(GPU_PRODUCT_LABELS, _AFFINITY_WEIGHTS, strict=True)
     ]

@@ -12,36 +12,36 @@ from typing import Any
 
 from aerie.manifests import naming
 
-_FIELD = "spec.engine.podTemplate.spec"
-_ENGINE = f"{_FIELD}.containers[{naming.ENGINE}]"
-_MODELS = frozenset({"target", "drafter"})
+_POD_SPEC_FIELD = "spec.engine.podTemplate.spec"
+_ENGINE_CONTAINER_FIELD = f"{_POD_SPEC_FIELD}.containers[{naming.ENGINE_CONTAINER}]"
+_MODEL_VOLUMES = frozenset({"target", "drafter"})
 
 
-class TemplateError(ValueError):
+class PodTemplateError(ValueError):
     """podTemplate takes away what the engine needs; a sentence that names the field and what to write instead."""
 
 
-def protect(base: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+def check_merged_pod_spec(base_spec: Mapping[str, Any], merged_spec: Mapping[str, Any]) -> None:
     """Check the spec of the merged pod against Aerie's own. Raises TemplateError with all that is wrong."""
-    if problems := list(_problems(base, made)):
-        raise TemplateError(" ".join(problems))
+    if problems := list(_find_problems(base_spec, merged_spec)):
+        raise PodTemplateError(" ".join(problems))
 
 
-def _problems(base: Mapping[str, Any], made: Mapping[str, Any]) -> Iterator[str]:
-    if made.get("restartPolicy", "Always") != "Always":
-        yield f"{_FIELD}.restartPolicy is {made['restartPolicy']}, and engines are restarted always: leave it out."
-    before, after = _engine(base), _engine(made)
+def _find_problems(base_spec: Mapping[str, Any], merged_spec: Mapping[str, Any]) -> Iterator[str]:
+    if merged_spec.get("restartPolicy", "Always") != "Always":
+        yield f"{_POD_SPEC_FIELD}.restartPolicy is {merged_spec['restartPolicy']}, and engines are restarted always: leave it out."
+    before, after = _find_engine_container(base_spec), _find_engine_container(merged_spec)
     if after is None or before is None:
-        yield f"{_FIELD}.containers removes the container {naming.ENGINE}, which is the engine: change it instead."
+        yield f"{_POD_SPEC_FIELD}.containers removes the container {naming.ENGINE_CONTAINER}, which is the engine: change it instead."
         return
     if after.get("args") != before["args"]:
-        yield f"{_ENGINE}.args would replace those by which the engine gets its model and drafter: write spec.engine.args."
+        yield f"{_ENGINE_CONTAINER_FIELD}.args would replace those by which the engine gets its model and drafter: write spec.engine.args."
     if after.get("image") != before["image"]:
-        yield f"{_ENGINE}.image hides the engine's version: write spec.engine.image."
-    named = [port for port in after.get("ports") or [] if port.get("name") == naming.PORT_NAME]
+        yield f"{_ENGINE_CONTAINER_FIELD}.image hides the engine's version: write spec.engine.image."
+    named = [port for port in after.get("ports") or [] if port.get("name") == naming.ENGINE_PORT_NAME]
     if named != before["ports"]:
         yield (
-            f"{_ENGINE}.ports changes the port {naming.PORT} named {naming.PORT_NAME}, by which Services, probes and metrics find "
+            f"{_ENGINE_CONTAINER_FIELD}.ports changes the port {naming.ENGINE_PORT} named {naming.ENGINE_PORT_NAME}, by which Services, probes and metrics find "
             "the engine: give other ports other names and numbers."
         )
     for probe, why in (
@@ -49,21 +49,21 @@ def _problems(base: Mapping[str, Any], made: Mapping[str, Any]) -> Iterator[str]
         ("startupProbe", "engines would be killed while they load"),
     ):
         if probe not in after:
-            yield f"{_ENGINE}.{probe} cannot be removed, because {why}: change its periodSeconds or failureThreshold."
-    if _model_files(base, before) != _model_files(made, after):
+            yield f"{_ENGINE_CONTAINER_FIELD}.{probe} cannot be removed, because {why}: change its periodSeconds or failureThreshold."
+    if _model_mounts_and_volumes(base_spec, before) != _model_mounts_and_volumes(merged_spec, after):
         yield (
-            f"{_FIELD} changes the volumes or mounts of the model's files, which preflight has not seen: write "
+            f"{_POD_SPEC_FIELD} changes the volumes or mounts of the model's files, which preflight has not seen: write "
             "spec.model.source or spec.drafter.source, and give other volumes other names and folders."
         )
 
 
-def _engine(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _find_engine_container(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
     containers = spec.get("containers") or []
-    return next((one for one in containers if isinstance(one, Mapping) and one.get("name") == naming.ENGINE), None)
+    return next((one for one in containers if isinstance(one, Mapping) and one.get("name") == naming.ENGINE_CONTAINER), None)
 
 
-def _model_files(spec: Mapping[str, Any], engine: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+def _model_mounts_and_volumes(spec: Mapping[str, Any], engine: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """The mounts of the models' own volumes in the engine, and those volumes, as far as they are mounted."""
-    mounts = [one for one in engine.get("volumeMounts") or [] if one.get("name") in _MODELS]
+    mounts = [one for one in engine.get("volumeMounts") or [] if one.get("name") in _MODEL_VOLUMES]
     mounted = {one["name"] for one in mounts}
     return mounts, [one for one in spec.get("volumes") or [] if one.get("name") in mounted]

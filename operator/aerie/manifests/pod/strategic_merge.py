@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEYS = {
+MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "env": "name",
@@ -28,36 +28,36 @@ KEYS = {
 }
 """List fields of a pod's spec that are merged by a key."""
 
-_DIRECTIVE = "$patch"
+_PATCH_DIRECTIVE = "$patch"
 
 
-def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def apply_strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """`patch` over `base`."""
-    if patch.get(_DIRECTIVE) == "replace":
-        return {key: value for key, value in patch.items() if key != _DIRECTIVE}
+    if patch.get(_PATCH_DIRECTIVE) == "replace":
+        return {key: value for key, value in patch.items() if key != _PATCH_DIRECTIVE}
     result = dict(base)
     for key, value in patch.items():
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
             below = result.get(key)
-            result[key] = merged(below if isinstance(below, Mapping) else {}, value)
-        elif isinstance(value, Sequence) and not isinstance(value, str) and key in KEYS:
-            result[key] = _merged_list(result.get(key) or [], value, KEYS[key])
+            result[key] = apply_strategic_merge(below if isinstance(below, Mapping) else {}, value)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and key in MERGE_KEYS:
+            result[key] = _merge_list(result.get(key) or [], value, MERGE_KEYS[key])
         else:
             result[key] = value
     return result
 
 
-def _merged_list(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
-    entries = [entry for entry in patch if entry != {_DIRECTIVE: "replace"}]
-    found = {} if len(entries) < len(patch) else {entry[key]: entry for entry in base if key in entry}
+def _merge_list(base: Sequence[Any], patch: Sequence[Any], merge_key: str) -> list[Any]:
+    entries = [entry for entry in patch if entry != {_PATCH_DIRECTIVE: "replace"}]
+    found = {} if len(entries) < len(patch) else {entry[merge_key]: entry for entry in base if merge_key in entry}
     keyless = []
     for entry in entries:
-        if not isinstance(entry, Mapping) or key not in entry:
+        if not isinstance(entry, Mapping) or merge_key not in entry:
             keyless.append(entry)  # for the API server to refuse, with its own words
-        elif entry.get(_DIRECTIVE) == "delete":
-            found.pop(entry[key], None)
+        elif entry.get(_PATCH_DIRECTIVE) == "delete":
+            found.pop(entry[merge_key], None)
         else:
-            found[entry[key]] = merged(found.get(entry[key], {}), entry)
+            found[entry[merge_key]] = apply_strategic_merge(found.get(entry[merge_key], {}), entry)
     return [*found.values(), *keyless]

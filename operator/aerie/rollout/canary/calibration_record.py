@@ -21,85 +21,95 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from aerie.analysis.baseline import Memory
-from aerie.analysis.criteria import Terms
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import AnalysisPlan
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Arm
 from aerie.manifests import calibration_config_map, naming, preflight_job
-from aerie.rollout.canary.analysis_run import terms_of
-from aerie.rollout.facts.snapshot import Observed, owned
+from aerie.rollout.canary.analysis_run import build_analysis_plan
+from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
 
-OFTEN = 3600.0
+CALIBRATION_WRITE_INTERVAL_SECONDS = 3600.0
 """Seconds of blocks after which it is written, once it no longer doubles sooner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class StoredCalibration:
     """What the ConfigMap says for everybody to read; zeros where there is none."""
 
     blocks: int = 0
-    until: float = 0.0
+    counted_until: float = 0.0
 
 
-def terms(resource: SpeculativeDeployment, stable: Arm) -> Terms:
+def build_calibration_plan(resource: SpeculativeDeployment, stable: Arm) -> AnalysisPlan:
     """By what blocks of stable pods are counted: as if they were canary and control."""
     spec = resource.spec
-    return terms_of(spec.rollout.analysis, (stable, stable), (spec.rollout.canary.replicas, 1), spec.speculation.tuning.slo)
+    return build_analysis_plan(
+        spec.rollout.analysis, (stable, stable), (spec.rollout.canary.replicas, 1), spec.speculation.tuning.slo
+    )
 
 
-def engine(observed: Observed, revision: str) -> str:
+def read_engine_identity(snapshot: Snapshot, revision: str) -> str:
     """Which engine a revision's pods run: image and version; empty where its Deployment is not there, and it has no pods."""
-    deployment = observed.deployment(revision)
+    deployment = snapshot.deployment(revision)
     if deployment is None:
         return ""
     containers = deployment["spec"]["template"]["spec"].get("containers") or []
-    image = next((one.get("image") for one in containers if one.get("name") == naming.ENGINE), None) or ""
-    record = observed.child("ConfigMap", preflight_job.name(observed.resource.metadata.name, revision))
+    image = next((one.get("image") for one in containers if one.get("name") == naming.ENGINE_CONTAINER), None) or ""
+    record = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
     try:
-        document = json.loads(((record or {}).get("data") or {}).get(preflight_job.RESOURCE) or "{}")
+        document = json.loads(((record or {}).get("data") or {}).get(preflight_job.RESOURCE_KEY) or "{}")
         version = document["spec"]["engine"].get("version") or ""
     except (ValueError, LookupError, TypeError, AttributeError):
         version = ""
     return f"{image} {version}".strip()
 
 
-def due(memory: Memory, written: Written, *, rolling: bool) -> bool:
+def is_calibration_write_due(calibration: BaselineCalibration, stored: StoredCalibration, *, canary_active: bool) -> bool:
     """Whether the memory is to be written over what is written. `rolling`: a canary is under way, and will need it."""
-    if memory.blocks == written.blocks:
+    if calibration.blocks == stored.blocks:
         return False
-    anew = memory.blocks < written.blocks
-    return rolling or anew or memory.blocks >= 2 * written.blocks or memory.until >= written.until + OFTEN
+    anew = calibration.blocks < stored.blocks
+    return (
+        canary_active
+        or anew
+        or calibration.blocks >= 2 * stored.blocks
+        or calibration.until >= stored.counted_until + CALIBRATION_WRITE_INTERVAL_SECONDS
+    )
 
 
-def written(observed: Observed) -> Written:
+def read_stored_calibration(snapshot: Snapshot) -> StoredCalibration:
     """What is written. What cannot be read is as good as none, and is written over."""
-    data = _data(observed)
+    data = _read_config_map_data(snapshot)
     try:
-        return Written(
-            int(data[calibration_config_map.BLOCKS]), datetime.fromisoformat(data[calibration_config_map.UNTIL]).timestamp()
+        return StoredCalibration(
+            int(data[calibration_config_map.BLOCK_COUNT_KEY]),
+            datetime.fromisoformat(data[calibration_config_map.LAST_BLOCK_END_KEY]).timestamp(),
         )
     except (KeyError, ValueError):
-        return Written()
+        return StoredCalibration()
 
 
-def recalled(observed: Observed, stable: Arm) -> Memory | None:
+def find_calibration(snapshot: Snapshot, stable: Arm) -> BaselineCalibration | None:
     """What is known of the stable pods, as far as it is of the engine that they run: what the operator holds, or what an earlier
     one has written."""
-    of = engine(observed, stable.revision)
-    known = observed.memory
+    of = read_engine_identity(snapshot, stable.revision)
+    known = snapshot.baseline_calibration
     if known is None or known.engine != of:
-        known = Memory.unpack(_data(observed).get(calibration_config_map.MEMORY) or "")
+        known = BaselineCalibration.unpack(_read_config_map_data(snapshot).get(calibration_config_map.CALIBRATION_KEY) or "")
     return known if of and known is not None and known.engine == of else None
 
 
-def record(resource: SpeculativeDeployment, memory: Memory) -> dict[str, Any]:
+def build_calibration_config_map(resource: SpeculativeDeployment, calibration: BaselineCalibration) -> dict[str, Any]:
     """The ConfigMap with this memory."""
-    until = datetime.fromtimestamp(memory.until, tz=UTC).isoformat(timespec="milliseconds")
-    return calibration_config_map.config_map(resource.metadata.name, str(memory.blocks), until, memory.pack())
+    until = datetime.fromtimestamp(calibration.until, tz=UTC).isoformat(timespec="milliseconds")
+    return calibration_config_map.render_calibration_config_map(
+        resource.metadata.name, str(calibration.blocks), until, calibration.pack()
+    )
 
 
-def _data(observed: Observed) -> dict[str, Any]:
+def _read_config_map_data(observed: Snapshot) -> dict[str, Any]:
     metadata = observed.resource.metadata
-    found = observed.child("ConfigMap", calibration_config_map.name(metadata.name))
+    found = observed.child("ConfigMap", calibration_config_map.calibration_config_map_name(metadata.name))
     # One that is left of a resource before this one tells of other pods.
-    return dict(found.get("data") or {}) if found is not None and owned(found, metadata.uid) else {}
+    return dict(found.get("data") or {}) if found is not None and is_owned_by(found, metadata.uid) else {}

@@ -7,42 +7,42 @@ from __future__ import annotations
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm
-from aerie.rollout.canary.state_machine import RECHECK, watched_until
-from aerie.rollout.capacity.arms import Fleet
-from aerie.rollout.capacity.replica_counts import Arms, ramp_share
-from aerie.rollout.conditions import PROGRESSING, Finding
+from aerie.rollout.canary.state_machine import RECHECK_DURATION, compute_retention_end
+from aerie.rollout.capacity.arms import RolloutPods
+from aerie.rollout.capacity.replica_counts import ArmReplicas, ramp_step_percent
+from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
 from aerie.rollout.facts import pod_failures as pods
 
-PROMOTE, ROLL_BACK = "aerie.dev/promote", "aerie.dev/rollback"
+PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION = "aerie.dev/promote", "aerie.dev/rollback"
 """Annotations by which a person decides; the value is the canary's revision, so that a word is not taken for the next one."""
 
 
-def finding_of(
+def build_progressing_condition(
     resource: SpeculativeDeployment,
     canary: CanaryArm,
-    fleet: Fleet,
-    arms: Arms,
+    fleet: RolloutPods,
+    arms: ArmReplicas,
     analysis: AnalysisStatus | None,
-    trouble: pods.Trouble | None,
-) -> Finding:
-    said = told(resource, canary, fleet, arms, analysis)
-    if canary.phase in ("Starting", "Ramping", "Promoting") and trouble is not None:
-        reason = canary.phase if trouble.waits else trouble.reason
-        return Finding(PROGRESSING, "True", reason, f"{said}: {trouble.message}")
-    return Finding(PROGRESSING, "False" if canary.phase == "Held" else "True", canary.phase, said)
+    pod_failure: pods.PodFailure | None,
+) -> ConditionUpdate:
+    said = build_progress_message(resource, canary, fleet, arms, analysis)
+    if canary.phase in ("Starting", "Ramping", "Promoting") and pod_failure is not None:
+        reason = canary.phase if pod_failure.is_transient else pod_failure.reason
+        return ConditionUpdate(PROGRESSING, "True", reason, f"{said}: {pod_failure.message}")
+    return ConditionUpdate(PROGRESSING, "False" if canary.phase == "Held" else "True", canary.phase, said)
 
 
-def told(
+def build_progress_message(
     resource: SpeculativeDeployment,
     canary: CanaryArm,
-    fleet: Fleet,
-    arms: Arms,
+    fleet: RolloutPods,
+    arms: ArmReplicas,
     analysis: AnalysisStatus | None,
 ) -> str:
-    rollout, serving = resource.spec.rollout, fleet.canary.pods.serving
+    rollout, serving = resource.spec.rollout, fleet.canary.counts.ready
     match canary.phase:
         case "Starting":
-            beside = f" and {fleet.control.pods.serving} of {arms.control} control" if arms.control else ""
+            beside = f" and {fleet.control.counts.ready} of {arms.control} control" if arms.control else ""
             return f"{serving} of {arms.canary} canary{beside} pods serve ({canary.change}, revision {canary.revision})"
         case "WarmingUp":
             assert canary.ready_at is not None
@@ -50,10 +50,13 @@ def told(
             return f"canary and control are warming up; the analysis begins at {begins:%H:%M:%S} UTC"
         case "AwaitingApproval" | "Held":
             where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
-            words = " or ".join(f"kubectl annotate --overwrite {where} {word}={canary.revision}" for word in (PROMOTE, ROLL_BACK))
+            words = " or ".join(
+                f"kubectl annotate --overwrite {where} {word}={canary.revision}"
+                for word in (PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION)
+            )
             return f"{analysis.reason if analysis else ''} A person decides: {words}"
         case "Ramping":
-            share = ramp_share(rollout.canary.ramp, canary.step)
+            share = ramp_step_percent(rollout.canary.ramp, canary.step)
             return f"the canary is accepted and gets {share} % of the traffic; {serving} of its pods serve"
         case "Promoting":
             return f"{serving} of {resource.spec.replicas} pods of revision {canary.revision} serve"
@@ -61,40 +64,40 @@ def told(
             return analysis.reason if analysis else "the analysis has begun"
 
 
-def stuck(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
+def build_blocked_rollback_message(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
     """What a person can do where pods of the stable revision do not come back."""
     where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     return (
         f"Pods of revision {stable.revision} have not served for spec.rollout.progressDeadline; should they never, write another "
         f"spec, which is taken up, or keep revision {canary.revision}: kubectl annotate --overwrite {where} "
-        f"{PROMOTE}={canary.revision}"
+        f"{PROMOTE_ANNOTATION}={canary.revision}"
     )
 
 
-def kept(
+def build_retention_message(
     resource: SpeculativeDeployment,
     stable: Arm,
     previous: PreviousArm,
     analysis: AnalysisStatus | None,
-    needed: int = 0,
-    suspicion: str = "",
+    unready_pods: int = 0,
+    crash_message: str = "",
 ) -> str:
     """What is going on while pods of the revision before stay. `needed`: so many promoted pods do not serve, and time is over.
     `suspicion`: that engines have ended, as a clause."""
     where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
-    back = f"to go back to them at once: kubectl annotate --overwrite {where} {ROLL_BACK}={stable.revision}"
+    back = f"to go back to them at once: kubectl annotate --overwrite {where} {ROLLBACK_ANNOTATION}={stable.revision}"
     pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
     if previous.phase == "Rechecking":
-        until = previous.since + RECHECK
+        until = previous.since + RECHECK_DURATION
         why = analysis.reason if analysis else ""
         return f"{why} So {pods} of revision {previous.revision} get requests until {until:%H:%M:%S} UTC, to compare; {back}"
-    if needed:
+    if unready_pods:
         return (
-            f"{needed} pods of revision {stable.revision}, which is promoted, do not serve, so {pods} of revision "
+            f"{unready_pods} pods of revision {stable.revision}, which is promoted, do not serve, so {pods} of revision "
             f"{previous.revision} stay until they do; {back}"
         )
-    until = watched_until(previous.since, resource.spec.rollout.canary, suspicious=bool(suspicion))
-    why = f" ({suspicion})" if suspicion else ""
+    until = compute_retention_end(previous.since, resource.spec.rollout.canary, has_suspicious_crashes=bool(crash_message))
+    why = f" ({crash_message})" if crash_message else ""
     return (
         f"revision {stable.revision} is promoted and has all requests; {pods} of revision {previous.revision} stay ready until "
         f"{until:%H:%M:%S} UTC{why}; {back}"

@@ -19,27 +19,27 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from aerie.analysis import messages, post_promotion
-from aerie.analysis.measurement.blocks import Block
-from aerie.analysis.state import State
-from aerie.analysis.verdict import Judgement
+from aerie.analysis.measurement.blocks import ClosedBlock
+from aerie.analysis.state import AnalysisState
+from aerie.analysis.verdict import Verdict
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
 from aerie.rollout.canary import transition
-from aerie.rollout.canary.abort_rules import stops
-from aerie.rollout.canary.analysis_run import Evidence
-from aerie.rollout.canary.messages import kept
-from aerie.rollout.canary.state_machine import Looks, Stage, Terms, advance
-from aerie.rollout.canary.transition import Way, outcome_of
+from aerie.rollout.canary.abort_rules import find_abort_reasons
+from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.messages import build_retention_message
+from aerie.rollout.canary.state_machine import CanaryObservation, CanaryPolicy, CanaryState, advance_state
+from aerie.rollout.canary.transition import CanaryTransition, build_outcome
 from aerie.rollout.capacity import replica_counts, traffic_weights
-from aerie.rollout.capacity.arms import Fleet
-from aerie.rollout.capacity.replica_counts import Arms, Pods
-from aerie.rollout.conditions import PROGRESSING, Finding
+from aerie.rollout.capacity.arms import RolloutPods
+from aerie.rollout.capacity.replica_counts import ArmReplicas, PodCounts
+from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
 from aerie.rollout.facts import hardware, pod_failures
-from aerie.rollout.facts.route_status import refusal
-from aerie.rollout.facts.snapshot import Observed
+from aerie.rollout.facts.route_status import route_rejection_message
+from aerie.rollout.facts.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Watch:
+class PostPromotionTransition:
     """Where the watch is after this look."""
 
     previous: PreviousArm | None
@@ -47,99 +47,109 @@ class Watch:
     analysis: AnalysisStatus | None
     weights: Mapping[str, int]
     """Share of the traffic by arm, in parts of traffic.ALL."""
-    progressing: Finding
-    back: Way | None = None
+    progressing: ConditionUpdate
+    rollback: CanaryTransition | None = None
     """The way back, where the promotion is taken back."""
-    back_to: str | None = None
+    rollback_revision: str | None = None
     """The revision that is stable again then."""
-    again: timedelta | None = None
+    requeue_after: timedelta | None = None
 
 
-def begin(observed: Observed, old: Arm, promoted: CanaryArm, analysis: AnalysisStatus | None, now: datetime) -> Watch:
+def start_monitoring(
+    snapshot: Snapshot, old_stable: Arm, promoted: CanaryArm, analysis: AnalysisStatus | None, now: datetime
+) -> PostPromotionTransition:
     """A revision has been promoted just now over the old one."""
-    rollout, fleet = observed.resource.spec.rollout, Fleet.of(observed, old.revision, promoted.revision, now)
-    count = min(replica_counts.kept(fleet.places), fleet.stable.pods.asked)
-    if not count or not fleet.stable.pods.serving or rollout.canary.scale_down_delay <= timedelta(0):
-        return _over(promoted, analysis)
+    rollout, fleet = (
+        snapshot.resource.spec.rollout,
+        RolloutPods.from_snapshot(snapshot, old_stable.revision, promoted.revision, now),
+    )
+    count = min(replica_counts.max_retained_replicas(fleet.capacity), fleet.stable.counts.requested)
+    if not count or not fleet.stable.counts.ready or rollout.canary.scale_down_delay <= timedelta(0):
+        return _finish_monitoring(promoted, analysis)
     previous = PreviousArm(
-        **dict(old.model_copy(update={"replicas": count})),
+        **dict(old_stable.model_copy(update={"replicas": count})),
         since=now,
         change=promoted.change,
         started_at=promoted.started_at,
     )
-    evidence = _evidence(analysis)
-    analysis = _written(analysis, evidence and evidence.renewed(now))
-    return _at(observed, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
+    evidence = _read_analysis_run(analysis)
+    analysis = _store_analysis_run(analysis, evidence and evidence.reset_guard(now))
+    return _continue_monitoring(snapshot, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
 
 
-def accepted_length(analysis: AnalysisStatus | None) -> float | None:
+def read_reference_acceptance_length(analysis: AnalysisStatus | None) -> float | None:
     """The acceptance length with which a canary was accepted, as the status shows it."""
-    evidence = _evidence(analysis)
-    length = post_promotion.accepted_length(evidence.state, evidence.terms) if evidence is not None else None
+    evidence = _read_analysis_run(analysis)
+    length = post_promotion.compute_reference_acceptance_length(evidence.state, evidence.plan) if evidence is not None else None
     return None if length is None else round(length, 2)
 
 
-def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime) -> Watch:
+def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, now: datetime) -> PostPromotionTransition:
     """The watch, one look later; the spec asks for the stable revision."""
-    resource, status = observed.resource, observed.resource.status or Status()
-    fleet = Fleet.of(observed, previous.revision, stable.revision, now)
-    needed = min(previous.replicas, standing_in(fleet))
-    count = max(needed, min(replica_counts.kept(fleet.places), previous.replicas))
+    resource, status = snapshot.resource, snapshot.resource.status or Status()
+    fleet = RolloutPods.from_snapshot(snapshot, previous.revision, stable.revision, now)
+    needed = min(previous.replicas, count_required_previous_pods(fleet))
+    count = max(needed, min(replica_counts.max_retained_replicas(fleet.capacity), previous.replicas))
     if not count:
-        return _over(stable, status.analysis)
+        return _finish_monitoring(stable, status.analysis)
     previous = previous.model_copy(update={"replicas": count})
-    stage = Stage(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
+    stage = CanaryState(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
     patience = resource.spec.rollout.progress_deadline
-    faults = list(stops(fleet.canary, fleet.stable, observed.unreadable, patience, observed.last_lines, now))
-    evidence = _crashed(_evidence(status.analysis), fleet)
-    evidence, judgement, fallen = _counted(observed, previous, evidence, len(fleet.canary.objects), faults, now)
-    looks = Looks(
+    faults = list(
+        find_abort_reasons(fleet.canary, fleet.stable, snapshot.invalid_metrics, patience, snapshot.last_log_lines, now)
+    )
+    evidence = _with_restarts(_read_analysis_run(status.analysis), fleet)
+    evidence, judgement, fallen = _evaluate_blocks(snapshot, previous, evidence, len(fleet.canary.live_pods), faults, now)
+    looks = CanaryObservation(
         ready=True,
-        stop=" ".join(faults) or (post_promotion.stop(evidence.watched, evidence.terms) if evidence and evidence.watched else ""),
-        fallen=fallen,
-        suspicious=bool(_suspicion(evidence)),
-        verdict="Rollback" if judgement and judgement.verdict == "Rollback" else "Continue",
-        reason=judgement.reason if judgement else "",
-        word=transition.word(resource, stable.revision),
+        abort_message=" ".join(faults)
+        or (post_promotion.abort_message(evidence.guard_state, evidence.plan) if evidence and evidence.guard_state else ""),
+        regression_message=fallen,
+        has_suspicious_crashes=bool(_crash_message(evidence)),
+        verdict="Rollback" if judgement and judgement.outcome == "Rollback" else "Continue",
+        verdict_message=judgement.message if judgement else "",
+        manual_action=transition.read_manual_action(resource, stable.revision),
     )
     frozen = status.analysis.parameters if status.analysis else resource.spec.rollout.analysis
-    step = advance(stage, looks, Terms(resource.spec.rollout.canary, frozen, patience), now)
-    analysis = _written(status.analysis, evidence)
-    if step.end == "Over" and needed:
-        return _at(observed, stable, previous, fleet, analysis, _soon(fleet, now), needed)
-    if step.end == "Over":
+    step = advance_state(stage, looks, CanaryPolicy(resource.spec.rollout.canary, frozen, patience), now)
+    analysis = _store_analysis_run(status.analysis, evidence)
+    if step.end_state == "Over" and needed:
+        return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), needed)
+    if step.end_state == "Over":
         if analysis is not None and previous.phase == "Rechecking":
             said = f"{analysis.reason} Pods of revision {previous.revision} were not certainly better at the same time."
             analysis = analysis.model_copy(update={"reason": said})
-        return _over(stable, analysis)
-    if step.end is not None:
+        return _finish_monitoring(stable, analysis)
+    if step.end_state is not None:
         comparisons = list(judgement.comparisons) if judgement and judgement.comparisons else None
         if analysis is not None and comparisons:
-            analysis = analysis.model_copy(update={"comparisons": comparisons, "verdict": "Rollback", "reason": step.why})
-        return taken_back(observed, stable, previous, step.why, analysis, now)
-    if step.stage.phase != stage.phase:
-        previous = previous.model_copy(update={"phase": step.stage.phase, "since": now})
-        analysis = _written(analysis, evidence and evidence.renewed(now))
-        analysis = analysis and analysis.model_copy(update={"reason": step.why})
-    return _at(observed, stable, previous, fleet, analysis, step.again, suspicion=_suspicion(evidence))
+            analysis = analysis.model_copy(update={"comparisons": comparisons, "verdict": "Rollback", "reason": step.message})
+        return revert_promotion(snapshot, stable, previous, step.message, analysis, now)
+    if step.state.phase != stage.phase:
+        previous = previous.model_copy(update={"phase": step.state.phase, "since": now})
+        analysis = _store_analysis_run(analysis, evidence and evidence.reset_guard(now))
+        analysis = analysis and analysis.model_copy(update={"reason": step.message})
+    return _continue_monitoring(
+        snapshot, stable, previous, fleet, analysis, step.requeue_after, suspicion=_crash_message(evidence)
+    )
 
 
-def standing_in(fleet: Fleet) -> int:
+def count_required_previous_pods(fleet: RolloutPods) -> int:
     """Kept pods that clients cannot do without, because so many promoted ones do not serve."""
-    return max(0, fleet.places.floor - fleet.canary.pods.done) if fleet.stable.pods.serving else 0
+    return max(0, fleet.capacity.min_ready_pods - fleet.canary.counts.ready_or_tolerated) if fleet.stable.counts.ready else 0
 
 
-def taken_back(
-    observed: Observed,
+def revert_promotion(
+    snapshot: Snapshot,
     stable: Arm,
     previous: PreviousArm,
-    why: str,
+    reason: str,
     analysis: AnalysisStatus | None,
     now: datetime,
-    result: transition.Result = "RolledBack",
-) -> Watch:
+    result: transition.OutcomeResult = "RolledBack",
+) -> PostPromotionTransition:
     """The promotion is taken back: the revision before is stable again, and its successor a canary on its way out."""
-    status = observed.resource.status or Status()
+    status = snapshot.resource.status or Status()
     old = Arm(**{name: getattr(previous, name) for name in Arm.model_fields})
     leaving = CanaryArm(
         **dict(stable),
@@ -150,99 +160,115 @@ def taken_back(
         step_started_at=previous.since,
     )
     before = status.model_copy(update={"stable": old})
-    outcome = outcome_of(leaving, result, f"Taken back after its promotion. {why}", before, analysis, now)
-    way = transition.withdraw(observed, old, leaving, closed(analysis), outcome, now)
+    outcome = build_outcome(leaving, result, f"Taken back after its promotion. {reason}", before, analysis, now)
+    way = transition.roll_back_canary(snapshot, old, leaving, close_analysis(analysis), outcome, now)
     # Traffic first: its pods go with the next look, when it is written that they are to.
-    asked = Fleet.of(observed, old.revision, leaving.revision, now).canary.pods.asked
+    asked = RolloutPods.from_snapshot(snapshot, old.revision, leaving.revision, now).canary.counts.requested
     way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, asked)))
-    return Watch(None, way.analysis, way.weights, way.progressing, way, old.revision, way.again)
+    return PostPromotionTransition(None, way.analysis, way.weights, way.progressing, way, old.revision, way.requeue_after)
 
 
 # --------------------------------------------------------------------------------------------------------------------- its parts
-def _at(
-    observed: Observed,
+def _continue_monitoring(
+    observed: Snapshot,
     stable: Arm,
     previous: PreviousArm,
-    fleet: Fleet,
+    fleet: RolloutPods,
     analysis: AnalysisStatus | None,
     again: timedelta | None,
     needed: int = 0,
     suspicion: str = "",
-) -> Watch:
+) -> PostPromotionTransition:
     resource = observed.resource
-    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis, needed, suspicion))
-    weights = {"stable": traffic_weights.ALL}
-    if previous.phase == "Watching" and fleet.stable.pods.serving and not fleet.canary.pods.serving:
-        weights = {"stable": 0, "previous": traffic_weights.ALL}
+    finding = ConditionUpdate(
+        PROGRESSING, "True", previous.phase, build_retention_message(resource, stable, previous, analysis, needed, suspicion)
+    )
+    weights = {"stable": traffic_weights.TOTAL_WEIGHT}
+    if previous.phase == "Watching" and fleet.stable.counts.ready and not fleet.canary.counts.ready:
+        weights = {"stable": 0, "previous": traffic_weights.TOTAL_WEIGHT}
     if previous.phase == "Rechecking":
-        arms = Arms(resource.spec.replicas, previous.replicas)
-        found = traffic_weights.in_proportion(arms, fleet.canary.pods, fleet.stable.pods, Pods())
+        arms = ArmReplicas(resource.spec.replicas, previous.replicas)
+        found = traffic_weights.weights_by_replicas(arms, fleet.canary.counts, fleet.stable.counts, PodCounts())
         weights = {"stable": found["stable"], "previous": found["canary"]}
-    return Watch(previous, analysis, weights, finding, again=again)
+    return PostPromotionTransition(previous, analysis, weights, finding, requeue_after=again)
 
 
-def _soon(fleet: Fleet, now: datetime) -> timedelta | None:
+def _time_until_next_late_pod(fleet: RolloutPods, now: datetime) -> timedelta | None:
     """When another promoted pod is late, and may be excused."""
-    late_at = fleet.canary.lateness.next_at
+    late_at = fleet.canary.late_pods.next_late_at
     return max(timedelta(0), late_at - now) if late_at is not None else None
 
 
-def _over(stable: Arm, analysis: AnalysisStatus | None) -> Watch:
-    done = Finding(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
-    return Watch(None, closed(analysis), {"stable": traffic_weights.ALL}, done, again=timedelta(0))
+def _finish_monitoring(stable: Arm, analysis: AnalysisStatus | None) -> PostPromotionTransition:
+    done = ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
+    return PostPromotionTransition(
+        None, close_analysis(analysis), {"stable": traffic_weights.TOTAL_WEIGHT}, done, requeue_after=timedelta(0)
+    )
 
 
-def _counted(
-    observed: Observed, previous: PreviousArm, evidence: Evidence | None, count: int, faults: list[str], now: datetime
-) -> tuple[Evidence | None, Judgement | None, str]:
+def _evaluate_blocks(
+    observed: Snapshot, previous: PreviousArm, evidence: AnalysisRun | None, count: int, faults: list[str], now: datetime
+) -> tuple[AnalysisRun | None, Verdict | None, str]:
     """The evidence with the blocks that are new; the verdict of the comparison in pairs; and what is to be said of a fall."""
     if evidence is None:
         return None, None, ""
-    if refusal(observed):
-        return evidence.passed_over(observed.blocks), None, ""
+    if route_rejection_message(observed):
+        return evidence.skip_blocks(observed.blocks), None, ""
     if previous.phase == "Rechecking":
-        evidence = evidence.placed(hardware.difference(observed), now).counted(observed.blocks)
-        evidence, judgement = evidence.watching(now, faults)
+        evidence = evidence.with_hardware_difference(hardware.compared_hardware_difference(observed), now).with_blocks(
+            observed.blocks
+        )
+        evidence, judgement = evidence.check_guardrails(now, faults)
         return evidence, judgement, ""
-    level = post_promotion.level_of(evidence.state, evidence.terms)
+    level = post_promotion.compute_reference_level(evidence.state, evidence.plan)
     if level is None:
         return evidence, None, ""
-    evidence = _followed(evidence, observed.blocks, level, now)
-    return evidence, None, post_promotion.fallen(evidence.watched or State(0.0), level, evidence.terms, count)
+    evidence = _with_promoted_blocks(evidence, observed.blocks, level, now)
+    return (
+        evidence,
+        None,
+        post_promotion.regression_message(evidence.guard_state or AnalysisState(0.0), level, evidence.plan, count),
+    )
 
 
-def _suspicion(evidence: Evidence | None) -> str:
+def _crash_message(evidence: AnalysisRun | None) -> str:
     """That engines of the promoted revision have ended, and it is not known whether by accident; empty where none has."""
-    crashes = evidence.watched.crashes if evidence is not None and evidence.watched is not None else None
-    return messages.suspicious(crashes) if crashes is not None and crashes.suspicious else ""
+    crashes = evidence.guard_state.crashes if evidence is not None and evidence.guard_state is not None else None
+    return messages.suspicious_crashes_message(crashes) if crashes is not None and crashes.is_suspicious else ""
 
 
-def _crashed(evidence: Evidence | None, fleet: Fleet) -> Evidence | None:
+def _with_restarts(evidence: AnalysisRun | None, fleet: RolloutPods) -> AnalysisRun | None:
     """With the engines that have ended since the analysis began."""
     if evidence is None:
         return None
     since = datetime.fromtimestamp(evidence.state.began, tz=UTC)
-    return evidence.crashed(*(pod_failures.restarts_since(group.objects, since) for group in (fleet.canary, fleet.stable)))
+    return evidence.with_restarts(
+        *(pod_failures.count_restarts_since(group.live_pods, since) for group in (fleet.canary, fleet.stable))
+    )
 
 
-def _followed(evidence: Evidence, blocks: Iterable[Block], level: post_promotion.Level, now: datetime) -> Evidence:
+def _with_promoted_blocks(
+    evidence: AnalysisRun, blocks: Iterable[ClosedBlock], level: post_promotion.ReferenceLevel, now: datetime
+) -> AnalysisRun:
     """With those blocks of the promoted pods that are new."""
-    for block in sorted(blocks, key=lambda one: one.began):
-        if block.began >= evidence.until:
-            watched = post_promotion.count(evidence.watched or State(now.timestamp()), block, level, evidence.terms)
-            evidence = replace(evidence, watched=watched, until=block.ended)
+    for block in sorted(blocks, key=lambda one: one.start_time):
+        if block.start_time >= evidence.counted_until:
+            watched = post_promotion.add_promoted_block(
+                evidence.guard_state or AnalysisState(now.timestamp()), block, level, evidence.plan
+            )
+            evidence = replace(evidence, guard_state=watched, counted_until=block.end_time)
     return evidence
 
 
-def _evidence(analysis: AnalysisStatus | None) -> Evidence | None:
-    return Evidence.unpack(analysis.state) if analysis is not None and analysis.state else None
+def _read_analysis_run(analysis: AnalysisStatus | None) -> AnalysisRun | None:
+    return AnalysisRun.unpack(analysis.state) if analysis is not None and analysis.state else None
 
 
-def _written(analysis: AnalysisStatus | None, evidence: Evidence | None) -> AnalysisStatus | None:
+def _store_analysis_run(analysis: AnalysisStatus | None, evidence: AnalysisRun | None) -> AnalysisStatus | None:
     """What the revision was accepted with stays to be read."""
     return analysis.model_copy(update={"state": evidence.pack()}) if analysis is not None and evidence is not None else analysis
 
 
-def closed(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
+def close_analysis(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
     """The analysis when nothing goes on from it."""
     return analysis.model_copy(update={"state": ""}) if analysis is not None else None

@@ -30,15 +30,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from aerie.api.rollout import Analysis, Canary
+from aerie.api.rollout import AnalysisSpec, CanarySpec
 from aerie.api.types import duration
-from aerie.rollout.capacity.replica_counts import ramp_share
+from aerie.rollout.capacity.replica_counts import ramp_step_percent
 
-Phase = Literal[
+StateMachinePhase = Literal[
     "Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "Watching", "Rechecking"
 ]
-End = Literal["Promoted", "RolledBack", "Failed", "Explored", "Over"]
-Input = Literal[
+EndState = Literal["Promoted", "RolledBack", "Failed", "Explored", "Over"]
+Trigger = Literal[
     "rejected",  # a person says: roll back
     "stopped",  # a fault that needs no statistics: a crash loop, no accepted token, figures that are no numbers
     "worse",  # the verdict is Rollback
@@ -55,7 +55,7 @@ Input = Literal[
     "topped",  # the last share of the ramp has been held
 ]
 
-TABLE: dict[tuple[Phase, Input], Phase | End] = {
+TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndState] = {
     ("Starting", "rejected"): "RolledBack",
     ("Starting", "stopped"): "RolledBack",
     ("Starting", "late"): "Failed",
@@ -103,17 +103,17 @@ TABLE: dict[tuple[Phase, Input], Phase | End] = {
 }
 """The whole of it. An input that a phase has no row for means nothing there."""
 
-RECHECK = timedelta(hours=1)
+RECHECK_DURATION = timedelta(hours=1)
 """How long old pods get requests again: enough for a fall of some percent to show in pairs (docs/canary-decisions.md)."""
-SUSPECTED = timedelta(hours=1)
+MIN_RETENTION_AFTER_CRASH = timedelta(hours=1)
 """How long they stay at least once engines of the promoted revision have ended: in a fleet that crashes, others follow."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class CanaryState:
     """Where a canary is; all of it is kept in the status."""
 
-    phase: Phase
+    phase: StateMachinePhase
     started_at: datetime
     ready_at: datetime | None = None
     """When all pods of canary and control served for the first time."""
@@ -124,69 +124,69 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Looks:
+class CanaryObservation:
     """What one look shows."""
 
     ready: bool
     """Whether the pods that this phase asks for serve."""
-    late: bool = False
+    deadline_exceeded: bool = False
     """Whether pods that the phase asks for have not served for spec.rollout.progressDeadline, and more of them than a node's
     fault explains."""
-    late_at: datetime | None = None
+    next_deadline_at: datetime | None = None
     """When the next pod becomes late; None when none is waited for."""
-    stop: str = ""
+    abort_message: str = ""
     """A fault that ends the canary at once, as a sentence."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"] = "Continue"
-    reason: str = ""
+    verdict_message: str = ""
     """Why the verdict is what it is, as a sentence."""
-    fallen: str = ""
+    regression_message: str = ""
     """That tokens per step are certainly below those of the acceptance, as a sentence."""
-    suspicious: bool = False
+    has_suspicious_crashes: bool = False
     """Whether engines of it have ended, and it is not known whether that was an accident."""
-    word: Literal["promote", "rollback"] | None = None
+    manual_action: Literal["promote", "rollback"] | None = None
     """What a person has said about this very canary."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class CanaryPolicy:
     """What the spec says of rollouts; the analysis as it was when this one began."""
 
-    canary: Canary
-    analysis: Analysis
+    canary: CanarySpec
+    analysis: AnalysisSpec
     progress_deadline: timedelta
-    explore: timedelta | None = None
+    exploration_duration: timedelta | None = None
     """How long a canary is analyzed that is to be measured and given up; None for all others."""
 
 
 @dataclass(frozen=True)
-class Step:
+class StateTransition:
     """What one look leads to."""
 
-    stage: Stage
-    end: End | None = None
+    state: CanaryState
+    end_state: EndState | None = None
     """How the canary has ended; the stage is then the one that it ended in."""
-    why: str = ""
+    message: str = ""
     """Why it has ended or changed its phase; empty when neither."""
-    again: timedelta | None = None
+    requeue_after: timedelta | None = None
     """When time alone would lead on; None: never."""
 
 
-def advance(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Step:
+def advance_state(state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime) -> StateTransition:
     """Where this look leads; at most one row of the table further."""
-    for found in _inputs(stage, looks, terms, now):
-        target = TABLE.get((stage.phase, found))
+    for found in _active_triggers(state, observation, policy, now):
+        target = TRANSITIONS.get((state.phase, found))
         if target is None:
             continue
-        why = _why(found, stage, looks, terms)
+        why = _transition_message(found, state, observation, policy)
         match target:
             case "Promoted" | "RolledBack" | "Failed" | "Explored" | "Over":
-                return Step(stage, target, why)
+                return StateTransition(state, target, why)
             case _:
-                return _entered(stage, target, terms, why, now)
-    return Step(stage, again=_left(stage, looks, terms, now))
+                return _enter_phase(state, target, policy, why, now)
+    return StateTransition(state, requeue_after=_time_remaining(state, observation, policy, now))
 
 
-def _entered(stage: Stage, phase: Phase, terms: Terms, why: str, now: datetime) -> Step:
+def _enter_phase(stage: CanaryState, phase: StateMachinePhase, terms: CanaryPolicy, why: str, now: datetime) -> StateTransition:
     """The stage after entering the phase."""
     match phase:
         case "WarmingUp":
@@ -200,36 +200,36 @@ def _entered(stage: Stage, phase: Phase, terms: Terms, why: str, now: datetime) 
             entered = replace(stage, phase=phase, step=None, step_started_at=now)
         case _:
             entered = replace(stage, phase=phase)
-    return Step(entered, why=why, again=timedelta(0))
+    return StateTransition(entered, message=why, requeue_after=timedelta(0))
 
 
-def _inputs(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> Iterator[Input]:
+def _active_triggers(stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy, now: datetime) -> Iterator[Trigger]:
     """What holds, the most urgent first."""
-    if looks.word == "rollback":
+    if looks.manual_action == "rollback":
         yield "rejected"
-    if looks.stop:
+    if looks.abort_message:
         yield "stopped"
     if looks.verdict == "Rollback":
         yield "worse"
-    if looks.fallen:
+    if looks.regression_message:
         yield "fallen"
-    if looks.late and not looks.ready:
+    if looks.deadline_exceeded and not looks.ready:
         yield "late"
-    if looks.word == "promote":
+    if looks.manual_action == "promote":
         yield "approved"
     if looks.verdict == "Promote":
         yield "better" if terms.canary.approval == "Automatic" else "better, ask"
-    if _explored(stage, terms, now):
+    if _is_exploration_over(stage, terms, now):
         yield "explored"
     if looks.verdict == "Inconclusive":
         yield "undecided, hold" if terms.analysis.on_inconclusive == "Hold" else "undecided, end"
     if looks.ready:
         yield "ready"
-    if _due(stage, looks, terms, now):
-        yield "topped" if stage.phase == "Ramping" and _is_top(stage, terms) else "due"
+    if _is_phase_time_over(stage, looks, terms, now):
+        yield "topped" if stage.phase == "Ramping" and _is_last_ramp_step(stage, terms) else "due"
 
 
-def _since(stage: Stage) -> datetime:
+def _phase_started_at(stage: CanaryState) -> datetime:
     """When the phase's own time began."""
     match stage.phase:
         case "Ramping" | "Promoting" | "Watching" | "Rechecking":
@@ -240,78 +240,84 @@ def _since(stage: Stage) -> datetime:
             return stage.ready_at or stage.started_at
 
 
-def _is_top(stage: Stage, terms: Terms) -> bool:
+def _is_last_ramp_step(stage: CanaryState, terms: CanaryPolicy) -> bool:
     """Whether no step of the ramp follows this one."""
     return (stage.step or 0) + 1 >= len(terms.canary.ramp)
 
 
-def _due(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> bool:
+def _is_phase_time_over(stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy, now: datetime) -> bool:
     match stage.phase:
         case "WarmingUp":
-            return now >= _since(stage) + terms.analysis.warmup
+            return now >= _phase_started_at(stage) + terms.analysis.warmup
         case "Ramping" if not terms.canary.ramp:  # it was taken out of the spec: there is no share to hold
             return True
         case "Ramping":  # a share that the pods cannot bear yet is not being held
-            return looks.ready and now >= _since(stage) + terms.canary.ramp_hold
+            return looks.ready and now >= _phase_started_at(stage) + terms.canary.ramp_hold
         case "Watching":
-            return now >= watched_until(_since(stage), terms.canary, suspicious=looks.suspicious)
+            return now >= compute_retention_end(
+                _phase_started_at(stage), terms.canary, has_suspicious_crashes=looks.has_suspicious_crashes
+            )
         case "Rechecking":
-            return now >= _since(stage) + RECHECK
+            return now >= _phase_started_at(stage) + RECHECK_DURATION
         case _:
             return False
 
 
-def watched_until(since: datetime, canary: Canary, *, suspicious: bool) -> datetime:
+def compute_retention_end(since: datetime, canary: CanarySpec, *, has_suspicious_crashes: bool) -> datetime:
     """When pods that were kept after a promotion go."""
-    return since + (max(canary.scale_down_delay, SUSPECTED) if suspicious else canary.scale_down_delay)
+    return since + (
+        max(canary.scale_down_delay, MIN_RETENTION_AFTER_CRASH) if has_suspicious_crashes else canary.scale_down_delay
+    )
 
 
-def _explored(stage: Stage, terms: Terms, now: datetime) -> bool:
+def _is_exploration_over(stage: CanaryState, terms: CanaryPolicy, now: datetime) -> bool:
     """Whether a canary that is only to be measured has been."""
-    return terms.explore is not None and now >= _measured_until(stage, terms.explore, terms)
+    return terms.exploration_duration is not None and now >= _exploration_end(stage, terms.exploration_duration, terms)
 
 
-def _measured_until(stage: Stage, explore: timedelta, terms: Terms) -> datetime:
-    return _since(stage) + min(terms.analysis.warmup + explore, terms.analysis.deadline)
+def _exploration_end(stage: CanaryState, explore: timedelta, terms: CanaryPolicy) -> datetime:
+    return _phase_started_at(stage) + min(terms.analysis.warmup + explore, terms.analysis.deadline)
 
 
-def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta | None:
+def _time_remaining(stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy, now: datetime) -> timedelta | None:
     """Time until it alone would lead on."""
     match stage.phase:
         case "WarmingUp":
-            until = _since(stage) + terms.analysis.warmup
+            until = _phase_started_at(stage) + terms.analysis.warmup
         case "Ramping" if looks.ready:
-            until = _since(stage) + terms.canary.ramp_hold
-        case "Analyzing" if terms.explore is not None:
-            until = _measured_until(stage, terms.explore, terms)
+            until = _phase_started_at(stage) + terms.canary.ramp_hold
+        case "Analyzing" if terms.exploration_duration is not None:
+            until = _exploration_end(stage, terms.exploration_duration, terms)
         case "Watching":
-            until = watched_until(_since(stage), terms.canary, suspicious=looks.suspicious)
+            until = compute_retention_end(
+                _phase_started_at(stage), terms.canary, has_suspicious_crashes=looks.has_suspicious_crashes
+            )
         case "Rechecking":
-            until = _since(stage) + RECHECK
-        case "Starting" | "Ramping" | "Promoting" if looks.late_at is not None:
-            until = looks.late_at
+            until = _phase_started_at(stage) + RECHECK_DURATION
+        case "Starting" | "Ramping" | "Promoting" if looks.next_deadline_at is not None:
+            until = looks.next_deadline_at
         case _:
             return None
     return max(timedelta(0), until - now)
 
 
-def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
+def _transition_message(found: Trigger, stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy) -> str:
     match found:
         case "rejected":
             return "A person asked for the rollback."
         case "approved":
             return "A person asked for the promotion."
         case "stopped":
-            return looks.stop
+            return looks.abort_message
         case "fallen":
-            return looks.fallen
+            return looks.regression_message
         case "explored":
-            return f"It was to be measured and given up, and has been. {looks.reason}".rstrip()
+            return f"It was to be measured and given up, and has been. {looks.verdict_message}".rstrip()
         case "late":
-            limit = duration.format(terms.progress_deadline)
+            limit = duration.format_duration(terms.progress_deadline)
             return f"Pods that it needs have not served for spec.rollout.progressDeadline ({limit})."
         case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
-            return looks.reason
+            return looks.verdict_message
         case "ready":
             return "All its pods serve."
         case "due" if stage.phase == "WarmingUp":
@@ -321,5 +327,5 @@ def _why(found: Input, stage: Stage, looks: Looks, terms: Terms) -> str:
         case "due" | "topped":
             if not terms.canary.ramp:
                 return "spec.rollout.canary.ramp has become empty: there is no share to hold."
-            share = ramp_share(terms.canary.ramp, stage.step)
+            share = ramp_step_percent(terms.canary.ramp, stage.step)
             return f"{share} % of the traffic have been held for spec.rollout.canary.rampHold."

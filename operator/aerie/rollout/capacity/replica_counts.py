@@ -21,35 +21,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aerie.api.rollout import Canary
-from aerie.rollout.facts.late_pods import tolerated
+from aerie.api.rollout import CanarySpec
+from aerie.rollout.facts.late_pods import max_tolerated_failures
 
 
 @dataclass(frozen=True)
-class Pods:
+class PodCounts:
     """Of one arm."""
 
-    asked: int = 0
+    requested: int = 0
     """Replicas asked for so far, or the pods there are where those are more."""
-    leaving: int = 0
+    terminating: int = 0
     """Besides them the pods on their way out, which still hold their GPUs."""
-    serving: int = 0
-    excused: int = 0
+    ready: int = 0
+    tolerated_late: int = 0
     """Pods that are late and so few that they hold nothing up (lateness.py)."""
 
     @property
-    def done(self) -> int:
+    def ready_or_tolerated(self) -> int:
         """Pods that need not be waited for."""
-        return self.serving + self.excused
+        return self.ready + self.tolerated_late
 
     @property
-    def held(self) -> int:
+    def allocated(self) -> int:
         """Places that the arm holds."""
-        return self.asked + self.leaving
+        return self.requested + self.terminating
 
 
 @dataclass(frozen=True)
-class Arms:
+class ArmReplicas:
     """Replicas to ask for."""
 
     stable: int
@@ -58,96 +58,100 @@ class Arms:
 
 
 @dataclass(frozen=True)
-class Places:
+class Capacity:
     """What the spec lets a rollout of `replicas` pods take."""
 
     replicas: int
-    canary: int
-    control: int
-    total: int
+    canary_replicas: int
+    control_replicas: int
+    max_total_pods: int
     """Pods of all arms together."""
-    floor: int
+    min_ready_pods: int
     """Serving pods that are never given up on purpose."""
 
     @classmethod
-    def of(cls, replicas: int, canary: Canary) -> Places:
+    def from_spec(cls, replicas: int, canary: CanarySpec) -> Capacity:
         """The places of the resource. A canary is never larger than what it is to replace."""
         size = min(canary.replicas, replicas)
         control = size if canary.control == "Fresh" else 0
         if canary.capacity == "Surge":
-            return cls(replicas, size, control, total=replicas + size + control, floor=replicas)
+            return cls(replicas, size, control, max_total_pods=replicas + size + control, min_ready_pods=replicas)
         total = max(replicas, size + control + 1) if replicas else 0
-        return cls(replicas, size, control, total=total, floor=total - size - control)
+        return cls(replicas, size, control, max_total_pods=total, min_ready_pods=total - size - control)
 
-    def owed(self, *arms: Pods) -> int:
+    def missing_ready_pods(self, *arms: PodCounts) -> int:
         """Serving pods that are missing from the floor, beside those of these arms: others have to stand in for them. Late pods
         are excused as far as a fleet of that size may have some, and not the larger one that it was before."""
-        excused = min(sum(arm.excused for arm in arms), tolerated(self.floor))
-        return max(0, self.floor - sum(arm.serving for arm in arms) - excused)
+        excused = min(sum(arm.tolerated_late for arm in arms), max_tolerated_failures(self.min_ready_pods))
+        return max(0, self.min_ready_pods - sum(arm.ready for arm in arms) - excused)
 
 
-def judged(places: Places) -> Arms:
+def replicas_during_analysis(capacity: Capacity) -> ArmReplicas:
     """While the canary starts and is judged."""
-    stable = min(places.replicas, places.total - places.canary - places.control)
-    return Arms(max(0, stable), places.canary, places.control)
+    stable = min(capacity.replicas, capacity.max_total_pods - capacity.canary_replicas - capacity.control_replicas)
+    return ArmReplicas(max(0, stable), capacity.canary_replicas, capacity.control_replicas)
 
 
-def standing_in(arms: Arms, places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:
+def with_substitute_control_pods(
+    target: ArmReplicas, capacity: Capacity, stable: PodCounts, canary: PodCounts, control: PodCounts
+) -> ArmReplicas:
     """The same with the control pods that stand in for stable ones, where the spec asks for no control any more. They keep the
     places that they hold; none is asked for anew."""
-    same = min(control.asked, places.owed(stable, canary)) if control.serving else 0
-    return Arms(arms.stable, arms.canary, max(arms.control, same))
+    same = min(control.requested, capacity.missing_ready_pods(stable, canary)) if control.ready else 0
+    return ArmReplicas(target.stable, target.canary, max(target.control, same))
 
 
-def grown(places: Places, goal: int, stable: Pods, canary: Pods, control: Pods) -> Arms:
+def replicas_during_ramp_up(
+    capacity: Capacity, canary_target: int, stable: PodCounts, canary: PodCounts, control: PodCounts
+) -> ArmReplicas:
     """On the way to a canary of `goal` pods, from what is there. The control is no longer needed, but where its pods stand in for
     stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up
     when a stable one serves for it."""
-    goal = max(places.canary, min(goal, places.replicas))
-    same = min(control.asked, places.owed(stable, canary)) if control.serving else 0
-    wanted_stable = max(0, min(places.replicas, places.total - goal - same))
+    canary_target = max(capacity.canary_replicas, min(canary_target, capacity.replicas))
+    same = min(control.requested, capacity.missing_ready_pods(stable, canary)) if control.ready else 0
+    wanted_stable = max(0, min(capacity.replicas, capacity.max_total_pods - canary_target - same))
     # What the canary's serving pods carry already, the stable ones need not.
-    kept = max(wanted_stable, min(places.replicas, places.owed(canary)))
-    free = places.total - stable.held - canary.held - control.held
-    more_stable = max(0, min(kept - stable.asked, free))
-    more_canary = max(0, min(goal - canary.asked, free - more_stable))
-    most_canary = max(goal, min(places.replicas, places.owed(stable)))
-    asked = max(places.canary, min(most_canary, canary.asked + more_canary))
-    return Arms(min(kept, stable.asked + more_stable), asked, same)
+    kept = max(wanted_stable, min(capacity.replicas, capacity.missing_ready_pods(canary)))
+    free = capacity.max_total_pods - stable.allocated - canary.allocated - control.allocated
+    more_stable = max(0, min(kept - stable.requested, free))
+    more_canary = max(0, min(canary_target - canary.requested, free - more_stable))
+    most_canary = max(canary_target, min(capacity.replicas, capacity.missing_ready_pods(stable)))
+    asked = max(capacity.canary_replicas, min(most_canary, canary.requested + more_canary))
+    return ArmReplicas(min(kept, stable.requested + more_stable), asked, same)
 
 
-def withdrawn(places: Places, stable: Pods, canary: Pods, control: Pods) -> Arms:
+def replicas_during_rollback(capacity: Capacity, stable: PodCounts, canary: PodCounts, control: PodCounts) -> ArmReplicas:
     """On the way back to the stable arm alone: pods of control and canary stand in for stable ones that do not serve, and one
     goes when a stable one serves."""
-    free = places.total - stable.held - canary.held - control.held
-    more_stable = max(0, min(places.replicas - stable.asked, free))
-    needed = places.owed(stable)
-    same = min(control.asked, needed) if control.serving else 0
-    kept = max(0, min(canary.asked, needed - min(same, control.serving))) if canary.serving else 0
-    return Arms(min(places.replicas, stable.asked + more_stable), kept, same)
+    free = capacity.max_total_pods - stable.allocated - canary.allocated - control.allocated
+    more_stable = max(0, min(capacity.replicas - stable.requested, free))
+    needed = capacity.missing_ready_pods(stable)
+    same = min(control.requested, needed) if control.ready else 0
+    kept = max(0, min(canary.requested, needed - min(same, control.ready))) if canary.ready else 0
+    return ArmReplicas(min(capacity.replicas, stable.requested + more_stable), kept, same)
 
 
-def kept(places: Places) -> int:
+def max_retained_replicas(capacity: Capacity) -> int:
     """Pods of the revision before that may stay after a promotion: in the places that canary and control had."""
-    return max(0, min(places.replicas, places.total - places.replicas))
+    return max(0, min(capacity.replicas, capacity.max_total_pods - capacity.replicas))
 
 
-def ramp_share(ramp: Sequence[int], step: int | None) -> int:
+def ramp_step_percent(ramp: Sequence[int], step: int | None) -> int:
     """Percent of the traffic that a step of the ramp asks for: of a ramp that has become shorter the last share, and of an empty
     ramp nothing, because it asks for no step."""
     return ramp[min(step or 0, len(ramp) - 1)] if ramp else 0
 
 
-def ramp_goal(places: Places, share: int, *, by_pods: bool) -> int:
+def canary_replicas_for_traffic(capacity: Capacity, traffic_percent: int, *, by_pods: bool) -> int:
     """Pods that the canary needs for `share` percent of the traffic.
 
     By weight (Gateway) as many as the share of the load is of the fleet; by pods (Service) so many that they are that share of
     all that serve.
     """
     if not by_pods:
-        return max(places.canary, -(-places.replicas * share // 100))
-    for size in range(places.canary, places.replicas):
-        stable = min(places.replicas, places.total - size)
-        if 100 * size >= share * (size + stable):
+        return max(capacity.canary_replicas, -(-capacity.replicas * traffic_percent // 100))
+    for size in range(capacity.canary_replicas, capacity.replicas):
+        stable = min(capacity.replicas, capacity.max_total_pods - size)
+        if 100 * size >= traffic_percent * (size + stable):
             return size
-    return places.replicas
+    return capacity.replicas

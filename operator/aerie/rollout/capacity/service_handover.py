@@ -41,175 +41,196 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.manifests import naming, network
-from aerie.manifests.apply_diff import drifted, stamped
+from aerie.manifests.apply_diff import needs_apply, with_digest
 from aerie.rollout.capacity import drain_order
-from aerie.rollout.capacity.traffic_weights import ALL
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.facts import pod_failures
-from aerie.rollout.facts.snapshot import Object, Observed, labels, owned
+from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 
-ENDPOINTS = timedelta(seconds=10)
+ENDPOINT_PROPAGATION_DELAY = timedelta(seconds=10)
 """From a change of a Service until the gateway's proxies know its endpoints."""
-AHEAD = timedelta(seconds=30)
+MAX_SERVER_CLOCK_LEAD = timedelta(seconds=30)
 """By so much the API server's clock may be ahead; a time that lies further ahead dates nothing."""
-_NO_TIME = timedelta(0)
-Made = list[dict[str, Any]]
+_ZERO = timedelta(0)
+DesiredObjects = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Arm:
+class _ArmService:
     """The Service of one arm."""
 
     name: str
-    wanted: Mapping[str, Any] | None
+    desired: Mapping[str, Any] | None
     """As it would be applied; None: it is to go."""
-    live: Object | None
-    serve: int
+    live: KubernetesObject | None
+    ready_now: int
     """Pods that serve behind it as it is."""
-    would: int
+    ready_after_change: int
     """Pods that would serve behind it as it is wanted."""
-    weight: int
+    current_weight: int
     """What the route gives it now."""
-    left: timedelta
+    propagation_remaining: timedelta
     """Until it may be given requests."""
 
     @property
-    def turns(self) -> bool:
+    def changes_selector(self) -> bool:
         """Whether its selector is to become another one."""
-        return self.wanted is not None and self.live is not None and _selector(self.live) != _selector(self.wanted)
+        return self.desired is not None and self.live is not None and _selector(self.live) != _selector(self.desired)
 
     @property
-    def open(self) -> bool:
+    def is_routable(self) -> bool:
         """Whether it may be given requests."""
-        return self.wanted is not None and not self.left
+        return self.desired is not None and not self.propagation_remaining
 
 
-def ordered(observed: Observed, made: Made, now: datetime) -> tuple[Made, timedelta | None]:
+def order_service_changes(
+    snapshot: Snapshot, desired_objects: DesiredObjects, now: datetime
+) -> tuple[DesiredObjects, timedelta | None]:
     """Of what is to be there (`made`), as much as may be there now: with selectors and shares that have to wait as they are. And
     the time until the next step; None where nothing has to wait."""
-    resource = observed.resource
-    route = next((item for item in made if item["kind"] == "HTTPRoute"), None)
-    unknown = "HTTPRoute" in observed.unlisted
-    if resource.spec.rollout.traffic.gateway is None or not made or (route is None and not unknown) or _foreign(observed, made):
-        return made, None
+    resource = snapshot.resource
+    route = next((item for item in desired_objects if item["kind"] == "HTTPRoute"), None)
+    unknown = "HTTPRoute" in snapshot.unlisted_kinds
+    if (
+        resource.spec.rollout.traffic.gateway is None
+        or not desired_objects
+        or (route is None and not unknown)
+        or _has_foreign_objects(snapshot, desired_objects)
+    ):
+        return desired_objects, None
     if resource.spec.replicas == 0:  # no Service is to lead to pods, so none can wait for the pods that it is to lead to
-        return made, None
-    live = observed.child("HTTPRoute", resource.metadata.name)
-    now_sent = _shares(live) if live is not None else {}
-    if "Service" in observed.unlisted:
-        return _with(made, {}, now_sent or None), None
-    wanted = _shares(route) if route is not None else {}
-    arms = {arm.name: arm for arm in _arms(observed, made, now_sent, now, unknown=unknown)}
-    settles = drain_order.unsettled(observed, live, now) if live is not None else None
-    stay = _stay(list(arms.values()), moving=settles is not None)
-    shares = _now(arms, wanted, now_sent, stay)
-    waits = [arm.left for arm in arms.values() if arm.left and (arm.weight or wanted.get(arm.name))]
+        return desired_objects, None
+    live = snapshot.child("HTTPRoute", resource.metadata.name)
+    now_sent = _read_route_weights(live) if live is not None else {}
+    if "Service" in snapshot.unlisted_kinds:
+        return _with_selectors_and_weights(desired_objects, {}, now_sent or None), None
+    wanted = _read_route_weights(route) if route is not None else {}
+    arms = {arm.name: arm for arm in _read_arm_services(snapshot, desired_objects, now_sent, now, unknown=unknown)}
+    settles = drain_order.live_route_propagation_remaining(snapshot, live, now) if live is not None else None
+    stay = _services_keeping_selectors(list(arms.values()), moving=settles is not None)
+    shares = _select_weights(arms, wanted, now_sent, stay)
+    waits = [
+        arm.propagation_remaining
+        for arm in arms.values()
+        if arm.propagation_remaining and (arm.current_weight or wanted.get(arm.name))
+    ]
     if stay and settles is not None:
         waits.append(settles)
-    return _with(made, {arm.name: _selector(arm.live) for arm in stay if arm.live is not None}, shares), min(waits, default=None)
+    return _with_selectors_and_weights(
+        desired_objects, {arm.name: _selector(arm.live) for arm in stay if arm.live is not None}, shares
+    ), min(waits, default=None)
 
 
 # --------------------------------------------------------------------------------------------------------------------- decisions
-def _stay(arms: Sequence[_Arm], *, moving: bool) -> list[_Arm]:
+def _services_keeping_selectors(arms: Sequence[_ArmService], *, moving: bool) -> list[_ArmService]:
     """The arms whose Services keep their selectors for now: those that would lead to fewer pods, while requests come to them that
     could go to more elsewhere, or that would be lost, or may still come, because a gateway has not seen yet that they are not
     to."""
     found = []
     for arm in arms:
-        if not arm.turns or arm.would >= arm.serve:
+        if not arm.changes_selector or arm.ready_after_change >= arm.ready_now:
             continue  # more pods behind it than before: the sooner the better
-        most = max((other.would for other in arms if other.wanted is not None and other is not arm), default=0)
-        if (most > arm.would or not arm.would) if arm.weight else moving:
+        most = max((other.ready_after_change for other in arms if other.desired is not None and other is not arm), default=0)
+        if (most > arm.ready_after_change or not arm.ready_after_change) if arm.current_weight else moving:
             found.append(arm)
     return found
 
 
-def _now(
-    arms: Mapping[str, _Arm], wanted: Mapping[str, int], now_sent: Mapping[str, int], stay: Sequence[_Arm]
+def _select_weights(
+    arms: Mapping[str, _ArmService], wanted: Mapping[str, int], now_sent: Mapping[str, int], stay: Sequence[_ArmService]
 ) -> Mapping[str, int]:
     """What the route is to give each Service until the next look."""
-    ready = [name in arms and arms[name].open and arms[name].serve > 0 for name, weight in wanted.items() if weight]
-    if all(ready) or not any(arm.serve for arm in arms.values()):
+    ready = [name in arms and arms[name].is_routable and arms[name].ready_now > 0 for name, weight in wanted.items() if weight]
+    if all(ready) or not any(arm.ready_now for arm in arms.values()):
         return wanted
-    if any(arm.weight for arm in stay):
-        target = max((arm for arm in arms.values() if arm.wanted is not None), key=lambda arm: arm.would)
-        if target.open and target.would:
-            return _all_to(target, wanted)
-    served = {name: weight for name, weight in now_sent.items() if weight and name in arms and arms[name].serve}
+    if any(arm.current_weight for arm in stay):
+        target = max((arm for arm in arms.values() if arm.desired is not None), key=lambda arm: arm.ready_after_change)
+        if target.is_routable and target.ready_after_change:
+            return _all_traffic_to(target, wanted)
+    served = {name: weight for name, weight in now_sent.items() if weight and name in arms and arms[name].ready_now}
     if served and len(served) == sum(map(bool, now_sent.values())):
         return now_sent
-    able = {name: weight if name in arms and arms[name].open and arms[name].serve else 0 for name, weight in wanted.items()}
+    able = {
+        name: weight if name in arms and arms[name].is_routable and arms[name].ready_now else 0 for name, weight in wanted.items()
+    }
     if any(able.values()):
         return able
-    spares = [arm for arm in arms.values() if arm.live is not None and not arm.left and arm.serve]
-    spare = max(spares, key=lambda arm: (arm.wanted is not None, arm.serve), default=None)
-    return served or (_all_to(spare, [*wanted, spare.name]) if spare is not None else wanted)
+    spares = [arm for arm in arms.values() if arm.live is not None and not arm.propagation_remaining and arm.ready_now]
+    spare = max(spares, key=lambda arm: (arm.desired is not None, arm.ready_now), default=None)
+    return served or (_all_traffic_to(spare, [*wanted, spare.name]) if spare is not None else wanted)
 
 
-def _all_to(arm: _Arm, names_of: Iterable[str]) -> Mapping[str, int]:
-    return {name: ALL if name == arm.name else 0 for name in names_of}
+def _all_traffic_to(arm: _ArmService, names_of: Iterable[str]) -> Mapping[str, int]:
+    return {name: TOTAL_WEIGHT if name == arm.name else 0 for name in names_of}
 
 
 # ------------------------------------------------------------------------------------------------------------------ what is there
-def _arms(observed: Observed, made: Made, now_sent: Mapping[str, int], now: datetime, *, unknown: bool) -> list[_Arm]:
+def _read_arm_services(
+    observed: Snapshot, made: DesiredObjects, now_sent: Mapping[str, int], now: datetime, *, unknown: bool
+) -> list[_ArmService]:
     """The Services of all arms that are there or wanted. `unknown`: nothing is known of the route."""
     resource = observed.resource
     found = []
-    for name in (f"{resource.metadata.name}-{arm}" for arm in network.ARMS):
+    for name in (f"{resource.metadata.name}-{arm}" for arm in network.GATEWAY_ARMS):
         wanted = next((item for item in made if (item["kind"], item["metadata"]["name"]) == ("Service", name)), None)
         live = observed.child("Service", name)
         if wanted is None and live is None:
             continue
-        serve = _serving(observed, _selector(live)) if live is not None else 0
-        would = _serving(observed, _selector(wanted)) if wanted is not None else 0
-        left = _young(live, now)
-        if wanted is not None and drifted(live, wanted):
-            left = ENDPOINTS
-        found.append(_Arm(name, wanted, live, serve, would, ALL if unknown else now_sent.get(name, 0), left))
+        serve = _count_ready_pods(observed, _selector(live)) if live is not None else 0
+        would = _count_ready_pods(observed, _selector(wanted)) if wanted is not None else 0
+        left = _endpoint_propagation_remaining(live, now)
+        if wanted is not None and needs_apply(live, wanted):
+            left = ENDPOINT_PROPAGATION_DELAY
+        found.append(_ArmService(name, wanted, live, serve, would, TOTAL_WEIGHT if unknown else now_sent.get(name, 0), left))
     return found
 
 
-def _foreign(observed: Observed, made: Made) -> bool:
+def _has_foreign_objects(observed: Snapshot, made: DesiredObjects) -> bool:
     """Whether somebody else has the route, or the Service of an arm."""
     uid = observed.resource.metadata.uid
     mine = {(item["kind"], item["metadata"]["name"]) for item in made if item["kind"] in ("Service", "HTTPRoute")}
     mine.discard(("Service", observed.resource.metadata.name))  # no arm's
-    there = (*observed.children, *observed.namesakes)
-    return any((one["kind"], one["metadata"]["name"]) in mine and not owned(one, uid) for one in there)
+    there = (*observed.children, *observed.name_conflicts)
+    return any((one["kind"], one["metadata"]["name"]) in mine and not is_owned_by(one, uid) for one in there)
 
 
-def _young(live: Object | None, now: datetime) -> timedelta:
-    changed = drain_order.changed(live) if live is not None else None
-    if changed is None or changed > now + AHEAD:
-        return _NO_TIME
-    return min(ENDPOINTS, max(_NO_TIME, changed + ENDPOINTS - now))
+def _endpoint_propagation_remaining(live: KubernetesObject | None, now: datetime) -> timedelta:
+    changed = drain_order.last_applied_at(live) if live is not None else None
+    if changed is None or changed > now + MAX_SERVER_CLOCK_LEAD:
+        return _ZERO
+    return min(ENDPOINT_PROPAGATION_DELAY, max(_ZERO, changed + ENDPOINT_PROPAGATION_DELAY - now))
 
 
-def _serving(observed: Observed, selector: Mapping[str, str]) -> int:
+def _count_ready_pods(observed: Snapshot, selector: Mapping[str, str]) -> int:
     """Pods that serve and that the selector means."""
-    found = (pod for pod in observed.pods if selector.items() <= labels(pod).items())
-    return sum(pod_failures.ready(pod) and not pod_failures.dead(pod) for pod in found)
+    found = (pod for pod in observed.pods if selector.items() <= read_labels(pod).items())
+    return sum(pod_failures.is_pod_ready(pod) and not pod_failures.is_pod_terminal(pod) for pod in found)
 
 
 def _selector(service: Mapping[str, Any]) -> Mapping[str, str]:
-    found: Mapping[str, str] = service["spec"].get("selector") or {naming.NAME: ""}  # none selects nothing, and not everything
+    found: Mapping[str, str] = service["spec"].get("selector") or {
+        naming.NAME_LABEL: ""
+    }  # none selects nothing, and not everything
     return found
 
 
-def _shares(route: Mapping[str, Any]) -> dict[str, int]:
+def _read_route_weights(route: Mapping[str, Any]) -> dict[str, int]:
     """What the route gives each Service."""
     backends = [backend for rule in route["spec"].get("rules") or [] for backend in rule.get("backendRefs") or []]
     return {backend["name"]: backend.get("weight", 1) for backend in backends}
 
 
-def _with(made: Made, selectors: Mapping[str, Mapping[str, str]], shares: Mapping[str, int] | None) -> Made:
+def _with_selectors_and_weights(
+    made: DesiredObjects, selectors: Mapping[str, Mapping[str, str]], shares: Mapping[str, int] | None
+) -> DesiredObjects:
     """`made` with these selectors and, where there are any, these shares."""
     found = []
     for item in made:
         name = item["metadata"]["name"]
         if item["kind"] == "Service" and name in selectors:
-            item = stamped({**item, "spec": {**item["spec"], "selector": dict(selectors[name])}})
-        elif item["kind"] == "HTTPRoute" and shares is not None and shares != _shares(item):
-            rule = {**item["spec"]["rules"][0], "backendRefs": network.backends(shares)}
-            item = stamped({**item, "spec": {**item["spec"], "rules": [rule]}})
+            item = with_digest({**item, "spec": {**item["spec"], "selector": dict(selectors[name])}})
+        elif item["kind"] == "HTTPRoute" and shares is not None and shares != _read_route_weights(item):
+            rule = {**item["spec"]["rules"][0], "backendRefs": network.build_backend_refs(shares)}
+            item = with_digest({**item, "spec": {**item["spec"], "rules": [rule]}})
         found.append(item)
     return found

@@ -13,119 +13,136 @@ from typing import Any
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.manifests import deployment, naming, network, preflight_job
-from aerie.manifests.apply_diff import APPLIED, stamped
-from aerie.manifests.calibration_config_map import name as history_name
-from aerie.manifests.tuning_config_map import name as tuning_name
+from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
+from aerie.manifests.calibration_config_map import calibration_config_map_name as history_name
+from aerie.manifests.tuning_config_map import tuning_config_map_name as tuning_name
 from aerie.rollout.canary import calibration_record
-from aerie.rollout.capacity.arms import owed
-from aerie.rollout.capacity.traffic_weights import ALL
+from aerie.rollout.capacity.arms import count_missing_ready_pods
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
-from aerie.rollout.facts.snapshot import Observed, labels, owned
-from aerie.rollout.plan import Reference
-from aerie.rollout.progression import Course
-from aerie.rollout.revision.desired import Wanted
-from aerie.rollout.revision.pod_template import template_of, template_of_control
-from aerie.rollout.revision.preflight_result import Verdict
+from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
+from aerie.rollout.plan import ObjectReference
+from aerie.rollout.progression import Progression
+from aerie.rollout.revision.desired import DesiredRevision
+from aerie.rollout.revision.pod_template import resolve_control_pod_template, resolve_pod_template
+from aerie.rollout.revision.preflight_result import PreflightResult
 
 
-def objects(
-    observed: Observed, wanted: Wanted, course: Course, verdict: Verdict, runner: preflight_job.Runner
+def build_desired_objects(
+    snapshot: Snapshot,
+    desired: DesiredRevision,
+    progression: Progression,
+    preflight_result: PreflightResult,
+    runner: preflight_job.PreflightJobConfig,
 ) -> Iterator[dict[str, Any]]:
     """All that has to be there, in the order in which it is applied."""
-    resource = observed.resource
-    made: list[dict[str, Any]] = [network.main_service(resource, course.only), *_budgets(resource, course)]
-    made += _traffic(observed, wanted, course)
-    needed = course.preflight or wanted.revision in (course.stable, course.rolling)
-    template = template_of(observed, wanted, wanted.revision)
+    resource = snapshot.resource
+    made: list[dict[str, Any]] = [
+        network.build_main_service(resource, progression.exclusive_revision),
+        *_build_disruption_budgets(resource, progression),
+    ]
+    made += _build_traffic_objects(snapshot, desired, progression)
+    needed = progression.needs_preflight_job or desired.revision in (progression.stable_revision, progression.canary_revision)
+    template = resolve_pod_template(snapshot, desired, desired.revision)
     if needed and template is not None:
-        made.append(preflight_job.record(wanted.resource, wanted.revision, template, verdict.record))
-    if course.preflight and template is not None and verdict.state == "Absent":
+        made.append(
+            preflight_job.build_preflight_config_map(desired.resource, desired.revision, template, preflight_result.record)
+        )
+    if progression.needs_preflight_job and template is not None and preflight_result.state == "Absent":
         # A Job cannot be changed: one that is there is left as it is.
-        made.append(preflight_job.job(resource, wanted.revision, template, runner))
-    made += _deployments(observed, wanted, course)
-    memory = observed.memory
-    if memory is not None and calibration_record.due(
-        memory, calibration_record.written(observed), rolling=course.canary is not None
+        made.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner))
+    made += _build_deployments(snapshot, desired, progression)
+    memory = snapshot.baseline_calibration
+    if memory is not None and calibration_record.is_calibration_write_due(
+        memory, calibration_record.read_stored_calibration(snapshot), canary_active=progression.canary is not None
     ):
-        made.append(calibration_record.record(resource, memory))
-    if observed.kept is not None and tuning_record.due(observed):
-        made.append(tuning_record.record(resource, observed.kept))
+        made.append(calibration_record.build_calibration_config_map(resource, memory))
+    if snapshot.tuning_record is not None and tuning_record.is_tuning_write_due(snapshot):
+        made.append(tuning_record.build_tuning_config_map(resource, snapshot.tuning_record))
     for item in made:
-        yield stamped(_owned_by(resource, item))
+        yield with_digest(_with_owner(resource, item))
 
 
-def _budgets(resource: SpeculativeDeployment, course: Course) -> Iterator[dict[str, Any]]:
+def _build_disruption_budgets(resource: SpeculativeDeployment, course: Progression) -> Iterator[dict[str, Any]]:
     """One for each revision that has pods, unless the user wants none."""
     if resource.spec.rollout.disruption.budget == "None":
         return
-    revisions = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
+    revisions = (
+        course.stable_revision,
+        course.canary_revision,
+        course.previous.revision if course.previous is not None else None,
+    )
     for revision in dict.fromkeys(revisions):
         if revision is not None:
-            yield deployment.disruption_budget(resource, revision)
+            yield deployment.build_disruption_budget(resource, revision)
 
 
-def _traffic(observed: Observed, wanted: Wanted, course: Course) -> Iterator[dict[str, Any]]:
+def _build_traffic_objects(observed: Snapshot, wanted: DesiredRevision, course: Progression) -> Iterator[dict[str, Any]]:
     """In mode Gateway the Services of the arms, and after them the route that sends to them."""
     resource = observed.resource
-    serving = course.stable or course.rolling
+    serving = course.stable_revision or course.canary_revision
     if resource.spec.rollout.traffic.gateway is None or serving is None:
         return
-    yield network.arm_service(resource, "stable", serving)
+    yield network.build_arm_service(resource, "stable", serving)
     weights = dict(course.weights)
-    if course.stable is not None and course.rolling is not None:
-        yield network.arm_service(resource, "canary", course.rolling)
-        if _with_control(course):
-            yield network.arm_service(resource, "control", course.stable)
+    if course.stable_revision is not None and course.canary_revision is not None:
+        yield network.build_arm_service(resource, "canary", course.canary_revision)
+        if _has_control(course):
+            yield network.build_arm_service(resource, "control", course.stable_revision)
         else:
             weights.pop("control", None)
-    elif course.previous is not None and course.all_serve:
-        yield network.arm_service(resource, "previous", course.previous.revision)
-    elif course.stable is not None and (alone := _alone(observed, wanted, course.stable)) is not None:
+    elif course.previous is not None and course.routes_to_all_pods:
+        yield network.build_arm_service(resource, "previous", course.previous.revision)
+    elif (
+        course.stable_revision is not None and (alone := _find_fallback_arm(observed, wanted, course.stable_revision)) is not None
+    ):
         arm, revision = alone
-        yield network.arm_service(resource, arm, revision)
-        weights = {"stable": 0, arm: ALL}
+        yield network.build_arm_service(resource, arm, revision)
+        weights = {"stable": 0, arm: TOTAL_WEIGHT}
     else:
-        weights = {"stable": ALL}
-    yield network.route(resource, weights)
+        weights = {"stable": TOTAL_WEIGHT}
+    yield network.build_http_route(resource, weights)
 
 
-def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator[dict[str, Any]]:
-    resource, arms = observed.resource, course.arms
-    if course.stable is None:
-        first = template_of(observed, wanted, course.rolling) if course.rolling is not None else None
-        if course.rolling is not None and first is not None:
-            yield deployment.deployment(resource, first, course.rolling, "stable", arms.canary)
+def _build_deployments(observed: Snapshot, wanted: DesiredRevision, course: Progression) -> Iterator[dict[str, Any]]:
+    resource, arms = observed.resource, course.target_replicas
+    if course.stable_revision is None:
+        first = resolve_pod_template(observed, wanted, course.canary_revision) if course.canary_revision is not None else None
+        if course.canary_revision is not None and first is not None:
+            yield deployment.build_deployment(resource, first, course.canary_revision, "stable", arms.canary)
         return
-    stable = template_of(observed, wanted, course.stable)
+    stable = resolve_pod_template(observed, wanted, course.stable_revision)
     if stable is not None:
-        yield deployment.deployment(resource, stable, course.stable, "stable", arms.stable)
+        yield deployment.build_deployment(resource, stable, course.stable_revision, "stable", arms.stable)
     if course.previous is not None:
-        before = template_of(observed, wanted, course.previous.revision)
+        before = resolve_pod_template(observed, wanted, course.previous.revision)
         if before is not None:
-            yield deployment.deployment(resource, before, course.previous.revision, "previous", course.previous.replicas)
-    if course.rolling is None:
+            yield deployment.build_deployment(resource, before, course.previous.revision, "previous", course.previous.replicas)
+    if course.canary_revision is None:
         return
-    mine = template_of(observed, wanted, course.rolling)
+    mine = resolve_pod_template(observed, wanted, course.canary_revision)
     if mine is not None:
-        yield deployment.deployment(resource, mine, course.rolling, "canary", arms.canary)
-    if stable is not None and _with_control(course):
-        beside = template_of_control(observed, stable, course.stable)
-        yield deployment.deployment(resource, beside, course.stable, "control", arms.control)
+        yield deployment.build_deployment(resource, mine, course.canary_revision, "canary", arms.canary)
+    if stable is not None and _has_control(course):
+        beside = resolve_control_pod_template(observed, stable, course.stable_revision)
+        yield deployment.build_deployment(resource, beside, course.stable_revision, "control", arms.control)
 
 
-def _alone(observed: Observed, wanted: Wanted, stable: str) -> tuple[str, str] | None:
+def _find_fallback_arm(observed: Snapshot, wanted: DesiredRevision, stable: str) -> tuple[str, str] | None:
     """Where no stable pod serves: the arm and the revision of what a rollout has left behind and serves, and is not about to be
     deleted (`superfluous`): the pods of a control, first of the stable revision; those of the desired revision; any pods while
     the rollout rests."""
-    if observed.serving(stable):
+    if observed.ready_pod_count(stable):
         return None
     owner = observed.resource.metadata.uid
     found = []
-    for one in observed.of("Deployment"):
-        revision, control = labels(one).get(naming.REVISION), labels(one).get(naming.CONTROL) == "true"
-        if revision is None or not owned(one, owner) or one["metadata"].get("deletionTimestamp"):
+    for one in observed.children_of_kind("Deployment"):
+        revision, control = read_labels(one).get(naming.REVISION_LABEL), read_labels(one).get(naming.CONTROL_LABEL) == "true"
+        if revision is None or not is_owned_by(one, owner) or one["metadata"].get("deletionTimestamp"):
             continue
-        if (control or revision == wanted.revision or observed.rests) and observed.serving(revision, control=control):
+        if (control or revision == wanted.revision or observed.is_rollout_suspended) and observed.ready_pod_count(
+            revision, control=control
+        ):
             found.append((not control, revision != stable, revision))
     if not found:
         return None
@@ -133,62 +150,82 @@ def _alone(observed: Observed, wanted: Wanted, stable: str) -> tuple[str, str] |
     return ("canary" if canary else "control"), revision
 
 
-def _with_control(course: Course) -> bool:
-    return course.arms.control > 0
+def _has_control(course: Progression) -> bool:
+    return course.target_replicas.control > 0
 
 
-def outdated(observed: Observed, wanted: Wanted, verdict: Verdict, runner: preflight_job.Runner) -> bool:
+def is_preflight_job_outdated(
+    snapshot: Snapshot, desired: DesiredRevision, preflight_result: PreflightResult, runner: preflight_job.PreflightJobConfig
+) -> bool:
     """Whether a Job without a verdict runs with what the operator was given before, such as pull secrets or an image."""
-    job = observed.child("Job", preflight_job.name(observed.resource.metadata.name, wanted.revision))
-    if job is None or verdict.state not in ("Running", "Error"):
+    job = snapshot.child("Job", preflight_job.preflight_job_name(snapshot.resource.metadata.name, desired.revision))
+    if job is None or preflight_result.state not in ("Running", "Error"):
         return False
-    template = template_of(observed, wanted, wanted.revision)
+    template = resolve_pod_template(snapshot, desired, desired.revision)
     if template is None:
         return False
-    made = stamped(_owned_by(observed.resource, preflight_job.job(observed.resource, wanted.revision, template, runner)))
-    applied = (job["metadata"].get("annotations") or {}).get(APPLIED)
+    made = with_digest(
+        _with_owner(snapshot.resource, preflight_job.build_preflight_job(snapshot.resource, desired.revision, template, runner))
+    )
+    applied = (job["metadata"].get("annotations") or {}).get(APPLIED_DIGEST_ANNOTATION)
     # What webhooks have changed in the Job is theirs; only what was asked for is compared.
-    return bool(applied != made["metadata"]["annotations"][APPLIED])
+    return bool(applied != made["metadata"]["annotations"][APPLIED_DIGEST_ANNOTATION])
 
 
-def superfluous(
-    observed: Observed, wanted: Wanted, made: list[dict[str, Any]], course: Course, at: datetime, *, over: bool
-) -> Iterator[Reference]:
+def find_objects_to_delete(
+    snapshot: Snapshot,
+    desired: DesiredRevision,
+    desired_objects: list[dict[str, Any]],
+    progression: Progression,
+    current_time: datetime,
+    *,
+    job_expired: bool,
+) -> Iterator[ObjectReference]:
     """Our own objects that nothing asks for any more. `over`: the Job is to be made anew."""
-    resource = observed.resource
+    resource = snapshot.resource
     status = resource.status or Status()
     before = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
-    now = (course.stable, course.rolling, course.previous.revision if course.previous is not None else None)
+    now = (
+        progression.stable_revision,
+        progression.canary_revision,
+        progression.previous.revision if progression.previous is not None else None,
+    )
     named = before | {revision for revision in now if revision}
     controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
-    there = {(item["kind"], item["metadata"]["name"]) for item in made}
-    for child in observed.children:
+    there = {(item["kind"], item["metadata"]["name"]) for item in desired_objects}
+    for child in snapshot.children:
         key = (child["kind"], child["metadata"]["name"])
-        if key in there or not owned(child, resource.metadata.uid) or child["metadata"].get("deletionTimestamp"):
+        if key in there or not is_owned_by(child, resource.metadata.uid) or child["metadata"].get("deletionTimestamp"):
             continue
-        of, kind = labels(child).get(naming.REVISION), child["kind"]
-        if kind == "Deployment" and of in named and (labels(child).get(naming.CONTROL) != "true" or controlled):
+        of, kind = read_labels(child).get(naming.REVISION_LABEL), child["kind"]
+        if kind == "Deployment" and of in named and (read_labels(child).get(naming.CONTROL_LABEL) != "true" or controlled):
             continue  # a crash may have kept what comes after it out of the status
-        control = labels(child).get(naming.CONTROL) == "true"
+        control = read_labels(child).get(naming.CONTROL_LABEL) == "true"
         # A control that the canary under way has use for is missing from what is made where nothing tells what its pods are.
-        unmade = course.canary is None or of != course.stable or _with_control(course)
-        stays = of == wanted.revision or (control and unmade)
-        if kind == "Deployment" and of and stays and observed.serving(of, control=control) and owed(observed, named, at):
+        unmade = progression.canary is None or of != progression.stable_revision or _has_control(progression)
+        stays = of == desired.revision or (control and unmade)
+        if (
+            kind == "Deployment"
+            and of
+            and stays
+            and snapshot.ready_pod_count(of, control=control)
+            and count_missing_ready_pods(snapshot, named, current_time)
+        ):
             continue  # it stands in until other pods serve, though nothing asks for it: the control of a canary that is gone
         if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
             continue  # that of its pods
-        if kind == "ConfigMap" and (of in named or of == wanted.revision):
+        if kind == "ConfigMap" and (of in named or of == desired.revision):
             continue  # the record of its pods
-        if key == ("ConfigMap", history_name(resource.metadata.name)):
+        if key == ("ConfigMap", calibration_config_map_name(resource.metadata.name)):
             continue  # what stable pods told, of whatever revision
-        if key == ("ConfigMap", tuning_name(resource.metadata.name)) and tuning_record.tunes(resource):
+        if key == ("ConfigMap", tuning_config_map_name(resource.metadata.name)) and tuning_record.is_tuning_enabled(resource):
             continue  # what the tuner knows
-        if kind == "Job" and of == wanted.revision and not over:
+        if kind == "Job" and of == desired.revision and not job_expired:
             continue  # the record of the verdict
-        yield Reference(*key, child["metadata"]["uid"])
+        yield ObjectReference(*key, child["metadata"]["uid"])
 
 
-def _owned_by(resource: SpeculativeDeployment, item: dict[str, Any]) -> dict[str, Any]:
+def _with_owner(resource: SpeculativeDeployment, item: dict[str, Any]) -> dict[str, Any]:
     owner = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,

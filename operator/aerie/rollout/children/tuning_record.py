@@ -15,16 +15,16 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.manifests import tuning_config_map
-from aerie.manifests.tuning_config_map import Kept
-from aerie.rollout.facts.snapshot import Observed, owned
+from aerie.manifests.tuning_config_map import TuningRecord
+from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
 
 
-def tunes(resource: SpeculativeDeployment) -> bool:
+def is_tuning_enabled(resource: SpeculativeDeployment) -> bool:
     """Whether the resource is tuned, or told how it should be. One whose spec asks for no drafts is only where it says so."""
-    return resource.spec.speculation.tuning.mode != "Off" and not without_drafts(resource)
+    return resource.spec.speculation.tuning.mode != "Off" and not find_drafting_obstacle(resource)
 
 
-def without_drafts(resource: SpeculativeDeployment) -> str:
+def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
     """Why nothing with drafts may be tried, as the spec says; empty where it may."""
     spec = resource.spec.speculation
     if spec.tokens:
@@ -39,23 +39,23 @@ def without_drafts(resource: SpeculativeDeployment) -> str:
     return ""
 
 
-def due(observed: Observed) -> bool:
+def is_tuning_write_due(snapshot: Snapshot) -> bool:
     """Whether what the tuner knows is to be written."""
-    kept = observed.kept
-    if kept is None or not tunes(observed.resource):
+    kept = snapshot.tuning_record
+    if kept is None or not is_tuning_enabled(snapshot.resource):
         return False
-    there = written(observed)
-    return there is None or abs(there.at - kept.at) > 0.002
+    there = read_tuning_record(snapshot)
+    return there is None or abs(there.decision_time - kept.decision_time) > 0.002
 
 
-def written(observed: Observed) -> Kept | None:
+def read_tuning_record(snapshot: Snapshot) -> TuningRecord | None:
     """What is written. What cannot be read is as good as none, and is written over."""
-    metadata = observed.resource.metadata
-    found = observed.child("ConfigMap", tuning_config_map.name(metadata.name))
+    metadata = snapshot.resource.metadata
+    found = snapshot.child("ConfigMap", tuning_config_map.tuning_config_map_name(metadata.name))
     # One that is left of a resource before this one tells of other pods.
-    return Kept.from_data(found.get("data") or {}) if found is not None and owned(found, metadata.uid) else None
+    return TuningRecord.from_data(found.get("data") or {}) if found is not None and is_owned_by(found, metadata.uid) else None
 
 
-def record(resource: SpeculativeDeployment, kept: Kept) -> dict[str, Any]:
+def build_tuning_config_map(resource: SpeculativeDeployment, record: TuningRecord) -> dict[str, Any]:
     """The ConfigMap with it."""
-    return tuning_config_map.config_map(resource.metadata.name, kept)
+    return tuning_config_map.render_tuning_config_map(resource.metadata.name, record)

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
-from aerie.analysis.post_promotion import NOISE
-from aerie.analysis.state import SPOKEN
+from aerie.analysis.post_promotion import MAX_NOISE_ACCEPTED_PER_DRAFT
+from aerie.analysis.state import MIN_DRAFTS_FOR_ZERO_ACCEPTANCE
 from aerie.api.status import Arm
 from aerie.engine.metrics.sample import Counters
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ArmMetrics:
     """Each None where the counters do not tell it. Rounded to what a person reads."""
 
     acceptance_length: float | None = None
@@ -33,31 +33,31 @@ class Figures:
     """Seconds, averaged over requests."""
 
 
-_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
+_RELATIVE_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
 """By figure, the share by which it may move without a write. Over the 500 requests that a window holds once it has the traffic,
 these are four standard errors or more, where requests differ in acceptance by 15 % of it and in latency by 50 to 100 %."""
 
-SILENT = 1.0
+MIN_ACCEPTANCE_LENGTH = 1.0
 """The acceptance length, as it is shown, of a drafter of which next to nothing is accepted."""
 
-_A = TypeVar("_A", bound=Arm)
+_ArmT = TypeVar("_A", bound=Arm)
 
 
-class Sums(NamedTuple):
+class MetricSums(NamedTuple):
     """What the figures of a window are made of: a few numbers, so that those of a thousand pods are added up in a millisecond."""
 
-    positions: int | None
+    draft_positions: int | None
     """Draft positions; None without a drafter."""
     drafts: float
-    accepted: float
+    accepted_tokens: float
     step_seconds: float
-    later_tokens: float
+    tokens_after_first: float
     """Output tokens without first tokens."""
-    first_seconds: float
+    first_token_seconds: float
     first_tokens: float
 
     @classmethod
-    def of(cls, window: Counters) -> Sums:
+    def from_window(cls, window: Counters) -> MetricSums:
         speculation = window.speculation
         return cls(
             None if speculation is None else len(speculation.accepted_per_position),
@@ -69,64 +69,76 @@ class Sums(NamedTuple):
             window.first_tokens,
         )
 
-    def plus(self, other: Sums) -> Sums | None:
+    def add(self, other: MetricSums) -> MetricSums | None:
         """Both together; None where one has a drafter and the other none, or they draft otherwise."""
-        if self.positions != other.positions:
+        if self.draft_positions != other.draft_positions:
             return None
-        return Sums(self.positions, *(mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True)))
+        return MetricSums(self.draft_positions, *(mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True)))
 
     @property
-    def figures(self) -> Figures:
+    def arm_metrics(self) -> ArmMetrics:
         """Where nothing was counted, the figure is not known."""
         length = None
-        if self.positions is not None and self.drafts > 0 and (self.drafts >= SPOKEN or self.accepted > NOISE * self.drafts):
-            length = round(min(1.0 + max(1, self.positions), 1 + self.accepted / self.drafts), 2)
-        return Figures(length, _seconds(self.step_seconds, self.later_tokens), _seconds(self.first_seconds, self.first_tokens))
+        if (
+            self.draft_positions is not None
+            and self.drafts > 0
+            and (
+                self.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE or self.accepted_tokens > MAX_NOISE_ACCEPTED_PER_DRAFT * self.drafts
+            )
+        ):
+            length = round(min(1.0 + max(1, self.draft_positions), 1 + self.accepted_tokens / self.drafts), 2)
+        return ArmMetrics(
+            length,
+            _mean_seconds(self.step_seconds, self.tokens_after_first),
+            _mean_seconds(self.first_token_seconds, self.first_tokens),
+        )
 
 
-def figures_of(window: Counters) -> Figures:
+def compute_arm_metrics(window: Counters) -> ArmMetrics:
     """The figures of a window, or of several pods' windows together."""
-    return Sums.of(window).figures
+    return MetricSums.from_window(window).arm_metrics
 
 
-def settled(shown: Figures, found: Figures) -> Figures:
+def debounce_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
     """What to show after `shown` when `found` is measured: `shown` itself until one figure has moved beyond its tolerance, or the
     acceptance length has come down to 1.00, which is a fault however near it was before."""
-    pairs = [(field.name, getattr(shown, field.name), getattr(found, field.name)) for field in fields(Figures)]
-    silent = found.acceptance_length == SILENT != shown.acceptance_length
-    moved = silent or any(_moved(before, after, _TOLERANCES[name]) for name, before, after in pairs)
-    return latest(shown, found) if moved else shown
+    pairs = [(field.name, getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
+    silent = measured.acceptance_length == MIN_ACCEPTANCE_LENGTH != current.acceptance_length
+    moved = silent or any(_exceeds_tolerance(before, after, _RELATIVE_TOLERANCES[name]) for name, before, after in pairs)
+    return merge_metrics(current, measured) if moved else current
 
 
-def latest(shown: Figures, found: Figures) -> Figures:
+def merge_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
     """What was found, and what was shown where nothing was."""
-    pairs = [(getattr(shown, field.name), getattr(found, field.name)) for field in fields(Figures)]
-    return Figures(*(before if after is None else after for before, after in pairs))
+    pairs = [(getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
+    return ArmMetrics(*(before if after is None else after for before, after in pairs))
 
 
-def shown_by(arm: Arm) -> Figures:
+def read_status_metrics(arm: Arm) -> ArmMetrics:
     """The figures that a status shows of an arm."""
-    return Figures(arm.acceptance_length, arm.time_per_output_token, arm.time_to_first_token)
+    return ArmMetrics(arm.acceptance_length, arm.time_per_output_token, arm.time_to_first_token)
 
 
-def with_figures(arm: _A, before: Arm | None, found: Figures | None, *, written: bool = False) -> _A:
+def with_arm_metrics(arm: _ArmT, previous_arm: Arm | None, measured: ArmMetrics | None, *, status_changes: bool = False) -> _ArmT:
     """The arm with its figures; `before` is what the status said of the same place, of whatever revision.
 
     `written`: the status is written in any case. Figures of arms that are compared should not contradict the comparison, which
     two that are each within their tolerance can.
     """
-    known = shown_by(before) if before is not None and before.revision == arm.revision else Figures()
-    shown = known if found is None else (latest if written else settled)(known, found)
-    return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(Figures)})
+    known = (
+        read_status_metrics(previous_arm) if previous_arm is not None and previous_arm.revision == arm.revision else ArmMetrics()
+    )
+    shown = known if measured is None else (merge_metrics if status_changes else debounce_metrics)(known, measured)
+    return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(ArmMetrics)})
 
 
-def _moved(before: float | None, after: float | None, tolerance: float) -> bool:
+def _exceeds_tolerance(before: float | None, after: float | None, tolerance: float) -> bool:
     if after is None:
         return False
     return before is None or abs(after - before) > tolerance * abs(before)
 
 
-def _seconds(seconds: float, of: float) -> float | None:
+def _mean_seconds(seconds: float, of: float) -> float | None:
     if not of > 0:
         return None
     found = seconds / of

@@ -22,108 +22,112 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from aerie.api.status import Purpose, Queued, Status
+from aerie.api.status import QueueStatus, RolloutPurpose, Status
 
-UNDER_WAY = frozenset({"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"})
+ACTIVE_CANARY_PHASES = frozenset({"Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"})
 """Phases of a canary that goes on by itself."""
-Place = tuple[str, str]
+ResourceName = tuple[str, str]
 """Namespace and name of a resource."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConcurrencyLimits:
     """How many may be under way at the same time; None: any number."""
 
-    rollouts: int | None = None
-    rollouts_per_namespace: int | None = None
-    trials: int | None = None
+    max_rollouts: int | None = None
+    max_rollouts_per_namespace: int | None = None
+    max_trials: int | None = None
 
-    def limited(self, purpose: Purpose) -> bool:
+    def is_limited(self, purpose: RolloutPurpose) -> bool:
         """Whether these have to wait for each other at all."""
-        return self.trials is not None if purpose == "Trial" else (self.rollouts, self.rollouts_per_namespace) != (None, None)
+        return (
+            self.max_trials is not None
+            if purpose == "Trial"
+            else (self.max_rollouts, self.max_rollouts_per_namespace) != (None, None)
+        )
 
 
 @dataclass(frozen=True)
-class Claim:
+class SlotClaim:
     """One resource's: to a slot that it holds, or waits for."""
 
-    purpose: Purpose
+    purpose: RolloutPurpose
     since: str
     """RFC 3339 in UTC, as the status has it."""
-    holds: bool
+    holds_slot: bool
 
 
 @dataclass(frozen=True)
-class Turn:
+class StartPermission:
     """What one resource may begin."""
 
-    may_begin: frozenset[Purpose] = frozenset({"Rollout", "Trial"})
-    waits_for: str = ""
+    allowed_purposes: frozenset[RolloutPurpose] = frozenset({"Rollout", "Trial"})
+    wait_reason: str = ""
     """Why the claim in its status has to wait, as part of a sentence; empty where it has not, or where none is written yet."""
 
 
 @dataclass(frozen=True)
-class Allotment:
+class SlotAllocation:
     """Who may begin, by what all resources claim."""
 
-    limits: Limits
-    granted: frozenset[Place] = frozenset()
+    limits: ConcurrencyLimits
+    granted_resources: frozenset[ResourceName] = frozenset()
     """Resources that wait and whose turn it is."""
-    under_way: Counter[tuple[Purpose, str]] = field(default_factory=Counter)
+    slots_in_use: Counter[tuple[RolloutPurpose, str]] = field(default_factory=Counter)
     """Slots that are held or granted, by purpose and namespace."""
 
-    def turn(self, place: Place, claim: Claim | None) -> Turn:
+    def permission_for(self, resource_name: ResourceName, claim: SlotClaim | None) -> StartPermission:
         """That of one resource, which claims this."""
-        purposes: tuple[Purpose, ...] = ("Rollout", "Trial")
-        free = frozenset(purpose for purpose in purposes if not self.limits.limited(purpose))
-        if claim is None or claim.holds or claim.purpose in free:
-            return Turn(free)
-        if place in self.granted:
-            return Turn(free | {claim.purpose})
-        return Turn(free, self._full(claim.purpose, place[0]))
+        purposes: tuple[RolloutPurpose, ...] = ("Rollout", "Trial")
+        free = frozenset(purpose for purpose in purposes if not self.limits.is_limited(purpose))
+        if claim is None or claim.holds_slot or claim.purpose in free:
+            return StartPermission(free)
+        if resource_name in self.granted_resources:
+            return StartPermission(free | {claim.purpose})
+        return StartPermission(free, self._limit_message(claim.purpose, resource_name[0]))
 
-    def _full(self, purpose: Purpose, namespace: str) -> str:
+    def _limit_message(self, purpose: RolloutPurpose, namespace: str) -> str:
         limits = self.limits
         if purpose == "Trial":
-            return f"as many trials of settings are under way as --max-concurrent-trials allows ({limits.trials})"
-        most = limits.rollouts_per_namespace
-        if most is not None and self.under_way["Rollout", namespace] >= most:
+            return f"as many trials of settings are under way as --max-concurrent-trials allows ({limits.max_trials})"
+        most = limits.max_rollouts_per_namespace
+        if most is not None and self.slots_in_use["Rollout", namespace] >= most:
             option = f"--max-concurrent-rollouts-per-namespace allows ({most})"
             return f"as many rollouts are under way in namespace {namespace} as {option}"
-        return f"as many rollouts are under way as --max-concurrent-rollouts allows ({limits.rollouts})"
+        return f"as many rollouts are under way as --max-concurrent-rollouts allows ({limits.max_rollouts})"
 
 
-def claim_of(document: Mapping[str, Any]) -> Claim | None:
+def read_slot_claim(document: Mapping[str, Any]) -> SlotClaim | None:
     """What a resource claims, by its own words; None: nothing. Takes any status, of whatever release."""
     spec, status = document.get("spec") or {}, document.get("status") or {}
     if (spec.get("rollout") or {}).get("paused"):
         return None
     canary, trial = status.get("canary"), (status.get("speculation") or {}).get("trial")
-    goes_on = canary is None or canary.get("phase") in UNDER_WAY
+    goes_on = canary is None or canary.get("phase") in ACTIVE_CANARY_PHASES
     if trial is not None:
-        return Claim("Trial", str(trial.get("startedAt") or ""), holds=True) if goes_on else None
+        return SlotClaim("Trial", str(trial.get("startedAt") or ""), holds_slot=True) if goes_on else None
     if canary is not None:
         first = status.get("stable") is None
-        return Claim("Rollout", str(canary.get("startedAt") or ""), holds=True) if goes_on and not first else None
+        return SlotClaim("Rollout", str(canary.get("startedAt") or ""), holds_slot=True) if goes_on and not first else None
     queued = status.get("queued") or {}
     if queued.get("purpose") not in ("Rollout", "Trial"):
         return None
-    return Claim(queued["purpose"], str(queued.get("since") or ""), holds=False)
+    return SlotClaim(queued["purpose"], str(queued.get("since") or ""), holds_slot=False)
 
 
-def allot(claims: Mapping[Place, Claim], limits: Limits) -> Allotment:
+def allocate_slots(claims: Mapping[ResourceName, SlotClaim], limits: ConcurrencyLimits) -> SlotAllocation:
     """Whose turn it is."""
-    under_way: Counter[tuple[Purpose, str]] = Counter(
-        (claim.purpose, namespace) for (namespace, _), claim in claims.items() if claim.holds
+    under_way: Counter[tuple[RolloutPurpose, str]] = Counter(
+        (claim.purpose, namespace) for (namespace, _), claim in claims.items() if claim.holds_slot
     )
-    granted: set[Place] = set()
-    rules: tuple[tuple[Purpose, int | None, int | None], ...] = (
-        ("Rollout", limits.rollouts, limits.rollouts_per_namespace),
-        ("Trial", limits.trials, None),
+    granted: set[ResourceName] = set()
+    rules: tuple[tuple[RolloutPurpose, int | None, int | None], ...] = (
+        ("Rollout", limits.max_rollouts, limits.max_rollouts_per_namespace),
+        ("Trial", limits.max_trials, None),
     )
     for purpose, most, most_of_namespace in rules:
-        waiting: dict[str, deque[Place]] = defaultdict(deque)
-        since = {place: claim.since for place, claim in claims.items() if not claim.holds and claim.purpose == purpose}
+        waiting: dict[str, deque[ResourceName]] = defaultdict(deque)
+        since = {place: claim.since for place, claim in claims.items() if not claim.holds_slot and claim.purpose == purpose}
         for place in sorted(since, key=lambda each: (since[each], each)):
             waiting[place[0]].append(place)
         total = sum(count for (of, _), count in under_way.items() if of == purpose)
@@ -136,12 +140,12 @@ def allot(claims: Mapping[Place, Claim], limits: Limits) -> Allotment:
             total += 1
             if not waiting[namespace]:
                 del waiting[namespace]
-    return Allotment(limits, frozenset(granted), under_way)
+    return SlotAllocation(limits, frozenset(granted), under_way)
 
 
-def queued(purpose: Purpose | None, before: Status, now: datetime) -> Queued | None:
+def build_queued_status(purpose: RolloutPurpose | None, previous_status: Status, now: datetime) -> QueueStatus | None:
     """What the status is to say of a claim; it keeps its place for as long as it is the same."""
     if purpose is None:
         return None
-    last = before.queued
-    return last if last is not None and last.purpose == purpose else Queued(purpose=purpose, since=now)
+    last = previous_status.queued
+    return last if last is not None and last.purpose == purpose else QueueStatus(purpose=purpose, since=now)

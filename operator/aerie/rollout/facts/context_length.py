@@ -28,23 +28,27 @@ class ContextLengths:
     """Of the pods of the stable revision that were asked, the least."""
 
 
-def shorter(found: ContextLengths | None, args: Sequence[str]) -> str:
+def shorter_context_message(context_lengths: ContextLengths | None, args: Sequence[str]) -> str:
     """That the canary takes shorter requests than the stable pods, as sentences with the way out; empty where it does not, it is
     not known, or `args`, the canary's spec.engine.args, ask for it."""
-    if found is None or found.canary >= found.control or _asked(args, found.canary):
+    if (
+        context_lengths is None
+        or context_lengths.canary >= context_lengths.control
+        or _is_requested(args, context_lengths.canary)
+    ):
         return ""
     return (
-        f"Its engine takes requests of up to {found.canary} tokens (max_model_len of /v1/models), and that of the stable pods up "
-        f"to {found.control}: requests in between are refused by the canary alone, with status 400. vLLM 0.33 and newer cut the "
+        f"Its engine takes requests of up to {context_lengths.canary} tokens (max_model_len of /v1/models), and that of the stable pods up "
+        f"to {context_lengths.control}: requests in between are refused by the canary alone, with status 400. vLLM 0.33 and newer cut the "
         "context to the positions of a drafter with YaRN or longrope. Use a drafter with more positions; or, if the shorter "
-        f"context is meant, set --max-model-len={found.canary} in spec.engine.args."
+        f"context is meant, set --max-model-len={context_lengths.canary} in spec.engine.args."
     )
 
 
-def _asked(args: Sequence[str], length: int) -> bool:
+def _is_requested(args: Sequence[str], length: int) -> bool:
     """Whether the engine takes what it was asked to take."""
     try:
-        asked = arguments.read(list(args)).max_model_len
+        asked = arguments.parse_arguments(list(args)).max_model_len
     except ArgumentError:
         return False
     return asked is not None and 0 < asked <= length

@@ -19,73 +19,75 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aerie.rollout.facts import pod_failures
-from aerie.rollout.facts.snapshot import Object
+from aerie.rollout.facts.snapshot import KubernetesObject
 
-STALL = 2
+STALL_DEADLINE_MULTIPLE = 2
 """Deadlines without any progress after which every pod that is waited for is late."""
-TOLERATED_SHARE = 20
+PODS_PER_TOLERATED_FAILURE = 20
 """One pod in so many may be late, or crash, before it counts against the revision: 5 %."""
 
 
-def tolerated(size: int) -> int:
+def max_tolerated_failures(pod_count: int) -> int:
     """How many of `size` pods may fail before it is the revision's fault: 5 %, at least one, and never half of them."""
-    return 0 if size < 3 else max(1, size // TOLERATED_SHARE)
+    return 0 if pod_count < 3 else max(1, pod_count // PODS_PER_TOLERATED_FAILURE)
 
 
 @dataclass(frozen=True)
-class Lateness:
+class LatePods:
     """Of one group of pods, at one moment."""
 
-    late: int = 0
+    late_count: int = 0
     """Late pods, those that wait for room left out."""
-    roomless: int = 0
+    late_unschedulable_count: int = 0
     """Late pods that wait for room."""
-    wants_room: bool = False
+    has_resource_shortage: bool = False
     """Whether any pod waits for room, late or not."""
-    next_at: datetime | None = None
+    next_late_at: datetime | None = None
     """When the next pod that is waited for now becomes late; None when none is waited for, or all of them are late."""
 
-    def excused(self, size: int) -> int:
+    def tolerated_count(self, pod_count: int) -> int:
         """Late pods of a group of `size` that hold nothing up, because they are few."""
-        return min(self.late + self.roomless, tolerated(size))
+        return min(self.late_count + self.late_unschedulable_count, max_tolerated_failures(pod_count))
 
-    def too_many(self, size: int) -> bool:
+    def exceeds_tolerance(self, pod_count: int) -> bool:
         """Whether so many of a group of `size` are late that it counts against the revision."""
-        return self.late > tolerated(size)
+        return self.late_count > max_tolerated_failures(pod_count)
 
 
-def lateness(
-    alive: Sequence[Object],
-    asked: int,
-    refusal: pod_failures.Refusal | None,
+def count_late_pods(
+    live_pods: Sequence[KubernetesObject],
+    requested: int,
+    creation_failure: pod_failures.PodCreationFailure | None,
     stalled_since: datetime | None,
     deadline: timedelta,
     now: datetime,
-) -> Lateness:
+) -> LatePods:
     """The lateness of a group of which `asked` pods are asked for and `alive` are there. `refusal`: why its Deployment cannot
     make the others; `stalled_since`: since when the group has been waited for without progress, where that is known."""
-    stalled = stalled_since + STALL * deadline if stalled_since is not None else None
+    stalled = stalled_since + STALL_DEADLINE_MULTIPLE * deadline if stalled_since is not None else None
     late, roomless, coming = 0, 0, []
-    wants_room = refusal is not None and refusal.for_room
-    for pod in alive:
+    wants_room = creation_failure is not None and creation_failure.is_resource_shortage
+    for pod in live_pods:
         since = pod_failures.not_ready_since(pod)
-        if pod_failures.ready(pod) or since is None:
+        if pod_failures.is_pod_ready(pod) or since is None:
             continue
-        wants_room = wants_room or pod_failures.waits_for_room(pod)
+        wants_room = wants_room or pod_failures.is_pod_unschedulable(pod)
         at = since + deadline if stalled is None else min(since + deadline, stalled)
         if now < at:
             coming.append(at)
-        elif pod_failures.waits_for_room(pod):
+        elif pod_failures.is_pod_unschedulable(pod):
             roomless += 1
         else:
             late += 1
-    missing = max(0, asked - len(alive))
-    at_last = refusal.since + deadline if refusal is not None and refusal.since is not None else stalled
+    missing = max(0, requested - len(live_pods))
+    at_last = (
+        creation_failure.since + deadline if creation_failure is not None and creation_failure.since is not None else stalled
+    )
     if missing and at_last is not None:
         if now < at_last:
             coming.append(at_last)
-        elif refusal is not None and refusal.for_room:
+        elif creation_failure is not None and creation_failure.is_resource_shortage:
             roomless += missing
         else:
             late += missing
-    return Lateness(late, roomless, wants_room, min(coming, default=None))
+    return LatePods(late, roomless, wants_room, min(coming, default=None))

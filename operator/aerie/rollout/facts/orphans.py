@@ -11,37 +11,37 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.facts.snapshot import Object, Observed, owned
+from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
 
-AGAIN_AFTER = timedelta(seconds=5)
+ORPHAN_REQUEUE_DELAY = timedelta(seconds=5)
 """Its end is an event for those kinds only that are watched."""
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class Orphans:
     """Kind and name of each child that is left."""
 
-    names: frozenset[tuple[str, str]] = frozenset()
+    keys: frozenset[tuple[str, str]] = frozenset()
 
-    def __contains__(self, item: Object) -> bool:
-        return (item["kind"], item["metadata"]["name"]) in self.names
+    def __contains__(self, item: KubernetesObject) -> bool:
+        return (item["kind"], item["metadata"]["name"]) in self.keys
 
 
-def without_leftovers(observed: Observed) -> tuple[Observed, Leftovers]:
+def exclude_orphans(snapshot: Snapshot) -> tuple[Snapshot, Orphans]:
     """What belongs to the resource itself, or to somebody else; and what is left of one before it."""
-    resource = observed.resource
-    old = [child for child in observed.children if _is_left(child, resource)]
+    resource = snapshot.resource
+    old = [child for child in snapshot.children if _is_orphan(child, resource)]
     made = resource.metadata.creation_timestamp
-    pods = tuple(pod for pod in observed.pods if not _before(pod, made))
-    if not old and len(pods) == len(observed.pods):
-        return observed, Leftovers()
-    found = Leftovers(frozenset((child["kind"], child["metadata"]["name"]) for child in old))
-    children = tuple(child for child in observed.children if child not in found)
-    return replace(observed, children=children, pods=pods), found
+    pods = tuple(pod for pod in snapshot.pods if not _predates(pod, made))
+    if not old and len(pods) == len(snapshot.pods):
+        return snapshot, Orphans()
+    found = Orphans(frozenset((child["kind"], child["metadata"]["name"]) for child in old))
+    children = tuple(child for child in snapshot.children if child not in found)
+    return replace(snapshot, children=children, pods=pods), found
 
 
-def _is_left(child: Object, resource: SpeculativeDeployment) -> bool:
-    if owned(child, resource.metadata.uid):
+def _is_orphan(child: KubernetesObject, resource: SpeculativeDeployment) -> bool:
+    if is_owned_by(child, resource.metadata.uid):
         return False
     return any(
         reference.get("controller")
@@ -51,7 +51,7 @@ def _is_left(child: Object, resource: SpeculativeDeployment) -> bool:
     )
 
 
-def _before(pod: Object, made: datetime | None) -> bool:
+def _predates(pod: KubernetesObject, made: datetime | None) -> bool:
     """Whether the pod is older than the resource, by the server's times: pods of a Deployment do not name the resource."""
     created = pod["metadata"].get("creationTimestamp")
     return made is not None and created is not None and datetime.fromisoformat(created) < made

@@ -17,46 +17,51 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.source import Drafter, HuggingFaceSource, Source
-from aerie.api.status import MOST_CHOICES, ChosenDrafter
-from aerie.engine.models.drafter_catalog import Catalog, NoDrafter
+from aerie.api.source import DrafterSpec, HuggingFaceSource, ModelSource
+from aerie.api.status import MAX_SELECTED_DRAFTERS, SelectedDrafter
+from aerie.engine.models.drafter_catalog import DrafterCatalog, NoMatchingDrafter
 from aerie.rollout.plan import Event
 
 
 @dataclass(frozen=True)
-class Choice:
+class DrafterSelection:
     """The resource as it is to be read, and what its status remembers."""
 
     resource: SpeculativeDeployment
     """With a drafter in its spec, where one is wanted and known."""
-    drafters: tuple[ChosenDrafter, ...] = ()
+    selected_drafters: tuple[SelectedDrafter, ...] = ()
     """The choices, that of the present target first."""
-    chosen: ChosenDrafter | None = None
+    selected_drafter: SelectedDrafter | None = None
     """The one that is in the resource, where Aerie has chosen it."""
     problem: str = ""
     """Why there is none although one is wanted."""
 
-    def events(self) -> Iterator[Event]:
+    def build_events(self) -> Iterator[Event]:
         """That it was chosen, once."""
         before = self.resource.status.drafters if self.resource.status else []
-        if self.chosen is not None and self.chosen not in before:
-            named = f"{self.chosen.repo} at commit {self.chosen.revision[:8]} ({self.chosen.kind})"
-            yield Event("Normal", "DrafterChosen", f"spec.drafter is missing: {named} is the catalog's for {self.chosen.target}")
+        if self.selected_drafter is not None and self.selected_drafter not in before:
+            named = f"{self.selected_drafter.repo} at commit {self.selected_drafter.revision[:8]} ({self.selected_drafter.kind})"
+            yield Event(
+                "Normal", "DrafterChosen", f"spec.drafter is missing: {named} is the catalog's for {self.selected_drafter.target}"
+            )
 
-    def recorded(self, used: bool) -> list[ChosenDrafter]:
+    def build_status_drafters(self, in_use: bool) -> list[SelectedDrafter]:
         """What the status is to say; `used`: pods are made with it."""
-        return [one.model_copy(update={"used": one.used or (used and one == self.chosen)}) for one in self.drafters]
+        return [
+            one.model_copy(update={"used": one.used or (in_use and one == self.selected_drafter)})
+            for one in self.selected_drafters
+        ]
 
 
-def choose(resource: SpeculativeDeployment, catalog: Catalog) -> Choice:
+def select_drafter(resource: SpeculativeDeployment, catalog: DrafterCatalog) -> DrafterSelection:
     """The resource with the drafter that it gets."""
     spec = resource.spec
     kept = tuple(one for one in (resource.status.drafters if resource.status else ()) if one.used)
     if spec.drafter is not None or spec.speculation.tokens == 0:
-        return Choice(resource, kept)
-    source = spec.model.source.given
+        return DrafterSelection(resource, kept)
+    source = spec.model.source.variant
     if not isinstance(source, HuggingFaceSource):
-        return Choice(
+        return DrafterSelection(
             resource,
             kept,
             problem="spec.drafter is missing, and spec.model.source names no repository by which the catalog could know the "
@@ -64,16 +69,16 @@ def choose(resource: SpeculativeDeployment, catalog: Catalog) -> Choice:
         )
     known = next((one for one in kept if one.target == source.repo), None)
     if known is None:
-        entry = catalog.choose(source.repo)
-        if isinstance(entry, NoDrafter):
-            return Choice(resource, kept, problem=entry.sentence)
+        entry = catalog.select_drafter(source.repo)
+        if isinstance(entry, NoMatchingDrafter):
+            return DrafterSelection(resource, kept, problem=entry.message)
         assert entry.repo is not None  # both are promised by `Catalog.choose`
         assert entry.revision is not None
-        known = ChosenDrafter(target=source.repo, repo=entry.repo, revision=entry.revision, kind=entry.kind.label)
-    drafter = Drafter(source=Source(hugging_face=HuggingFaceSource(repo=known.repo, revision=known.revision)))
+        known = SelectedDrafter(target=source.repo, repo=entry.repo, revision=entry.revision, kind=entry.kind.display_name)
+    drafter = DrafterSpec(source=ModelSource(hugging_face=HuggingFaceSource(repo=known.repo, revision=known.revision)))
     others = tuple(one for one in kept if one.target != known.target)
-    return Choice(
+    return DrafterSelection(
         resource.model_copy(update={"spec": spec.model_copy(update={"drafter": drafter})}),
-        (known, *others)[:MOST_CHOICES],
-        chosen=known,
+        (known, *others)[:MAX_SELECTED_DRAFTERS],
+        selected_drafter=known,
     )

@@ -19,201 +19,212 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from aerie.api.rollout import Preflight
+from aerie.api.rollout import PreflightSpec
 from aerie.manifests import preflight_job
-from aerie.rollout.conditions import PREFLIGHT_PASSED, Finding, Truth
+from aerie.rollout.conditions import PREFLIGHT_PASSED, ConditionStatus, ConditionUpdate
 from aerie.rollout.facts import pod_failures
-from aerie.rollout.facts.snapshot import Object, Observed, owned
+from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
 
-FIRST_PAUSE = timedelta(minutes=5)
+PREFLIGHT_INITIAL_RETRY_DELAY = timedelta(minutes=5)
 """After an error that is no verdict, such as a Hub that does not answer, the Job is made anew."""
-LONGEST_PAUSE = timedelta(hours=1)
-LONGEST = timedelta(minutes=30)
+PREFLIGHT_MAX_RETRY_DELAY = timedelta(hours=1)
+PREFLIGHT_RUN_TIMEOUT = timedelta(minutes=30)
 """Time that the container may run: configs and headers are read in seconds, and a volume may hang."""
-_SOON, _LATER = timedelta(seconds=10), timedelta(minutes=1)
+_INITIAL_POLL_INTERVAL, _POLL_INTERVAL = timedelta(seconds=10), timedelta(minutes=1)
 """Between two looks at why a Job has no pod: in its first minute, and later; and how long it may have none without a word."""
-SKIPPED = "Skipped"
-_WAITS = frozenset({"Unschedulable", "ImagePull", "Config"})
+PREFLIGHT_SKIPPED_REASON = "Skipped"
+_REPORTED_FAILURE_REASONS = frozenset({"Unschedulable", "ImagePull", "Config"})
 """Troubles of a pod that are worth more words than that the revision is looked at."""
 
-State = Literal["Absent", "Running", "Passed", "Refused", "Error", "Skipped"]
+PreflightState = Literal["Absent", "Running", "Passed", "Refused", "Error", "Skipped"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PreflightResult:
     """The state of a revision's preflight."""
 
-    state: State
+    state: PreflightState
     message: str
-    trouble: str = ""
+    reason: str = ""
     """In one word: what it waits for while it runs, or why it has passed all the same."""
     record: Mapping[str, Any] | None = None
     """What is to be kept in the revision's ConfigMap."""
-    over: bool = False
+    is_expired: bool = False
     """Whether the Job has failed to find a verdict long enough ago to be made anew."""
-    again: timedelta | None = None
+    requeue_after: timedelta | None = None
     """When to look again although nothing is heard."""
 
     @property
-    def passes(self) -> bool:
+    def allows_start(self) -> bool:
         """Whether engines of the revision may be started."""
         return self.state in ("Passed", "Skipped")
 
-    def finding(self, revision: str) -> Finding:
+    def build_condition(self, revision: str) -> ConditionUpdate:
         """As the condition PreflightPassed."""
-        status: Truth = {"Passed": "True", "Refused": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
+        status: ConditionStatus = {"Passed": "True", "Refused": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
         message = self.message or f"revision {revision} is looked at"
-        return Finding(PREFLIGHT_PASSED, status, self.trouble or _REASONS[self.state], message)
+        return ConditionUpdate(PREFLIGHT_PASSED, status, self.reason or _REASON_BY_STATE[self.state], message)
 
 
-_ALLOWANCE = ("mode", "accepted")
+_OVERRIDE_FIELDS = ("mode", "accepted")
 """Fields of a record that are spec.rollout.preflight's, and not the Job's."""
-_REASONS = {
+_REASON_BY_STATE = {
     "Absent": "Preflight",
     "Running": "Preflight",
     "Passed": "Passed",
     "Refused": "PreflightRefused",
     "Error": "PreflightError",
-    "Skipped": SKIPPED,
+    "Skipped": PREFLIGHT_SKIPPED_REASON,
 }
 
 
-def verdict_of(observed: Observed, revision: str, now: datetime) -> Verdict:
+def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> PreflightResult:
     """The verdict on the revision, as far as there is one, and as spec.rollout.preflight has it."""
-    found, given = _found(observed, revision, now), observed.resource.spec.rollout.preflight
+    found, given = _read_job_result(snapshot, revision, now), snapshot.resource.spec.rollout.preflight
     if given.mode == "Off" and found.state != "Passed":
         looks = found.state in ("Running", "Error")
         words = "spec.rollout.preflight.mode is Off: nobody has looked whether the drafter fits target and engine"
-        return Verdict("Skipped", words, record={"ok": None, **(found.record or {}), "mode": "Off"}, over=looks)
+        return PreflightResult("Skipped", words, record={"ok": None, **(found.record or {}), "mode": "Off"}, is_expired=looks)
     checks = [str(check) for check in (found.record or {}).get("checks") or []]
     ended = found.state == "Refused" or (found.state == "Error" and given.mode == "Warn")
-    return _allowed(found, given, checks) if ended and given.allows(checks) else found
+    return _override_failure(found, given, checks) if ended and given.allows(checks) else found
 
 
-def _allowed(found: Verdict, given: Preflight, checks: Sequence[str]) -> Verdict:
+def _override_failure(found: PreflightResult, given: PreflightSpec, checks: Sequence[str]) -> PreflightResult:
     """What preflight refuses, or could not find out, and goes on all the same."""
     if given.mode == "Warn":
         how, trouble = "spec.rollout.preflight.mode is Warn, so this is not held back", "Warned"
     else:
         how, trouble = f"accepted by spec.rollout.preflight.accept: {', '.join(checks)}", "Accepted"
     allowance = {"mode": "Warn"} if given.mode == "Warn" else {"accepted": list(checks)}
-    return Verdict("Passed", f"{how}. {found.message}", trouble, record={**(found.record or {}), **allowance})
+    return PreflightResult("Passed", f"{how}. {found.message}", trouble, record={**(found.record or {}), **allowance})
 
 
-def _found(observed: Observed, revision: str, now: datetime) -> Verdict:
+def _read_job_result(observed: Snapshot, revision: str, now: datetime) -> PreflightResult:
     """What the Job says."""
-    name = preflight_job.name(observed.resource.metadata.name, revision)
-    recorded = _recorded(observed, name)
+    name = preflight_job.preflight_job_name(observed.resource.metadata.name, revision)
+    recorded = _read_recorded_result(observed, name)
     job = observed.child("Job", name)
     if job is None:
-        return Verdict("Absent", "", record=recorded)
+        return PreflightResult("Absent", "", record=recorded)
     uid = job["metadata"].get("uid")
-    mine = sorted((pod for pod in observed.preflight_pods if owned(pod, uid)), key=_created, reverse=True)
+    mine = sorted((pod for pod in observed.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
     known = recorded if recorded and recorded.get("job") == uid else {}
-    known = {key: value for key, value in known.items() if key not in _ALLOWANCE}
-    said = next((said for pod in mine if (said := _said(pod))), {}) or known
+    known = {key: value for key, value in known.items() if key not in _OVERRIDE_FIELDS}
+    said = next((said for pod in mine if (said := _read_termination_message(pod))), {}) or known
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
     failed = conditions.get("Failed")
     if said.get("ok") is True or ("Complete" in conditions and said.get("ok") is not False):
         message = " ".join([str(said.get("summary") or "passed"), *(said.get("warned") or [])])
-        return Verdict("Passed", message, record={**said, "job": uid})
+        return PreflightResult("Passed", message, record={**said, "job": uid})
     if said.get("ok") is False:
         advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
         message = " ".join([*(said.get("refused") or [str(said.get("summary"))]), advice])
-        return Verdict("Refused", message, record={**said, "job": uid})
-    hangs = _began(mine) if failed is None else None
-    if failed is None and (hangs is None or now < hangs + LONGEST):
-        return _running(observed, job, mine, said, recorded, hangs, now)
+        return PreflightResult("Refused", message, record={**said, "job": uid})
+    hangs = _container_started_at(mine) if failed is None else None
+    if failed is None and (hangs is None or now < hangs + PREFLIGHT_RUN_TIMEOUT):
+        return _build_running_result(observed, job, mine, said, recorded, hangs, now)
     # One error of the same Job is counted once, however often it is looked at.
     tries = int(known.get("tries") or int((recorded or {}).get("tries") or 0) + 1)
-    why, ended, pause = _ended(failed, hangs, tries)
-    message = str(said.get("error") or _last_end(mine) or why)
+    why, ended, pause = _describe_job_end(failed, hangs, tries)
+    message = str(said.get("error") or _last_failure_message(mine) or why)
     left = ended + pause - now if ended is not None else None
     denied = bool(said.get("unavailable")) and ended is not None
     words = f"preflight could not be done, and is tried again: {message}"
     if denied and ended is not None:
         words = f"{message} It is tried again at {ended + pause:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
-    return Verdict(
+    return PreflightResult(
         "Refused" if denied else "Error",
         words,
         record={"ok": None, "error": message, "job": uid, "tries": tries, **({"unavailable": True} if denied else {})},
-        over=left is not None and left <= timedelta(0),
-        again=max(left, timedelta(0)) if left is not None else None,
+        is_expired=left is not None and left <= timedelta(0),
+        requeue_after=max(left, timedelta(0)) if left is not None else None,
     )
 
 
-def _ended(failed: Object | None, began: datetime | None, tries: int) -> tuple[str, datetime | None, timedelta]:
+def _describe_job_end(
+    failed: KubernetesObject | None, began: datetime | None, tries: int
+) -> tuple[str, datetime | None, timedelta]:
     """Why a Job has no verdict, when it ended, and the pause before the next one."""
-    pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 10), LONGEST_PAUSE)
+    pause = min(PREFLIGHT_INITIAL_RETRY_DELAY * 2 ** min(tries - 1, 10), PREFLIGHT_MAX_RETRY_DELAY)
     if failed is None:
-        minutes = int(LONGEST.total_seconds() // 60)
+        minutes = int(PREFLIGHT_RUN_TIMEOUT.total_seconds() // 60)
         why = f"it has run for more than {minutes} minutes: does a volume hang, or has another container of its pod not ended?"
-        return why, began + LONGEST if began is not None else None, pause
+        return why, began + PREFLIGHT_RUN_TIMEOUT if began is not None else None, pause
     moment = failed.get("lastTransitionTime")
     if failed.get("reason") == "DeadlineExceeded":
         pause = timedelta(0)  # it has waited for hours already
     return str(failed.get("message") or "no reason is given"), datetime.fromisoformat(moment) if moment else None, pause
 
 
-def _running(
-    observed: Observed,
-    job: Object,
-    mine: Sequence[Object],
+def _build_running_result(
+    observed: Snapshot,
+    job: KubernetesObject,
+    mine: Sequence[KubernetesObject],
     said: Mapping[str, Any],
     recorded: Mapping[str, Any] | None,
     began: datetime | None,
     now: datetime,
-) -> Verdict:
+) -> PreflightResult:
     """No verdict yet: with what keeps it, where that is more than time."""
     name = job["metadata"]["name"]
     if not mine:
         since = job["metadata"].get("creationTimestamp")
         age = now - datetime.fromisoformat(since) if since is not None else timedelta(0)
-        if age < _SOON:  # its controller needs a moment
-            return Verdict("Running", "", record=recorded, again=_SOON)
+        if age < _INITIAL_POLL_INTERVAL:  # its controller needs a moment
+            return PreflightResult("Running", "", record=recorded, requeue_after=_INITIAL_POLL_INTERVAL)
         # Said without a reason too: only what would be written anew is read live, and the mirror has no events.
-        words = (
-            f"Job {name} gets no pod, and Kubernetes tries again: {observed.refusals.get(name) or 'its events do not say why'}"
+        words = f"Job {name} gets no pod, and Kubernetes tries again: {observed.job_creation_errors.get(name) or 'its events do not say why'}"
+        return PreflightResult(
+            "Running",
+            words,
+            "FailedCreate",
+            recorded,
+            requeue_after=_INITIAL_POLL_INTERVAL if age < _POLL_INTERVAL else _POLL_INTERVAL,
         )
-        return Verdict("Running", words, "FailedCreate", recorded, again=_SOON if age < _LATER else _LATER)
     waits = next(
-        (found for pod in mine if (found := pod_failures.trouble_of(pod, {})) is not None and found.reason in _WAITS), None
+        (
+            found
+            for pod in mine
+            if (found := pod_failures.read_pod_failure(pod, {})) is not None and found.reason in _REPORTED_FAILURE_REASONS
+        ),
+        None,
     )
-    left = max(began + LONGEST - now, timedelta(0)) if began is not None else None
+    left = max(began + PREFLIGHT_RUN_TIMEOUT - now, timedelta(0)) if began is not None else None
     if waits is not None:
-        return Verdict("Running", f"preflight waits: {waits.message}", waits.reason, recorded, again=left)
-    if error := said.get("error") or _last_end(mine):
+        return PreflightResult("Running", f"preflight waits: {waits.message}", waits.reason, recorded, requeue_after=left)
+    if error := said.get("error") or _last_failure_message(mine):
         words = f"preflight could not be done, and is tried again: {error}"
-        return Verdict("Running", words, "PreflightError", recorded, again=left)
-    return Verdict("Running", "", record=recorded, again=left)
+        return PreflightResult("Running", words, "PreflightError", recorded, requeue_after=left)
+    return PreflightResult("Running", "", record=recorded, requeue_after=left)
 
 
-def without_pod(observed: Observed) -> list[Object]:
+def find_jobs_without_pod(snapshot: Snapshot) -> list[KubernetesObject]:
     """Jobs under way that have no pod: their events tell why."""
     having = {
-        reference.get("uid") for pod in observed.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
+        reference.get("uid") for pod in snapshot.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
     }
     return [
         job
-        for job in observed.of("Job")
+        for job in snapshot.children_of_kind("Job")
         if job["metadata"].get("uid") not in having
         and not any(c["status"] == "True" for c in (job.get("status") or {}).get("conditions") or [])
     ]
 
 
-def _recorded(observed: Observed, name: str) -> dict[str, Any] | None:
+def _read_recorded_result(observed: Snapshot, name: str) -> dict[str, Any] | None:
     """What the revision's ConfigMap keeps of a verdict."""
-    text = ((observed.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.VERDICT)
-    return _document(text)
+    text = ((observed.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
+    return _parse_json_object(text)
 
 
-def _said(pod: Object) -> dict[str, Any] | None:
+def _read_termination_message(pod: KubernetesObject) -> dict[str, Any] | None:
     """The termination message of the pod's own container."""
-    ended: Mapping[str, Any] = _container(pod).get("terminated") or {}
-    return _document(ended.get("message"))
+    ended: Mapping[str, Any] = _container_state(pod).get("terminated") or {}
+    return _parse_json_object(ended.get("message"))
 
 
-def _document(text: object) -> dict[str, Any] | None:
+def _parse_json_object(text: object) -> dict[str, Any] | None:
     try:
         read = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -221,10 +232,10 @@ def _document(text: object) -> dict[str, Any] | None:
     return read if isinstance(read, dict) else None
 
 
-def _last_end(mine: Sequence[Object]) -> str:
+def _last_failure_message(mine: Sequence[KubernetesObject]) -> str:
     """How the latest pod that failed has ended, where its container could say nothing itself."""
     for pod in mine:
-        status, ended = pod.get("status") or {}, _container(pod).get("terminated") or {}
+        status, ended = pod.get("status") or {}, _container_state(pod).get("terminated") or {}
         if ended.get("exitCode"):
             return f"its container ended with status {ended['exitCode']}" + (
                 f" ({ended['reason']})" if ended.get("reason") else ""
@@ -234,23 +245,23 @@ def _last_end(mine: Sequence[Object]) -> str:
     return ""
 
 
-def _began(mine: Sequence[Object]) -> datetime | None:
+def _container_started_at(mine: Sequence[KubernetesObject]) -> datetime | None:
     """When the container of a pod that has not ended began to run."""
     for pod in mine:
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
-        state = _container(pod)
+        state = _container_state(pod)
         moment = (state.get("running") or state.get("terminated") or {}).get("startedAt")
         if moment:
             return datetime.fromisoformat(moment)
     return None
 
 
-def _container(pod: Object) -> Mapping[str, Any]:
+def _container_state(pod: KubernetesObject) -> Mapping[str, Any]:
     """The state of the pod's own container."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((status.get("state") or {} for status in statuses if status.get("name") == preflight_job.CONTAINER), {})
+    return next((status.get("state") or {} for status in statuses if status.get("name") == preflight_job.PREFLIGHT_CONTAINER), {})
 
 
-def _created(pod: Object) -> str:
+def _created_at(pod: KubernetesObject) -> str:
     return str(pod["metadata"].get("creationTimestamp") or "")

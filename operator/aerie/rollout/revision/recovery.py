@@ -21,49 +21,49 @@ from datetime import datetime
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.api.status import Arm, CanaryArm, Status
 from aerie.manifests import naming, preflight_job
-from aerie.rollout.facts.snapshot import Observed, labels, owned
-from aerie.rollout.revision.desired import read_wanted
+from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
+from aerie.rollout.revision.desired import resolve_desired_revision
 
 
-def recovered(observed: Observed, now: datetime) -> Observed:
+def restore_stable_arm(snapshot: Snapshot, now: datetime) -> Snapshot:
     """The same, with a stable arm in the status where it has none and pods serve that it does not know."""
-    resource, status = observed.resource, observed.resource.status or Status()
+    resource, status = snapshot.resource, snapshot.resource.status or Status()
     first = status.canary
-    if status.stable is not None or (first is not None and observed.serving(first.revision)):
-        return observed
+    if status.stable is not None or (first is not None and snapshot.ready_pod_count(first.revision)):
+        return snapshot
     serving: dict[str, tuple[int, bool]] = {}
-    for item in observed.of("Deployment"):
-        revision = labels(item).get(naming.REVISION)
-        if revision is None or not owned(item, resource.metadata.uid):
+    for item in snapshot.children_of_kind("Deployment"):
+        revision = read_labels(item).get(naming.REVISION_LABEL)
+        if revision is None or not is_owned_by(item, resource.metadata.uid):
             continue
-        control = labels(item).get(naming.CONTROL) == "true"  # it is of the stable revision too
+        control = read_labels(item).get(naming.CONTROL_LABEL) == "true"  # it is of the stable revision too
         count, was_stable = serving.get(revision, (0, False))
-        count += observed.serving(revision, control=control)
+        count += snapshot.ready_pod_count(revision, control=control)
         if count:
-            serving[revision] = (count, was_stable or control or labels(item).get(naming.ARM) == "stable")
-    if not serving or (status.phase is not None and set(serving) == {read_wanted(resource).revision}):
-        return observed
+            serving[revision] = (count, was_stable or control or read_labels(item).get(naming.ARM_LABEL) == "stable")
+    if not serving or (status.phase is not None and set(serving) == {resolve_desired_revision(resource).revision}):
+        return snapshot
     stable, *others = sorted(serving, key=lambda each: (*serving[each], each), reverse=True)
-    update: dict[str, Arm] = {"stable": arm_of(observed, stable)}
+    update: dict[str, Arm] = {"stable": read_recorded_arm(snapshot, stable)}
     if others and first is None:
-        update["canary"] = leaving(observed, others[0], now)
+        update["canary"] = build_withdrawn_canary(snapshot, others[0], now)
     status = status.model_copy(update=update)
-    return replace(observed, resource=resource.model_copy(update={"status": status}))
+    return replace(snapshot, resource=resource.model_copy(update={"status": status}))
 
 
-def leaving(observed: Observed, revision: str, now: datetime) -> CanaryArm:
+def build_withdrawn_canary(snapshot: Snapshot, revision: str, now: datetime) -> CanaryArm:
     """A revision of which pods serve and that nothing names: a canary on its way out."""
-    known = dict(arm_of(observed, revision))
+    known = dict(read_recorded_arm(snapshot, revision))
     return CanaryArm(**known, change="", phase="RollingBack", started_at=now, ready_at=now, step_started_at=now)
 
 
-def arm_of(observed: Observed, revision: str) -> Arm:
+def read_recorded_arm(snapshot: Snapshot, revision: str) -> Arm:
     """What is recorded of the revision; nothing but its name where that is lost too."""
-    record = observed.child("ConfigMap", preflight_job.name(observed.resource.metadata.name, revision))
-    text = ((record or {}).get("data") or {}).get(preflight_job.RESOURCE)
-    replicas = ((observed.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
+    record = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
+    text = ((record or {}).get("data") or {}).get(preflight_job.RESOURCE_KEY)
+    replicas = ((snapshot.deployment(revision) or {}).get("spec") or {}).get("replicas") or 0
     try:
-        wanted = read_wanted(SpeculativeDeployment.from_dict(json.loads(text or "")))
+        wanted = resolve_desired_revision(SpeculativeDeployment.from_dict(json.loads(text or "")))
     except (ValueError, ResourceError):
         return Arm(revision=revision, replicas=replicas)
     return wanted.arm.model_copy(update={"revision": revision, "replicas": replicas})

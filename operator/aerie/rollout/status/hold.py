@@ -16,56 +16,62 @@ from datetime import datetime
 from typing import Any
 
 from aerie.api import ResourceError
-from aerie.api.types.base import Json, write_time
-from aerie.rollout.conditions import DEGRADED, Finding, shortened
-from aerie.rollout.facts.snapshot import Observed
+from aerie.api.types.base import JsonObject, format_timestamp
+from aerie.rollout.conditions import DEGRADED, ConditionUpdate, truncate_message
+from aerie.rollout.facts.snapshot import Snapshot
 
 VERSION_SKEW = "VersionSkew"
 UNREADABLE_SPEC = "UnreadableSpec"
-_WAY_OUT = (
+_FIX_HINT = (
     "correct the field of the spec that is named here, or, where another release has written it, install the operator of that "
     "release or a later one"
 )
-CRUCIAL = frozenset({"Deployment", "Pod", "ConfigMap"})
+REQUIRED_KINDS = frozenset({"Deployment", "Pod", "ConfigMap"})
 """Kinds without which nothing can be said of a rollout: of what pods there are, and of what they are to be."""
 
 
-def unreadable(error: ResourceError) -> Finding:
+def build_unreadable_condition(error: ResourceError) -> ConditionUpdate:
     """Another release has written what this one does not know, or an older definition took what no release can read."""
-    of_spec = bool(error.places) and all(place[:1] == ("spec",) for place in error.places)
+    of_spec = bool(error.paths) and all(place[:1] == ("spec",) for place in error.paths)
     message = (
-        f"this operator cannot read the resource and leaves its pods and Services as they are: {_WAY_OUT}. "
+        f"this operator cannot read the resource and leaves its pods and Services as they are: {_FIX_HINT}. "
         f"{str(error).replace(chr(10), ' ')}"
     )
-    return Finding(DEGRADED, "True", UNREADABLE_SPEC if of_spec else VERSION_SKEW, message)
+    return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC if of_spec else VERSION_SKEW, message)
 
 
-def resting(observed: Observed) -> Finding | None:
+def find_hold_condition(snapshot: Snapshot) -> ConditionUpdate | None:
     """Why the rollout of what serves is held; None where it is not."""
-    if (found := observed.substitute) is not None:
-        message = f"{found.fault} The rollout is held, and what serves is cared for: {found.instead}. To go on, {_WAY_OUT}"
-        return Finding(DEGRADED, "True", UNREADABLE_SPEC, message)
-    return unlisted(observed.unlisted, forbidden=observed.forbidden) if observed.unlisted else None
+    if (found := snapshot.spec_substitution) is not None:
+        message = f"{found.error_message} The rollout is held, and what serves is cared for: {found.replacement_message}. To go on, {_FIX_HINT}"
+        return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC, message)
+    return (
+        build_list_failure_condition(snapshot.unlisted_kinds, all_forbidden=snapshot.is_listing_forbidden)
+        if snapshot.unlisted_kinds
+        else None
+    )
 
 
-def unlisted(kinds: Mapping[str, str], *, forbidden: bool) -> Finding:
+def build_list_failure_condition(kinds: Mapping[str, str], *, all_forbidden: bool) -> ConditionUpdate:
     """Kinds that cannot be listed, with a sentence on each. `forbidden`: all of them are refused."""
     message = f"{'; '.join(text for _, text in sorted(kinds.items()))}. What depends on them stays as it is"
-    return Finding(DEGRADED, "True", "ListForbidden" if forbidden else "ListFailed", message)
+    return ConditionUpdate(DEGRADED, "True", "ListForbidden" if all_forbidden else "ListFailed", message)
 
 
-def held(status: Json | None, finding: Finding, generation: int | None, now: datetime) -> Json:
+def set_status_condition(
+    status: JsonObject | None, condition_update: ConditionUpdate, generation: int | None, now: datetime
+) -> JsonObject:
     """The status, whatever it says, with the finding as a condition."""
-    before: list[Json] = (status or {}).get("conditions") or []
-    last: Mapping[str, Any] = next((one for one in before if one.get("type") == finding.type), {})
-    same = last.get("status") == finding.status
+    before: list[JsonObject] = (status or {}).get("conditions") or []
+    last: Mapping[str, Any] = next((one for one in before if one.get("type") == condition_update.type), {})
+    same = last.get("status") == condition_update.status
     condition = {
         **last,
-        "type": finding.type,
-        "status": finding.status,
-        "reason": finding.reason,
-        "message": shortened(finding.message),
-        "lastTransitionTime": last["lastTransitionTime"] if same else write_time(now),
+        "type": condition_update.type,
+        "status": condition_update.status,
+        "reason": condition_update.reason,
+        "message": truncate_message(condition_update.message),
+        "lastTransitionTime": last["lastTransitionTime"] if same else format_timestamp(now),
         **({} if generation is None else {"observedGeneration": generation}),
     }
     conditions = [condition if one is last else one for one in before] if last else [*before, condition]

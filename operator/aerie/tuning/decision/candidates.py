@@ -14,45 +14,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aerie.engine import command_line
-from aerie.engine.arguments import Arguments
+from aerie.engine.arguments import EngineArguments
 from aerie.engine.releases import Feature, Version, supports
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier, max_tokens, named
+from aerie.engine.speculation import (
+    Adaptive,
+    Off,
+    Schedule,
+    ScheduleTier,
+    SpeculationSetting,
+    Static,
+    describe_setting,
+    max_speculative_tokens,
+)
 
-DEFAULT_CAPTURED = 512
+DEFAULT_MAX_CAPTURED_TOKENS = 512
 """Tokens of the largest graph that vLLM captures by default (vllm/config/vllm.py)."""
-RARE = 0.01
+MAX_UNCAPTURED_STEP_SHARE = 0.01
 """Share of the request-steps that may run without a captured graph."""
-MOST_TIERS = 4
+MAX_SCHEDULE_TIERS = 4
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineConfig:
     """What is known of the engines before anything is measured."""
 
     version: Version
-    arguments: Arguments = field(default_factory=Arguments)
+    arguments: EngineArguments = field(default_factory=EngineArguments)
     method: str = "eagle3"
     environment: Mapping[str, str] = field(default_factory=dict)
-    experts: bool | None = None
+    is_moe: bool | None = None
     """Whether the target is a mixture of experts; None: not known."""
 
     @property
-    def captured(self) -> int | None:
+    def max_captured_tokens(self) -> int | None:
         """Tokens of the largest captured graph, where a step can exceed it; None: no step pays for that."""
         arguments = self.arguments
         if arguments.enforce_eager:
             return None
-        if arguments.capture_sizes:
-            return arguments.capture_sizes[-1]
-        if arguments.max_capture_size:
-            return arguments.max_capture_size
-        return None if supports(self.version, Feature.SCHEDULE_TIER_GRAPHS) else DEFAULT_CAPTURED
+        if arguments.cudagraph_capture_sizes:
+            return arguments.cudagraph_capture_sizes[-1]
+        if arguments.max_cudagraph_capture_size:
+            return arguments.max_cudagraph_capture_size
+        return None if supports(self.version, Feature.SCHEDULE_TIER_GRAPHS) else DEFAULT_MAX_CAPTURED_TOKENS
 
-    def refusals(self, setting: Setting) -> tuple[str, ...]:
+    def unsupported_reasons(self, setting: SpeculationSetting) -> tuple[str, ...]:
         """Why the engine does not run the setting as it is meant; none: it does."""
-        found = list(command_line.unsupported(setting, command_line.Drafter("", self.method), self.version, self.arguments))
+        found = list(
+            command_line.find_unsupported_reasons(
+                setting, command_line.DrafterArguments("", self.method), self.version, self.arguments
+            )
+        )
         if isinstance(setting, Schedule | Adaptive):
-            runner, why = command_line.model_runner(self.version, self.method, self.environment, experts=self.experts)
+            runner, why = command_line.resolve_model_runner(self.version, self.method, self.environment, is_moe=self.is_moe)
             if runner == 1 and isinstance(setting, Schedule):
                 found.append(
                     f"model runner V1 ({why}) runs schedules with piecewise graphs only: published measurements lose 6.6 to "
@@ -64,59 +77,65 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedCandidate:
     """A candidate that was not looked at."""
 
-    setting: str
-    why: str
+    label: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Candidates:
     """What may be chosen from."""
 
-    fixed: tuple[Setting, ...]
+    fixed_settings: tuple[SpeculationSetting, ...]
     """Off and static."""
-    schedules: bool
-    adaptive: tuple[Adaptive, ...]
-    left_out: tuple[LeftOut, ...]
+    supports_schedules: bool
+    adaptive_settings: tuple[Adaptive, ...]
+    excluded: tuple[ExcludedCandidate, ...]
 
 
-def candidates(engine: Engine, most: int, load: Sequence[tuple[float, float]]) -> Candidates:
+def build_candidates(engine: EngineConfig, max_k: int, load: Sequence[tuple[float, float]]) -> Candidates:
     """Up to K = `most`, for a load of (batch, share of the request-steps)."""
-    fixed: list[Setting] = []
-    left_out: list[LeftOut] = []
-    simple: list[Setting] = [Off(), *(Static(k) for k in range(1, most + 1))]
+    fixed: list[SpeculationSetting] = []
+    left_out: list[ExcludedCandidate] = []
+    simple: list[SpeculationSetting] = [Off(), *(Static(k) for k in range(1, max_k + 1))]
     for setting in simple:
-        if reasons := (*engine.refusals(setting), *_beyond(engine, setting, load)):
-            left_out.append(LeftOut(named(setting), " ".join(reasons)))
+        if reasons := (*engine.unsupported_reasons(setting), *_capture_limit_reasons(engine, setting, load)):
+            left_out.append(ExcludedCandidate(describe_setting(setting), " ".join(reasons)))
         else:
             fixed.append(setting)
-    schedule = engine.refusals(Schedule((Tier(1, 1, most),), most)) if most > 0 else ("the most draft tokens are 0.",)
+    schedule = (
+        engine.unsupported_reasons(Schedule((ScheduleTier(1, 1, max_k),), max_k))
+        if max_k > 0
+        else ("the most draft tokens are 0.",)
+    )
     if schedule:
-        left_out.append(LeftOut("schedules", " ".join(schedule)))
-    adaptive = [Adaptive(most)] if most > 0 else []
+        left_out.append(ExcludedCandidate("schedules", " ".join(schedule)))
+    adaptive = [Adaptive(max_k)] if max_k > 0 else []
     for one in list(adaptive):
-        if reasons := engine.refusals(one):
-            left_out.append(LeftOut(named(one), " ".join(reasons)))
+        if reasons := engine.unsupported_reasons(one):
+            left_out.append(ExcludedCandidate(describe_setting(one), " ".join(reasons)))
             adaptive.remove(one)
     return Candidates(tuple(fixed), not schedule, tuple(adaptive), tuple(left_out))
 
 
-def fits_graphs(engine: Engine, batch: float, tokens: int) -> bool:
+def fits_captured_graphs(engine: EngineConfig, batch: float, draft_tokens: int) -> bool:
     """Whether a step of this batch and K is captured."""
-    captured = engine.captured
-    return captured is None or batch * (tokens + 1) <= captured
+    captured = engine.max_captured_tokens
+    return captured is None or batch * (draft_tokens + 1) <= captured
 
 
-def _beyond(engine: Engine, setting: Setting, load: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-    tokens = max_tokens(setting)
-    share = sum(part for batch, part in load if not fits_graphs(engine, batch, tokens))
-    if share <= RARE or tokens == 0:
+def _capture_limit_reasons(
+    engine: EngineConfig, setting: SpeculationSetting, load: Sequence[tuple[float, float]]
+) -> tuple[str, ...]:
+    tokens = max_speculative_tokens(setting)
+    share = sum(part for batch, part in load if not fits_captured_graphs(engine, batch, tokens))
+    if share <= MAX_UNCAPTURED_STEP_SHARE or tokens == 0:
         return ()
     largest = max(batch for batch, _ in load)
     sentence = (
-        f"{100 * share:.0f} % of the steps would verify more than the {engine.captured} tokens of the largest captured graph "
+        f"{100 * share:.0f} % of the steps would verify more than the {engine.max_captured_tokens} tokens of the largest captured graph "
         f"(up to {largest:.0f} requests of {tokens + 1}) and run without one."
     )
     return (sentence,)

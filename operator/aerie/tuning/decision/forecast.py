@@ -25,42 +25,42 @@ from functools import cached_property
 
 import numpy as np
 
-from aerie.engine.speculation import Adaptive, Off, Schedule, Setting, Static, Tier, max_tokens
-from aerie.tuning.decision.candidates import MOST_TIERS, Engine
-from aerie.tuning.models.acceptance import Acceptance
-from aerie.tuning.models.change_points import DAY, Regimes, Steps, planned, steps
-from aerie.tuning.models.numeric import Array, Whole
-from aerie.tuning.models.step_time import StepTime
-from aerie.tuning.telemetry import Block, Cell, Key, batch_bin
+from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static, max_speculative_tokens
+from aerie.tuning.decision.candidates import MAX_SCHEDULE_TIERS, EngineConfig
+from aerie.tuning.models.acceptance import AcceptanceModel
+from aerie.tuning.models.change_points import DAY, BlockLoad, ChangePoints, summarize_block_loads, weight_next_day
+from aerie.tuning.models.numeric import FloatArray, IntArray
+from aerie.tuning.models.step_time import StepTimeModel
+from aerie.tuning.telemetry import StepCell, StepCellKey, TelemetryBlock, batch_bin
 
 _ADAPTIVE_OVERHEAD = 0.04
 _ADAPTIVE_SPREAD = 0.08
-_GROUPS = 12
+_SCHEDULE_BATCH_GROUPS = 12
 """Of batches of about equal weight, between which a schedule may change."""
-_MOST_REGRET = 0.05
+_MAX_GROUP_REGRET = 0.05
 """What a schedule may lose in any of them against the best K there, if there is one that does not lose more."""
-_PLACES, _PLACE_SHARES = (-2.857, -1.356, 0.0, 1.356, 2.857), (0.0113, 0.2221, 0.5332, 0.2221, 0.0113)
+_NORMAL_NODES, _NORMAL_NODE_WEIGHTS = (-2.857, -1.356, 0.0, 1.356, 2.857), (0.0113, 0.2221, 0.5332, 0.2221, 0.0113)
 """Five points that stand for a normal distribution (Gauss and Hermite's)."""
-UNSEEN = 2.0
+UNSEEN_LOAD_FACTOR = 2.0
 """Times by which a load may leave what was seen of it, as long as that is less than a day."""
-NOON = 4.0
+LOAD_HEADROOM_FACTOR = 4.0
 """Times by which it may rise, as far as the objectives go: what is chosen at night must not break them at noon."""
-_FEWEST, _MOST = 1 / 1.5, 3.0
+_MIN_BATCH_FACTOR, _MAX_BATCH_FACTOR = 1 / 1.5, 3.0
 """Times the batch that are reckoned with: more is made of what makes a batch grow than of what makes it shrink."""
-_FULL = 0.95
+_FULL_BATCH_SHARE = 0.95
 """Share of the most requests from which on others are taken to wait."""
-_FACTORS = np.concatenate([np.geomspace(_FEWEST, 1.0, 7), np.geomspace(1.0, _MOST, 11)[1:]])
-CAUTION = 0.3
-WORTH_A_TIER = 0.003
+_BATCH_FACTORS = np.concatenate([np.geomspace(_MIN_BATCH_FACTOR, 1.0, 7), np.geomspace(1.0, _MAX_BATCH_FACTOR, 11)[1:]])
+EXCEEDANCE_PROBABILITY = 0.3
+MIN_TIER_GAIN = 0.003
 """Relative gain for which a schedule gets one more tier."""
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadDistribution:
     """How many requests were in the steps: rising batches, and the share of the request-steps at each."""
 
-    batches: Array
-    shares: Array
+    batches: FloatArray
+    shares: FloatArray
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
@@ -72,17 +72,19 @@ class Load:
         return float(self.batches[min(index, len(self.batches) - 1)])
 
 
-def unseen(seen: Load, before: Load) -> tuple[Load, Load]:
+def extrapolate_load(recent_load: LoadDistribution, earlier_load: LoadDistribution) -> tuple[LoadDistribution, LoadDistribution]:
     """Where the load of a day is not known, the least and the largest batch that may come: beyond what was seen of it, and as
     before it began. And that largest one with the one up to which the objectives have to hold."""
-    least = min(seen.quantile(0.05) / UNSEEN, before.quantile(0.05))
-    most = max(UNSEEN * seen.quantile(0.95), before.quantile(0.95))
-    noon = max(NOON * seen.quantile(0.95), most + 1.0)
+    least = min(recent_load.quantile(0.05) / UNSEEN_LOAD_FACTOR, earlier_load.quantile(0.05))
+    most = max(UNSEEN_LOAD_FACTOR * recent_load.quantile(0.95), earlier_load.quantile(0.95))
+    noon = max(LOAD_HEADROOM_FACTOR * recent_load.quantile(0.95), most + 1.0)
     half = np.array([0.5, 0.5])
-    return Load(np.array([max(1.0, least), most]), half), Load(np.array([most, noon]), half)
+    return LoadDistribution(np.array([max(1.0, least), most]), half), LoadDistribution(np.array([most, noon]), half)
 
 
-def load(cells: Mapping[Key, Cell], blocks: Sequence[Block] = (), since: Regimes | None = None) -> Load:
+def estimate_load(
+    cells: Mapping[StepCellKey, StepCell], blocks: Sequence[TelemetryBlock] = (), change_points: ChangePoints | None = None
+) -> LoadDistribution:
     """The load to come: that of all windows, or of the blocks that tell it (`regimes`). Raises ValueError without cells.
 
     A block knows its mean batch only. How much the windows and replicas in it differ is taken from all cells: what their batches
@@ -90,39 +92,41 @@ def load(cells: Mapping[Key, Cell], blocks: Sequence[Block] = (), since: Regimes
     """
     if not cells:
         raise ValueError("without a window there is no load: check that the step time was fitted first.")
-    everything = steps(blocks)
-    chosen = everything if since is None else steps(since.loaded(blocks))
+    everything = summarize_block_loads(blocks)
+    chosen = everything if change_points is None else summarize_block_loads(change_points.load_blocks(blocks))
     long = bool(everything) and everything[-1].start - everything[0].start > 1.5 * DAY
     if not chosen or (len(chosen) == len(everything) and not long):
-        return _histogram((key.batch_bin, cell.batch / cell.request_steps, cell.request_steps) for key, cell in cells.items())
-    return _around(planned(chosen), _within(cells, everything))
+        return _bin_load((key.batch_bin, cell.batch / cell.request_steps, cell.request_steps) for key, cell in cells.items())
+    return _spread_block_loads(weight_next_day(chosen), _within_block_variance(cells, everything))
 
 
-def lately(cells: Mapping[Key, Cell], blocks: Sequence[Block], since: float) -> Load | None:
+def estimate_recent_load(
+    cells: Mapping[StepCellKey, StepCell], blocks: Sequence[TelemetryBlock], start: float
+) -> LoadDistribution | None:
     """The load of the blocks from a moment on; None where there are none."""
-    everything = steps(blocks)
-    chosen = [(row, 1.0) for row in everything if row.start >= since]
-    return _around(chosen, _within(cells, everything)) if chosen else None
+    everything = summarize_block_loads(blocks)
+    chosen = [(row, 1.0) for row in everything if row.start >= start]
+    return _spread_block_loads(chosen, _within_block_variance(cells, everything)) if chosen else None
 
 
-def _within(cells: Mapping[Key, Cell], rows: Sequence[Steps]) -> float:
+def _within_block_variance(cells: Mapping[StepCellKey, StepCell], rows: Sequence[BlockLoad]) -> float:
     """Variance of the batch's logarithm within a block."""
     seen = np.array([(cell.batch / cell.request_steps, cell.request_steps) for cell in cells.values()])
     means = np.array([(row.batch, row.request_steps) for row in rows])
     return max(0.0, _log_variance(seen) - _log_variance(means))
 
 
-def _around(weighed: Iterable[tuple[Steps, float]], variance: float) -> Load:
+def _spread_block_loads(weighed: Iterable[tuple[BlockLoad, float]], variance: float) -> LoadDistribution:
     """Of blocks with their weights, and what batches differ by within one."""
     rows: list[tuple[int, float, float]] = []
     for row, weight in weighed:
-        for place, share in zip(_PLACES, _PLACE_SHARES, strict=True):
+        for place, share in zip(_NORMAL_NODES, _NORMAL_NODE_WEIGHTS, strict=True):
             batch = row.batch * math.exp(variance / 2 + math.sqrt(variance) * place)  # as the request-steps see it
             rows.append((batch_bin(batch), batch, weight * share * row.request_steps))
-    return _histogram(rows)
+    return _bin_load(rows)
 
 
-def _histogram(rows: Iterable[tuple[int, float, float]]) -> Load:
+def _bin_load(rows: Iterable[tuple[int, float, float]]) -> LoadDistribution:
     """Of (bin, batch, request-steps)."""
     sums: dict[int, list[float]] = {}
     for index, batch, weight in rows:
@@ -130,10 +134,10 @@ def _histogram(rows: Iterable[tuple[int, float, float]]) -> Load:
         found[0] += weight
         found[1] += weight * batch
     table = np.array([(batch / weight, weight) for _, (weight, batch) in sorted(sums.items()) if weight > 0])
-    return Load(table[:, 0], table[:, 1] / table[:, 1].sum())
+    return LoadDistribution(table[:, 0], table[:, 1] / table[:, 1].sum())
 
 
-def _log_variance(rows: Array) -> float:
+def _log_variance(rows: FloatArray) -> float:
     """Of (value, weight)."""
     logs, weights = np.log(rows[:, 0]), rows[:, 1] / rows[:, 1].sum()
     return float(weights @ (logs - weights @ logs) ** 2)
@@ -143,68 +147,74 @@ def _log_variance(rows: Array) -> float:
 class Forecast:
     """Draws for every K and every batch of the load."""
 
-    load: Load
-    seconds: Array
+    load: LoadDistribution
+    step_seconds: FloatArray
     """Draws by K by batch: a step."""
-    lengths: Array
+    acceptance_lengths: FloatArray
     """Draws by K: tokens of a request in a step."""
-    draft_seconds: Array
+    draft_step_seconds: FloatArray
     """By batch: one draft step."""
-    adaptive_factor: Array
+    adaptive_factor: FloatArray
     """By draw."""
-    room: float = math.inf
+    max_num_seqs: float = math.inf
     """The most requests that an engine runs at a time."""
-    _lived: dict[tuple[Setting, Setting], Array] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rate_matched_cache: dict[tuple[SpeculationSetting, SpeculationSetting], FloatArray] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
-    def most(self) -> int:
-        return int(self.lengths.shape[1]) - 1
+    def max_speculative_tokens(self) -> int:
+        return int(self.acceptance_lengths.shape[1]) - 1
 
     @cached_property
-    def user_seconds(self) -> Array:
+    def token_seconds_by_draft_tokens(self) -> FloatArray:
         """Draws by K by batch: a user's seconds per token."""
-        found: Array = self.seconds / self.lengths[:, :, None]
+        found: FloatArray = self.step_seconds / self.acceptance_lengths[:, :, None]
         return found
 
-    def of(self, setting: Setting) -> Array:
+    def token_seconds(self, setting: SpeculationSetting) -> FloatArray:
         """Draws by batch: a user's seconds per token under a setting."""
         match setting:
             case Off():
-                return self.user_seconds[:, 0]
+                return self.token_seconds_by_draft_tokens[:, 0]
             case Static(tokens):
-                return self.user_seconds[:, tokens]
+                return self.token_seconds_by_draft_tokens[:, tokens]
             case Schedule():
-                return self.user_seconds[:, drafted(setting, self.load.batches), np.arange(len(self.load.batches))]
+                return self.token_seconds_by_draft_tokens[
+                    :, draft_tokens_by_batch(setting, self.load.batches), np.arange(len(self.load.batches))
+                ]
             case Adaptive(tokens):
-                unverified = np.arange(tokens, -1, -1)[:, None] * self.draft_seconds
-                best: Array = ((self.seconds[:, : tokens + 1] + unverified) / self.lengths[:, : tokens + 1, None]).min(axis=1)
+                unverified = np.arange(tokens, -1, -1)[:, None] * self.draft_step_seconds
+                best: FloatArray = (
+                    (self.step_seconds[:, : tokens + 1] + unverified) / self.acceptance_lengths[:, : tokens + 1, None]
+                ).min(axis=1)
                 return best * self.adaptive_factor[:, None]
 
-    def busy_seconds(self, setting: Setting, current: Setting) -> Array:
+    def busy_seconds(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
         """Draws: a replica's busy seconds per token on the load, whose weights are the tokens made under the current setting."""
         made = self.load.shares * self.tokens_per_step(current)
-        found: Array = (self.of(setting) / self.load.batches) @ (made / made.sum())
+        found: FloatArray = (self.token_seconds(setting) / self.load.batches) @ (made / made.sum())
         return found
 
-    def lived(self, setting: Setting, current: Setting) -> Array:
+    def rate_matched_token_seconds(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
         """Draws by batch: a user's seconds per token under a setting, with the requests that make this batch under the current
         one: those at the least factor f on the batch for which f B / t(f B, setting) is enough, from `_FEWEST` to `_MOST`.
         Where as many run as may, others wait to take their places, and the batch stays."""
         pair = (setting, current)
-        if pair not in self._lived:
-            self._lived[pair] = self._with_requests_of(setting, current)
-        return self._lived[pair]
+        if pair not in self._rate_matched_cache:
+            self._rate_matched_cache[pair] = self._compute_rate_matched(setting, current)
+        return self._rate_matched_cache[pair]
 
-    def _with_requests_of(self, setting: Setting, current: Setting) -> Array:
-        now, then, batches = self.of(current), self.of(setting), self.load.batches
+    def _compute_rate_matched(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
+        now, then, batches = self.token_seconds(current), self.token_seconds(setting), self.load.batches
         if setting == current or len(batches) < 2:
             return then
-        full = batches >= _FULL * self.room
-        factors = np.where(full, 1.0, np.minimum(_FACTORS[:, None], np.maximum(self.room / batches, 1.0)))
-        at = (then @ _between(batches, factors).T).reshape(len(then), len(_FACTORS), len(batches))
+        full = batches >= _FULL_BATCH_SHARE * self.max_num_seqs
+        factors = np.where(full, 1.0, np.minimum(_BATCH_FACTORS[:, None], np.maximum(self.max_num_seqs / batches, 1.0)))
+        at = (then @ _interpolation_weights(batches, factors).T).reshape(len(then), len(_BATCH_FACTORS), len(batches))
         over = at - factors * now[:, None, :]
         enough = over <= 0
-        right = np.where(enough.any(axis=1), enough.argmax(axis=1), len(_FACTORS) - 1)[:, None]
+        right = np.where(enough.any(axis=1), enough.argmax(axis=1), len(_BATCH_FACTORS) - 1)[:, None]
         left = np.maximum(right - 1, 0)
         above, below = (np.take_along_axis(over, place, axis=1)[:, 0] for place in (left, right))
         end = np.take_along_axis(at, right, axis=1)[:, 0]
@@ -213,44 +223,46 @@ class Forecast:
         columns = np.arange(len(batches))
         low, high = factors[left[:, 0], columns], factors[right[:, 0], columns]
         factor = low + share * (high - low)
-        found: Array = np.where(inside, factor * now, end)
+        found: FloatArray = np.where(inside, factor * now, end)
         return found
 
-    def gain(self, setting: Setting, current: Setting) -> Array:
+    def gain(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
         """Draws of the gain over the current setting."""
         made = self.load.shares * self.tokens_per_step(current) / self.load.batches
-        found: Array = (self.of(current) @ made) / (self.lived(setting, current) @ made) - 1
+        found: FloatArray = (self.token_seconds(current) @ made) / (self.rate_matched_token_seconds(setting, current) @ made) - 1
         return found
 
-    def cautious(self, engine: Engine, current: Setting) -> Array:
+    def cautious_token_seconds(self, engine: EngineConfig, current: SpeculationSetting) -> FloatArray:
         """A user's seconds per token by K and batch, to choose by: against the current setting not the mean, but the point that
         is not passed with 1 - `CAUTION`. Infinite where a step would run without a captured graph.
 
         The best of several uncertain figures is overrated on average; what was measured needs no such allowance.
         """
-        now = self.of(current)
-        relative: Array = np.quantile(self.user_seconds / now[:, None, :], 1 - CAUTION, axis=0)
-        return self._allowed(relative * now.mean(axis=0), engine)
+        now = self.token_seconds(current)
+        relative: FloatArray = np.quantile(
+            self.token_seconds_by_draft_tokens / now[:, None, :], 1 - EXCEEDANCE_PROBABILITY, axis=0
+        )
+        return self._mask_uncaptured(relative * now.mean(axis=0), engine)
 
-    def schedule(self, engine: Engine, current: Setting, lost: float = math.inf) -> Schedule | None:
+    def build_schedule(self, engine: EngineConfig, current: SpeculationSetting, max_loss: float = math.inf) -> Schedule | None:
         """The best schedule, if one with two tiers or more is worth it: exact over the groups, by dynamic programming.
 
         Tiers of a dense target draft no more as the batch grows; those of a mixture of experts may. `lost`: what it may lose in a
         group against the current setting, if there is one that does not lose more.
         """
-        groups = self._groups(_GROUPS)
+        groups = self._batch_groups(_SCHEDULE_BATCH_GROUPS)
         made = self.load.shares * self.tokens_per_step(current) / self.load.batches
-        cost = self.cautious(engine, current) * made
+        cost = self.cautious_token_seconds(engine, current) * made
         by_group = np.stack([cost[:, low:high].sum(axis=1) for low, high in groups], axis=1)
-        falling = engine.experts is False
-        steady = np.where(by_group > (1 + _MOST_REGRET) * by_group.min(axis=0), np.inf, by_group)
-        held = self.of(current).mean(axis=0) * made
+        falling = engine.is_moe is False
+        steady = np.where(by_group > (1 + _MAX_GROUP_REGRET) * by_group.min(axis=0), np.inf, by_group)
+        held = self.token_seconds(current).mean(axis=0) * made
         now = np.array([held[low:high].sum() for low, high in groups])
-        safe = np.where(by_group > (1 + lost) * now, np.inf, steady)
-        found = next(filter(None, (_tiers(costs, falling=falling) for costs in (safe, steady, by_group))), None)
+        safe = np.where(by_group > (1 + max_loss) * now, np.inf, steady)
+        found = next(filter(None, (_optimal_tiers(costs, falling=falling) for costs in (safe, steady, by_group))), None)
         if found is None or len(found) < 2 or not any(tokens for _, tokens in found):
             return None
-        tiers: list[Tier] = []
+        tiers: list[ScheduleTier] = []
         for position, (last_group, tokens) in enumerate(found):
             edge = groups[last_group][1]
             first = tiers[-1].last + 1 if tiers else 1
@@ -259,61 +271,65 @@ class Forecast:
             else:
                 last = int(np.ceil(self.load.batches[-1]))
             if last >= first:
-                tiers.append(Tier(first, last, tokens))
+                tiers.append(ScheduleTier(first, last, tokens))
         if len(tiers) < 2 or not any(tier.tokens for tier in tiers):
             return None
         return Schedule(tuple(tiers), max(tier.tokens for tier in tiers))
 
-    def tokens_per_step(self, setting: Setting) -> Array:
+    def tokens_per_step(self, setting: SpeculationSetting) -> FloatArray:
         """Mean tokens of a request in a step, by batch."""
-        found: Array = self.lengths.mean(axis=0)[drafted(setting, self.load.batches)]
+        found: FloatArray = self.acceptance_lengths.mean(axis=0)[draft_tokens_by_batch(setting, self.load.batches)]
         return found
 
-    def _allowed(self, by_tokens: Array, engine: Engine) -> Array:
+    def _mask_uncaptured(self, by_tokens: FloatArray, engine: EngineConfig) -> FloatArray:
         """Infinite where a step would run without a captured graph, unless it drafts nothing."""
-        if engine.captured is None:
+        if engine.max_captured_tokens is None:
             return by_tokens
-        tokens = np.arange(self.most + 1)[:, None]
-        found: Array = np.where((tokens > 0) & (self.load.batches * (tokens + 1) > engine.captured), np.inf, by_tokens)
+        tokens = np.arange(self.max_speculative_tokens + 1)[:, None]
+        found: FloatArray = np.where(
+            (tokens > 0) & (self.load.batches * (tokens + 1) > engine.max_captured_tokens), np.inf, by_tokens
+        )
         return found
 
-    def worst_fifth(self, setting: Setting, current: Setting) -> float:
+    def worst_fifth_gain(self, setting: SpeculationSetting, current: SpeculationSetting) -> float:
         """The gain over the current setting, half of the draws above it, in the fifth of the request-steps where it is least."""
-        ours, now = self.lived(setting, current), self.of(current)
+        ours, now = self.rate_matched_token_seconds(setting, current), self.token_seconds(current)
         made = self.load.shares * self.tokens_per_step(current) / self.load.batches
         return min(
             float(np.median((now[:, low:high] @ made[low:high]) / (ours[:, low:high] @ made[low:high]))) - 1
-            for low, high in self._groups(5)
+            for low, high in self._batch_groups(5)
         )
 
-    def by_batch(self, setting: Setting, current: Setting) -> Array:
+    def gain_by_batch(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
         """The gain over the current setting at each batch, half of the draws above it."""
-        found: Array = np.median(self.of(current) / self.lived(setting, current), axis=0) - 1
+        found: FloatArray = np.median(self.token_seconds(current) / self.rate_matched_token_seconds(setting, current), axis=0) - 1
         return found
 
-    def keeps(self, setting: Setting, current: Setting, seconds: float) -> Array:
+    def probability_within_by_batch(self, setting: SpeculationSetting, current: SpeculationSetting, seconds: float) -> FloatArray:
         """By batch: probability that a token takes no longer than so many seconds, or than under the current setting."""
-        ours = self.lived(setting, current)
-        found: Array = ((ours <= seconds) | (ours <= self.of(current))).mean(axis=0)
+        ours = self.rate_matched_token_seconds(setting, current)
+        found: FloatArray = ((ours <= seconds) | (ours <= self.token_seconds(current))).mean(axis=0)
         return found
 
-    def guarded(self, setting: Setting, current: Setting, first: int, last: float) -> Schedule | None:
+    def build_guarded_schedule(
+        self, setting: SpeculationSetting, current: SpeculationSetting, first_batch: int, last_batch: float
+    ) -> Schedule | None:
         """The setting from a first batch to a last one (infinite: on all that are larger), and the current one on the others.
         None where that is neither, or would take more tiers than a schedule is to have."""
-        high = math.ceil(self.load.batches[-1] if last == math.inf else last)
-        tiers = [*_part(current, 1, first - 1), *_part(setting, first, high)]
-        if last < math.inf:
-            tiers += _part(current, high + 1, 2 * high)
-        joined: list[Tier] = []
+        high = math.ceil(self.load.batches[-1] if last_batch == math.inf else last_batch)
+        tiers = [*_tiers_in_range(current, 1, first_batch - 1), *_tiers_in_range(setting, first_batch, high)]
+        if last_batch < math.inf:
+            tiers += _tiers_in_range(current, high + 1, 2 * high)
+        joined: list[ScheduleTier] = []
         for one in tiers:
             if joined and joined[-1].tokens == one.tokens:
                 joined[-1] = replace(joined[-1], last=one.last)
             else:
                 joined.append(one)
         most = max(one.tokens for one in joined)
-        return Schedule(tuple(joined), most) if 1 < len(joined) <= MOST_TIERS and most > 0 else None
+        return Schedule(tuple(joined), most) if 1 < len(joined) <= MAX_SCHEDULE_TIERS and most > 0 else None
 
-    def _groups(self, count: int) -> list[tuple[int, int]]:
+    def _batch_groups(self, count: int) -> list[tuple[int, int]]:
         """Ranges of neighbouring batches of about equal weight."""
         ends = np.searchsorted(np.cumsum(self.load.shares), np.arange(1, count) / count) + 1
         edges = sorted({0, *ends.tolist(), len(self.load.batches)})
@@ -321,48 +337,57 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class LoadExtrapolation:
     """What may come, where the load of a day is not known (`unseen`)."""
 
-    near: Forecast
+    range_forecast: Forecast
     """At the least and the largest batch, at which nothing may be worse than now."""
-    far: Forecast
+    headroom_forecast: Forecast
     """At the largest one, and at the one up to which the objectives have to hold."""
 
 
-def forecast(
-    seen: Load, lengths: Acceptance, step_time: StepTime, most: int, random: np.random.Generator, room: float = math.inf
+def build_forecast(
+    load: LoadDistribution,
+    acceptance: AcceptanceModel,
+    step_time: StepTimeModel,
+    max_k: int,
+    random: np.random.Generator,
+    max_num_seqs: float = math.inf,
 ) -> Forecast:
     """Draws for K = 0 to `most`, as many as there are of acceptance. `room`: the most requests that an engine runs at a time."""
-    draws = len(lengths.survival)
-    tokens = np.repeat(np.arange(most + 1), len(seen.batches)).astype(float)
-    batches = np.tile(seen.batches, most + 1)
-    seconds = step_time.draws(batches, tokens, draws, random).reshape(draws, most + 1, -1)
+    draws = len(acceptance.survival)
+    tokens = np.repeat(np.arange(max_k + 1), len(load.batches)).astype(float)
+    batches = np.tile(load.batches, max_k + 1)
+    seconds = step_time.draw_step_seconds(batches, tokens, draws, random).reshape(draws, max_k + 1, -1)
     factor = np.exp(_ADAPTIVE_OVERHEAD + _ADAPTIVE_SPREAD * random.standard_normal(draws))
-    return Forecast(seen, seconds, lengths.lengths[:, : most + 1], step_time.draft_seconds(seen.batches), factor, room)
+    return Forecast(
+        load, seconds, acceptance.lengths[:, : max_k + 1], step_time.draft_step_seconds(load.batches), factor, max_num_seqs
+    )
 
 
-def _part(setting: Setting, first: int, last: int) -> list[Tier]:
+def _tiers_in_range(setting: SpeculationSetting, first: int, last: int) -> list[ScheduleTier]:
     """What a setting drafts at the batches of a range, as tiers."""
     if last < first:
         return []
-    tiers = setting.tiers if isinstance(setting, Schedule) else (Tier(1, last, max_tokens(setting)),)
+    tiers = setting.tiers if isinstance(setting, Schedule) else (ScheduleTier(1, last, max_speculative_tokens(setting)),)
     tiers = (*tiers[:-1], replace(tiers[-1], last=max(tiers[-1].last, last)))  # the last one's goes on beyond it
     return [
-        Tier(max(one.first, first), min(one.last, last), one.tokens) for one in tiers if one.first <= last and one.last >= first
+        ScheduleTier(max(one.first, first), min(one.last, last), one.tokens)
+        for one in tiers
+        if one.first <= last and one.last >= first
     ]
 
 
-def drafted(setting: Setting, batches: Array) -> Whole:
+def draft_tokens_by_batch(setting: SpeculationSetting, batches: FloatArray) -> IntArray:
     """Draft tokens in a step, by batch."""
     if not isinstance(setting, Schedule):
-        return np.full(len(batches), max_tokens(setting))
+        return np.full(len(batches), max_speculative_tokens(setting))
     last = np.array([tier.last for tier in setting.tiers[:-1]])
-    found: Whole = np.array([tier.tokens for tier in setting.tiers])[np.searchsorted(last, np.rint(batches))]
+    found: IntArray = np.array([tier.tokens for tier in setting.tiers])[np.searchsorted(last, np.rint(batches))]
     return found
 
 
-def _between(batches: Array, factors: Array) -> Array:
+def _interpolation_weights(batches: FloatArray, factors: FloatArray) -> FloatArray:
     """Weights that make values at rising batches those at factors of them (factors by batches): linear between them, as at the
     least below it, and above the largest as from half of that on."""
     wanted = (factors * batches).ravel()
@@ -377,7 +402,7 @@ def _between(batches: Array, factors: Array) -> Array:
     return found
 
 
-def _tiers(cost: Array, *, falling: bool) -> list[tuple[int, int]] | None:
+def _optimal_tiers(cost: FloatArray, *, falling: bool) -> list[tuple[int, int]] | None:
     """(last group, tokens) of each tier at the least cost (tokens by groups), a further tier only where it is worth it."""
     levels, groups = cost.shape
     never = 1e6 * float(cost[np.isfinite(cost)].max())
@@ -385,8 +410,8 @@ def _tiers(cost: Array, *, falling: bool) -> list[tuple[int, int]] | None:
     after = np.triu(np.ones((levels, levels), bool), 1) if falling else ~np.eye(levels, dtype=bool)  # [tokens, before]
     best = [sums.copy()]  # by tiers: tokens of the last by groups done
     best[0][:, 0] = never
-    choices: list[tuple[Array, Array]] = []
-    for _ in range(1, MOST_TIERS):
+    choices: list[tuple[FloatArray, FloatArray]] = []
+    for _ in range(1, MAX_SCHEDULE_TIERS):
         ahead = np.where(after[:, :, None], best[-1][None], never)
         before, entry = ahead.argmin(axis=1), ahead.min(axis=1)
         # The last tier begins at `start`: [tokens, end, start]
@@ -396,8 +421,8 @@ def _tiers(cost: Array, *, falling: bool) -> list[tuple[int, int]] | None:
         choices.append((start, np.take_along_axis(before, start, axis=1)))
         best.append(total.min(axis=2))
     chosen = 0
-    for count in range(1, MOST_TIERS):
-        if best[count][:, groups].min() < best[chosen][:, groups].min() * (1 - WORTH_A_TIER):
+    for count in range(1, MAX_SCHEDULE_TIERS):
+        if best[count][:, groups].min() < best[chosen][:, groups].min() * (1 - MIN_TIER_GAIN):
             chosen = count
     tokens, end = int(best[chosen][:, groups].argmin()), groups
     if best[chosen][tokens, groups] >= never:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aerie.engine.speculation import Setting
+from aerie.engine.speculation import SpeculationSetting
 from aerie.tuning.telemetry import HOUR
 
-MOST_DOUBLINGS = 12
+MAX_BACKOFF_DOUBLINGS = 12
 """Of the pause after a failure: with the usual one that is more than ten years."""
 
 
-def lengthened(failures: int) -> int:
+def backoff_factor(failures: int) -> int:
     """By what factor a pause is longer after so many failures in a row: it doubles with each one after the first."""
-    return 1 << max(0, min(failures - 1, MOST_DOUBLINGS))
+    return 1 << max(0, min(failures - 1, MAX_BACKOFF_DOUBLINGS))
 
 
 @dataclass(frozen=True)
-class Policy:
+class TuningPolicy:
     """Constants of the decision. Times are seconds, gains and probabilities shares of 1."""
 
     least_gain: float = 0.03
@@ -79,22 +79,22 @@ class Policy:
     acceptance changed is taken to hold for once `probe`, each further one for twice as long: there is ever less to be learnt."""
     draws: int = 400
 
-    def gate(self, extra: float = 0.0) -> float:
+    def required_median_gain(self, surge_share: float = 0.0) -> float:
         """The gain that a change is made for, half of the draws above it. `extra` as in `pays`."""
-        return max(self.least_gain, self.pays(extra))
+        return max(self.least_gain, self.required_pessimistic_gain(surge_share))
 
-    def stretch(self) -> float:
+    def max_slowdown(self) -> float:
         """By what share a token may take longer while replicas load for a canary that explores."""
         return self.felt * 6 * HOUR / (2 * self.reload)
 
-    def pays(self, extra: float = 0.0) -> float:
+    def required_pessimistic_gain(self, surge_share: float = 0.0) -> float:
         """The gain that the pessimistic forecast has to reach. `extra`: pods that the trial takes beyond the replicas, in shares
         of these."""
-        return self.margin * self.reload / self.horizon + extra * self.trial / self.payback
+        return self.margin * self.reload / self.horizon + surge_share * self.trial / self.payback
 
 
 @dataclass(frozen=True)
-class Objectives:
+class LatencyObjectives:
     """Latencies that a setting must keep. Seconds; None: not looked at."""
 
     time_per_output_token: float | None = None
@@ -103,10 +103,10 @@ class Objectives:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedTrial:
     """A setting whose trials have failed. Seconds of Unix time."""
 
-    setting: Setting
+    setting: SpeculationSetting
     until: float
     """When its pause is over."""
     began: float
@@ -116,7 +116,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class History:
+class TrialHistory:
     """What was done before. Seconds of Unix time."""
 
     changed: float | None = None
@@ -136,7 +136,7 @@ class History:
     explored: tuple[float, ...] = ()
     """When canaries explored, the newest first."""
 
-    def exploring(self, now: float, policy: Policy, *, urgent: bool, other_side: bool) -> str | None:
+    def exploration_pause_reason(self, now: float, policy: TuningPolicy, *, urgent: bool, untested_direction: bool) -> str | None:
         """Why no canary may explore yet. `other_side`: it would try more where only fewer drafts were tried, or the reverse. The
         last one told little of that, so it may come from one cooldown after it; until two, so that it does not go on for ever."""
         if not self.explored:
@@ -144,15 +144,15 @@ class History:
         last, here = self.explored[0], sum(self.changed is None or one > self.changed for one in self.explored)
         doubled = 1 if urgent else 2 ** max(here - 1, 0)
         pause = min(doubled, policy.explored) * policy.probe
-        if now >= last + pause or (other_side and policy.cooldown <= now - last < 2 * policy.cooldown):
+        if now >= last + pause or (untested_direction and policy.cooldown <= now - last < 2 * policy.cooldown):
             return None
         return f"one explored {(now - last) / HOUR:.1f} h ago: the next may in {(last + pause - now) / HOUR:.1f} h."
 
-    def cooling(self, now: float, policy: Policy) -> str | None:
+    def change_pause_reason(self, now: float, policy: TuningPolicy) -> str | None:
         """Why nothing may be changed yet."""
         undecided = min(self.undecided_times * policy.cooldown, policy.cooldown_after_rollback)
         for since, pause, what in (
-            (self.rolled_back, policy.cooldown_after_rollback * lengthened(self.failed), "a change was taken back"),
+            (self.rolled_back, policy.cooldown_after_rollback * backoff_factor(self.failed), "a change was taken back"),
             (self.undecided, undecided, "a canary ended undecided"),
             (self.changed, policy.cooldown, "the setting was changed"),
         ):

@@ -8,17 +8,17 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from aerie.engine.speculation import Schedule, Setting, max_tokens
-from aerie.tuning.decision.candidates import Engine, LeftOut
+from aerie.engine.speculation import Schedule, SpeculationSetting, max_speculative_tokens
+from aerie.tuning.decision.candidates import EngineConfig, ExcludedCandidate
 from aerie.tuning.decision.forecast import Forecast
-from aerie.tuning.decision.objectives import Latencies
-from aerie.tuning.decision.policy import Failed, History, Objectives
-from aerie.tuning.models.acceptance import Acceptance
-from aerie.tuning.models.change_points import Regimes
-from aerie.tuning.models.step_time import StepTime
+from aerie.tuning.decision.objectives import LatencyForecast
+from aerie.tuning.decision.policy import FailedTrial, LatencyObjectives, TrialHistory
+from aerie.tuning.models.acceptance import AcceptanceModel
+from aerie.tuning.models.change_points import ChangePoints
+from aerie.tuning.models.step_time import StepTimeModel
 
 
-class Action(enum.Enum):
+class TuningAction(enum.Enum):
     """What to do."""
 
     HOLD = "hold"
@@ -28,102 +28,102 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Situation:
+class TuningContext:
     """All that telemetry does not say."""
 
-    engine: Engine
-    current: Setting
-    most: int
+    engine: EngineConfig
+    current_setting: SpeculationSetting
+    max_speculative_tokens: int
     """The most draft tokens that may be chosen."""
     replicas: int
     now: float
-    objectives: Objectives = field(default_factory=Objectives)
-    history: History = field(default_factory=History)
-    waiting: float = 0.0
+    objectives: LatencyObjectives = field(default_factory=LatencyObjectives)
+    history: TrialHistory = field(default_factory=TrialHistory)
+    queued_requests: float = 0.0
     """Requests in the queues, all replicas together."""
-    lent: int = 0
+    borrowed_replicas: int = 0
     """Replicas whose places a canary and its control take; 0 where there are spare GPUs for them."""
-    extra: int = 0
+    surge_pods: int = 0
     """Pods that a canary and its control take beyond the replicas."""
-    failed: tuple[Failed, ...] = ()
+    failed_trials: tuple[FailedTrial, ...] = ()
     """Settings that are not tried for some time."""
-    exploring: Setting | None = None
+    explored_setting: SpeculationSetting | None = None
     """What a canary runs that explores at this moment: it may be kept, to prove what it runs."""
 
     @property
-    def extra_share(self) -> float:
+    def surge_share(self) -> float:
         """The same in shares of the replicas."""
-        return self.extra / max(self.replicas, 1)
+        return self.surge_pods / max(self.replicas, 1)
 
-    def bars(self, setting: Setting) -> bool:
+    def is_in_backoff(self, setting: SpeculationSetting) -> bool:
         """Whether the setting has failed, and is not to be tried now."""
-        return setting != self.exploring and any(one.setting == setting for one in self._barred)
+        return setting != self.explored_setting and any(one.setting == setting for one in self._trials_in_backoff)
 
-    def has_failed_with(self, tokens: int) -> bool:
+    def has_backoff_with_tokens(self, tokens: int) -> bool:
         """Whether a setting with so many draft tokens at most has failed, and is not to be tried now."""
-        return any(max_tokens(one.setting) == tokens for one in self._barred)
+        return any(max_speculative_tokens(one.setting) == tokens for one in self._trials_in_backoff)
 
     @property
-    def schedules_fail(self) -> bool:
+    def is_schedule_in_backoff(self) -> bool:
         """Whether a schedule never served, and none is to be tried now."""
-        return any(isinstance(one.setting, Schedule) and not one.measured for one in self._barred)
+        return any(isinstance(one.setting, Schedule) and not one.measured for one in self._trials_in_backoff)
 
     @property
-    def _barred(self) -> tuple[Failed, ...]:
-        return tuple(one for one in self.failed if self.now < one.until)
+    def _trials_in_backoff(self) -> tuple[FailedTrial, ...]:
+        return tuple(one for one in self.failed_trials if self.now < one.until)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class CandidatePrediction:
     """One candidate."""
 
-    setting: Setting
+    setting: SpeculationSetting
     gain: tuple[float, float, float, float]
     """Over the current setting: the 5 %, 20 %, 50 % and 95 % points."""
-    better: float
+    probability_better: float
     """Probability that it is better than the current one."""
-    length: float
+    acceptance_length: float
     """Mean acceptance length."""
-    latencies: Latencies
-    worst_fifth: float
+    latencies: LatencyForecast
+    worst_fifth_gain: float
     """The gain, half of the draws above it, in the fifth of the load where it is least."""
-    unseen: float | None = None
+    worst_extrapolated_gain: float | None = None
     """The same at the least or the most load that may come (`forecast.unseen`), what is less; None where a day of it is known."""
-    why_not: str = ""
+    rejection_reason: str = ""
     """Empty for what was chosen, and for the current setting."""
 
     @property
-    def percents(self) -> str:
+    def gain_text(self) -> str:
         """The gain in words."""
         return f"{100 * self.gain[2]:+.1f} % ({100 * self.gain[0]:+.1f} to {100 * self.gain[3]:+.1f})"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class DecisionEvidence:
     """What the forecast rests on; None where it could not be had."""
 
-    acceptance: Acceptance | None = None
-    step_time: StepTime | None = None
+    acceptance: AcceptanceModel | None = None
+    step_time: StepTimeModel | None = None
     forecast: Forecast | None = None
-    regimes: Regimes = field(default_factory=Regimes)
+    change_points: ChangePoints = field(default_factory=ChangePoints)
 
 
 @dataclass(frozen=True)
-class Decision:
+class TuningDecision:
     """What to do, and why."""
 
-    action: Action
+    action: TuningAction
     reason: str
-    setting: Setting | None = None
+    setting: SpeculationSetting | None = None
     """To change to, or for the canary to run."""
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[CandidatePrediction, ...] = ()
     """The best first."""
-    obstacle: str = ""
+    blocked_reason: str = ""
     """In one word, what keeps it from acting until somebody does something (`Advice.obstacle`)."""
-    left_out: tuple[LeftOut, ...] = ()
-    missing: tuple[str, ...] = ()
+    excluded_candidates: tuple[ExcludedCandidate, ...] = ()
+    missing_data: tuple[str, ...] = ()
     """What the data do not identify."""
-    value: float = 0.0
+    exploration_value: float = 0.0
     """Expected gain of what the best canary would teach, and what it costs; shares of the capacity over the horizon."""
-    cost: float = 0.0
-    evidence: Evidence = field(default_factory=Evidence)
+    exploration_cost: float = 0.0
+    evidence: DecisionEvidence = field(default_factory=DecisionEvidence)

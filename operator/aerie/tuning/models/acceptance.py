@@ -36,66 +36,68 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerie.engine.metrics.rates import Unknown, drafts_by_position
-from aerie.engine.speculation import Adaptive, Schedule, Setting
-from aerie.tuning.models.numeric import Array, Whole, logistic, logit
-from aerie.tuning.telemetry import Block
+from aerie.engine.speculation import Adaptive, Schedule, SpeculationSetting
+from aerie.tuning.models.numeric import FloatArray, IntArray, logistic, logit
+from aerie.tuning.telemetry import TelemetryBlock
 
-LEAST_BLOCKS = 6
+MIN_ACCEPTANCE_BLOCKS = 6
 """Half an hour of five minutes each; fewer do not tell how much acceptance moves."""
-LEAST_DRAFTS = 2000.0
-STEP_BEYOND = 0.5
+MIN_ACCEPTANCE_DRAFTS = 2000.0
+EXTRAPOLATION_LOGIT_SD = 0.5
 """Standard deviation of logit q from one position to the next where none was offered."""
-VARIANCE = 0.15
+TEXT_VARIANCE_PRIOR_MEAN = 0.15
 """Mean of the prior of v, exponential: 0.3 % of acceptance length by each position that is drafted more, and as uncertain.
 
 Requests that differ by 0.4 on the logit are like that; nobody publishes how much they do. A larger mean makes more drafts than
 now look worse than they are on the published grids, and too few are chosen (with 0.28, 1.1 % of throughput is lost, not 0.7)."""
-_VARIANCES = np.linspace(0.0, 3.0, 301)
-_ALIKE = 0.005
+_TEXT_VARIANCE_GRID = np.linspace(0.0, 3.0, 301)
+_POD_LOGIT_SD = 0.005
 """By how much the logit of S_1 may differ between pods for good; what two settings differ by is known no better."""
-_SAME = 1e-3
+_MIN_SENSITIVITY_DIFFERENCE = 1e-3
 """Difference of g up to which two settings are none."""
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceModel:
     """Draws of the acceptance by position."""
 
-    survival: Array
+    survival: FloatArray
     """Draws by positions: S_1, S_2, ... of each draw, for drafts that begin where those that were counted did."""
-    lengths: Array
+    lengths: FloatArray
     """Draws by K = 0, 1, 2, ...: the acceptance length at each, bonus token included. Each K has drafts that begin elsewhere."""
-    variance: Array
+    text_variance: FloatArray
     """Draws of v: how much texts differ."""
-    observed: int
+    observed_positions: int
     """Positions that drafts reached; beyond them the last conditional is carried on."""
-    blocks: int
-    drafts: float
+    block_count: int
+    draft_count: float
 
-    def length(self, tokens: int) -> Array:
+    def length(self, tokens: int) -> FloatArray:
         """Draws of the acceptance length at K = `tokens`."""
-        found: Array = self.lengths[:, tokens]
+        found: FloatArray = self.lengths[:, tokens]
         return found
 
 
-def acceptance(blocks: Iterable[Block], most: int, draws: int, random: np.random.Generator) -> Acceptance | Unknown:
+def fit_acceptance(
+    blocks: Iterable[TelemetryBlock], max_k: int, draws: int, random: np.random.Generator
+) -> AcceptanceModel | Unknown:
     """Acceptance up to K = `most`, from all blocks in which drafts were verified."""
-    known, refused = _usable(blocks)
-    usable = [one for one in known if not _bounded(one[0].setting)]
-    if not _enough(usable):
+    known, refused = _select_usable_blocks(blocks)
+    usable = [one for one in known if not _has_bounded_positions(one[0].setting)]
+    if not _has_enough_drafts(usable):
         usable = known
-    drafts = _drafts(usable)
-    if not _enough(usable):
+    drafts = _count_drafts(usable)
+    if not _has_enough_drafts(usable):
         why = f": {refused}" if refused and not usable else "."
         return Unknown(
-            f"acceptance was counted in {len(usable)} blocks of time with {drafts:.0f} drafts, and {LEAST_BLOCKS} with "
-            f"{LEAST_DRAFTS:.0f} are needed to tell how much it moves{why}"
+            f"acceptance was counted in {len(usable)} blocks of time with {drafts:.0f} drafts, and {MIN_ACCEPTANCE_BLOCKS} with "
+            f"{MIN_ACCEPTANCE_DRAFTS:.0f} are needed to tell how much it moves{why}"
         )
-    lengths = _mean_tokens(usable)
-    deepest = max(most, math.ceil(lengths.max()))
-    accepted, high, low = _sums(usable, deepest)
+    lengths = _mean_draft_lengths(usable)
+    deepest = max(max_k, math.ceil(lengths.max()))
+    accepted, high, low = _position_counts(usable, deepest)
     observed = int(np.count_nonzero(high.sum(axis=0) > 0))
-    weights = _multipliers([block.start for block, _ in usable], draws, random)
+    weights = _bootstrap_weights([block.start for block, _ in usable], draws, random)
     place = random.random((draws, 1))  # between the bounds of what was offered
     accepted, high, low = accepted[:, :observed], high[:, :observed], low[:, :observed]
     totals, most_offered, least_offered = (np.maximum(each.sum(axis=0), 1e-9) for each in (accepted, high, low))
@@ -103,45 +105,47 @@ def acceptance(blocks: Iterable[Block], most: int, draws: int, random: np.random
     middle = np.clip(totals / most_offered, 1e-4, 1 - 1e-4)
     influence = (accepted - middle * high) / most_offered
     seen = logit(centre) + weights @ influence / (middle * (1 - middle))
-    steps = STEP_BEYOND * random.standard_normal((draws, deepest - observed))
-    ran = _between(lengths, deepest)
+    steps = EXTRAPOLATION_LOGIT_SD * random.standard_normal((draws, deepest - observed))
+    ran = _interpolation_weights(lengths, deepest)
     usual = np.concatenate([middle, np.repeat(middle[-1:], deepest - observed)])
     offered = (high[:, 0] + low[:, 0]) / 2
     times = np.unique([block.start for block, _ in usable], return_inverse=True)[1]
-    variance = _variance(times, accepted[:, 0], offered, ran @ _pull(usual), weights, random.random(draws))
+    variance = _draw_text_variance(
+        times, accepted[:, 0], offered, ran @ _length_sensitivity(usual), weights, random.random(draws)
+    )
     steps += (variance * (1 - middle[-1]))[:, None]  # what gets so far is easier
     seen = np.concatenate([seen, seen[:, -1:] + np.cumsum(steps, axis=1)], axis=1)
     # Each position as it would be at K = 0, where every token counts the same; then at every K.
     shares = (high / most_offered).T @ ran
     shares = np.concatenate([shares, np.repeat(shares[-1:], deepest - observed, axis=0)])
-    pull = variance[:, None] * _pull(logistic(seen))
+    pull = variance[:, None] * _length_sensitivity(logistic(seen))
     even = seen + pull @ shares.T
-    each = np.ones((draws, most + 1))
-    for tokens in range(1, most + 1):
+    each = np.ones((draws, max_k + 1))
+    for tokens in range(1, max_k + 1):
         each[:, tokens] += np.cumprod(logistic(even[:, :tokens] - pull[:, tokens, None]), axis=1).sum(axis=1)
-    survival = np.cumprod(logistic(seen[:, :most]), axis=1)
-    return Acceptance(survival, each, variance, min(observed, most), len(usable), drafts)
+    survival = np.cumprod(logistic(seen[:, :max_k]), axis=1)
+    return AcceptanceModel(survival, each, variance, min(observed, max_k), len(usable), drafts)
 
 
-_Offered = Sequence[tuple[float, float]]
+_OfferedBounds = Sequence[tuple[float, float]]
 
 
-def _bounded(setting: Setting) -> bool:
+def _has_bounded_positions(setting: SpeculationSetting) -> bool:
     """Whether the counters only bound how many drafts reached a position: what else was counted tells more."""
-    return isinstance(setting, Schedule) and len(setting.drafting) > 2
+    return isinstance(setting, Schedule) and len(setting.nonzero_token_counts) > 2
 
 
-def _enough(usable: Sequence[tuple[Block, _Offered]]) -> bool:
-    return len(usable) >= LEAST_BLOCKS and _drafts(usable) >= LEAST_DRAFTS
+def _has_enough_drafts(usable: Sequence[tuple[TelemetryBlock, _OfferedBounds]]) -> bool:
+    return len(usable) >= MIN_ACCEPTANCE_BLOCKS and _count_drafts(usable) >= MIN_ACCEPTANCE_DRAFTS
 
 
-def _drafts(usable: Sequence[tuple[Block, _Offered]]) -> float:
+def _count_drafts(usable: Sequence[tuple[TelemetryBlock, _OfferedBounds]]) -> float:
     return sum(block.counters.speculation.drafts for block, _ in usable if block.counters.speculation)
 
 
-def _usable(blocks: Iterable[Block]) -> tuple[list[tuple[Block, _Offered]], str]:
+def _select_usable_blocks(blocks: Iterable[TelemetryBlock]) -> tuple[list[tuple[TelemetryBlock, _OfferedBounds]], str]:
     """Blocks whose drafts by position are known, with the bounds of those; and why one of the others is not."""
-    found: list[tuple[Block, _Offered]] = []
+    found: list[tuple[TelemetryBlock, _OfferedBounds]] = []
     refused = ""
     for block in blocks:
         if isinstance(block.setting, Adaptive):
@@ -149,26 +153,26 @@ def _usable(blocks: Iterable[Block]) -> tuple[list[tuple[Block, _Offered]], str]
             continue
         offered = drafts_by_position(block.counters, block.setting)
         if isinstance(offered, Unknown):
-            refused = offered.sentence
+            refused = offered.message
             continue
         found.append((block, [(one.low, one.high) for one in offered]))
     return found, refused
 
 
-def _mean_tokens(usable: Sequence[tuple[Block, _Offered]]) -> Array:
+def _mean_draft_lengths(usable: Sequence[tuple[TelemetryBlock, _OfferedBounds]]) -> FloatArray:
     """By block, how many tokens a draft had."""
     spoken = [block.counters.speculation for block, _ in usable]
     found = [min(len(one.accepted_per_position), one.draft_tokens / one.drafts) for one in spoken if one is not None]
     return np.maximum(1.0, found)
 
 
-def _between(lengths: Array, deepest: int) -> Array:
+def _interpolation_weights(lengths: FloatArray, deepest: int) -> FloatArray:
     """By block and K = 0, 1, 2, ...: weights that interpolate what is known at whole K."""
-    found: Array = np.maximum(0.0, 1.0 - np.abs(lengths[:, None] - np.arange(deepest + 1)))
+    found: FloatArray = np.maximum(0.0, 1.0 - np.abs(lengths[:, None] - np.arange(deepest + 1)))
     return found
 
 
-def _pull(conditionals: Array) -> Array:
+def _length_sensitivity(conditionals: FloatArray) -> FloatArray:
     """g by K = 0, 1, 2, ...: how much longer drafts get, relative, where the logit of every conditional is higher by 1."""
     survival = np.cumprod(conditionals, axis=-1)
     longer = np.cumsum(survival * np.cumsum(1 - conditionals, axis=-1), axis=-1)
@@ -176,7 +180,9 @@ def _pull(conditionals: Array) -> Array:
     return np.concatenate([np.zeros((*found.shape[:-1], 1)), found], axis=-1)
 
 
-def _variance(times: Whole, accepted: Array, offered: Array, pull: Array, weights: Array, places: Array) -> Array:
+def _draw_text_variance(
+    times: IntArray, accepted: FloatArray, offered: FloatArray, pull: FloatArray, weights: FloatArray, places: FloatArray
+) -> FloatArray:
     """Draws of v, from what the first position accepts in blocks of different K at the same time, and from the prior.
 
     Between two times traffic moves by more than what is sought, so only what differs within one counts: a regression of the
@@ -184,10 +190,10 @@ def _variance(times: Whole, accepted: Array, offered: Array, pull: Array, weight
     """
     total = np.bincount(times, offered)
     apart = pull - (np.bincount(times, offered * pull) / total)[times]
-    paired = np.abs(apart) > _SAME
+    paired = np.abs(apart) > _MIN_SENSITIVITY_DIFFERENCE
     count = len(np.unique(times[paired]))
-    chances = -_VARIANCES / VARIANCE
-    if count >= LEAST_BLOCKS:
+    chances = -_TEXT_VARIANCE_GRID / TEXT_VARIANCE_PRIOR_MEAN
+    if count >= MIN_ACCEPTANCE_BLOCKS:
         share = float(np.clip(accepted.sum() / offered.sum(), 1e-4, 1 - 1e-4))
         steep = share * (1 - share) * offered
         information = float((steep * apart**2).sum())
@@ -195,13 +201,15 @@ def _variance(times: Whole, accepted: Array, offered: Array, pull: Array, weight
         found = -float(apart @ residuals) / information
         errors = weights @ (apart * (residuals + found * apart * steep)) / information
         # An error told from so few times is uncertain itself, as Student's t is.
-        square = float(errors.var()) * (count - 1) / (count - 3) + (_ALIKE / float(np.ptp(pull[paired]))) ** 2
-        chances = chances - (_VARIANCES - found) ** 2 / (2 * square)
+        square = float(errors.var()) * (count - 1) / (count - 3) + (_POD_LOGIT_SD / float(np.ptp(pull[paired]))) ** 2
+        chances = chances - (_TEXT_VARIANCE_GRID - found) ** 2 / (2 * square)
     mass = np.cumsum(np.exp(chances - chances.max()))
-    return np.interp(places, mass / mass[-1], _VARIANCES)
+    return np.interp(places, mass / mass[-1], _TEXT_VARIANCE_GRID)
 
 
-def _sums(usable: Sequence[tuple[Block, _Offered]], most: int) -> tuple[Array, Array, Array]:
+def _position_counts(
+    usable: Sequence[tuple[TelemetryBlock, _OfferedBounds]], most: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """By block and position: accepted, and the upper and lower bound of the drafts that could have been."""
     accepted, high, low = (np.zeros((len(usable), most)) for _ in range(3))
     for row, (block, offered) in enumerate(usable):
@@ -222,7 +230,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _multipliers(starts: Sequence[float], draws: int, random: np.random.Generator) -> Array:
+def _bootstrap_weights(starts: Sequence[float], draws: int, random: np.random.Generator) -> FloatArray:
     """Weights of the blocks, around 0: correlated between neighbours, those of one time alike whatever their setting."""
     times = sorted(set(starts))
     count = len(times)
@@ -231,5 +239,5 @@ def _multipliers(starts: Sequence[float], draws: int, random: np.random.Generato
     correlated = (noise[:, reach:] - noise[:, :-reach]) / math.sqrt(reach)
     correlated *= math.sqrt(count / max(count - 1, 1))
     index = {time: column for column, time in enumerate(times)}
-    found: Array = correlated[:, [index[start] for start in starts]]
+    found: FloatArray = correlated[:, [index[start] for start in starts]]
     return found

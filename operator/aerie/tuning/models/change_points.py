@@ -27,122 +27,126 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.engine.speculation import Adaptive, Static, named
-from aerie.tuning.models.numeric import Array
-from aerie.tuning.telemetry import HOUR, Block
+from aerie.engine.speculation import Adaptive, Static, describe_setting
+from aerie.tuning.models.numeric import FloatArray
+from aerie.tuning.telemetry import HOUR, TelemetryBlock
 
-LEAST = 6
+MIN_ACCEPTANCE_REGIME_BLOCKS = 6
 """Blocks on either side of a change in acceptance; six make a regime that acceptance can be told in."""
-LEAST_LOAD = 12
+MIN_LOAD_REGIME_BLOCKS = 12
 """Blocks on either side of a change in load: a busy quarter of an hour is none."""
-CERTAIN = 5.0
+MIN_CHANGE_STANDARD_ERRORS = 5.0
 """Standard errors: the largest of hundreds of places is asked for, with an error that is itself estimated."""
-MOVED = 0.03
+MIN_ACCEPTANCE_CHANGE = 0.03
 """What a change in S_1 is at least, and of the acceptance length relative to it; smaller ones move no choice."""
-LOAD_MOVED = 0.25
+MIN_LOAD_CHANGE_OCTAVES = 0.25
 """Octaves of the batch."""
-UNLIKE = 0.5
+MIN_NOVEL_LOAD_OCTAVES = 0.5
 """Octaves beyond all of the day; an hour of a steep morning is half of that."""
-_LONGER = 1.5
-UNSTABLE = 0.2
+_SEARCH_GROWTH_FACTOR = 1.5
+UNSTABLE_PSI = 0.2
 """Population stability index from which two samples are commonly said to be of different populations."""
 DAY = 24 * HOUR
 WEEK = 7 * DAY
-_NEARLY = 0.1
+_DAY_TOLERANCE = 0.1
 """Of a day, that may lack in one."""
-_LEAST_DRAFTS = 50.0
+_MIN_BLOCK_DRAFTS = 50.0
 """Of a block, to tell a share from."""
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangePoint:
     """Something moved."""
 
-    at: float
+    timestamp: float
     """Seconds of Unix time."""
-    what: str
+    description: str
     """From what to what."""
 
 
 @dataclass(frozen=True)
-class Regimes:
+class ChangePoints:
     """What holds now, since when."""
 
-    acceptance: Change | None = None
+    acceptance: ChangePoint | None = None
     """The newest change in it; None: all blocks are alike."""
-    load: Change | None = None
+    load: ChangePoint | None = None
 
     @property
-    def newest(self) -> float | None:
+    def newest_timestamp(self) -> float | None:
         """When traffic has changed last."""
-        return max((one.at for one in (self.acceptance, self.load) if one is not None), default=None)
+        return max((one.timestamp for one in (self.acceptance, self.load) if one is not None), default=None)
 
-    def accepted(self, blocks: Sequence[Block]) -> list[Block]:
+    def acceptance_blocks(self, blocks: Sequence[TelemetryBlock]) -> list[TelemetryBlock]:
         """Those that tell the acceptance of now."""
-        return [block for block in blocks if self.acceptance is None or block.start >= self.acceptance.at]
+        return [block for block in blocks if self.acceptance is None or block.start >= self.acceptance.timestamp]
 
-    def loaded(self, blocks: Sequence[Block]) -> list[Block]:
+    def load_blocks(self, blocks: Sequence[TelemetryBlock]) -> list[TelemetryBlock]:
         """Those that tell the load to come."""
-        return [block for block in blocks if self.load is None or block.start >= self.load.at]
+        return [block for block in blocks if self.load is None or block.start >= self.load.timestamp]
 
 
-def regimes(blocks: Sequence[Block]) -> Regimes:
+def detect_change_points(blocks: Sequence[TelemetryBlock]) -> ChangePoints:
     """Of blocks in their order, the oldest first."""
-    return Regimes(_acceptance(blocks), _load(blocks))
+    return ChangePoints(_acceptance_change_point(blocks), _load_change_point(blocks))
 
 
 # ----------------------------------------------------------------------------------------------------------- acceptance
-def _acceptance(blocks: Sequence[Block]) -> Change | None:
+def _acceptance_change_point(blocks: Sequence[TelemetryBlock]) -> ChangePoint | None:
     fixed = [block for block in blocks if isinstance(block.setting, Static)]
-    found = [_moved(fixed, _first, "S1")]
+    found = [_newest_ratio_change(fixed, _first_position_counts, "S1")]
     for setting in dict.fromkeys(block.setting for block in blocks):
         if isinstance(setting, Adaptive):
             continue
         own = [block for block in blocks if block.setting == setting]
         if isinstance(setting, Static):
-            found.append(_moved(own, _length, f"the acceptance length of {named(setting)}"))
+            found.append(
+                _newest_ratio_change(own, _acceptance_length_counts, f"the acceptance length of {describe_setting(setting)}")
+            )
         else:
-            found.append(_moved(own, _first, f"S1 of {named(setting)}"))
-    return max((one for one in found if one is not None), key=lambda one: one.at, default=None)
+            found.append(_newest_ratio_change(own, _first_position_counts, f"S1 of {describe_setting(setting)}"))
+    return max((one for one in found if one is not None), key=lambda one: one.timestamp, default=None)
 
 
-def _moved(blocks: Sequence[Block], figure: Callable[[Block], tuple[float, float]], name: str) -> Change | None:
+def _newest_ratio_change(
+    blocks: Sequence[TelemetryBlock], figure: Callable[[TelemetryBlock], tuple[float, float]], name: str
+) -> ChangePoint | None:
     """The newest change in a figure, which is a sum over another one."""
     at: dict[float, tuple[float, float]] = {}
     for block in blocks:
         part, whole = figure(block)
         known = at.get(block.start, (0.0, 0.0))
         at[block.start] = known[0] + part, known[1] + whole
-    rows = [(start, part / whole) for start, (part, whole) in sorted(at.items()) if whole >= _LEAST_DRAFTS]
+    rows = [(start, part / whole) for start, (part, whole) in sorted(at.items()) if whole >= _MIN_BLOCK_DRAFTS]
     values = np.array([value for _, value in rows])
 
-    def large(before: Array, after: Array) -> bool:
+    def large(before: FloatArray, after: FloatArray) -> bool:
         old = float(before.mean())
-        return abs(float(after.mean()) - old) >= MOVED * max(1.0, old)
+        return abs(float(after.mean()) - old) >= MIN_ACCEPTANCE_CHANGE * max(1.0, old)
 
-    changes = newest_changes(values, LEAST, large)
+    changes = find_change_indices(values, MIN_ACCEPTANCE_REGIME_BLOCKS, large)
     if not changes:
         return None
     index, since = changes[0], changes[1] if len(changes) > 1 else 0
     old, new = float(values[since:index].mean()), float(values[index:].mean())
-    return Change(rows[index][0], f"{name} went from {old:.2f} to {new:.2f}")
+    return ChangePoint(rows[index][0], f"{name} went from {old:.2f} to {new:.2f}")
 
 
-def _first(block: Block) -> tuple[float, float]:
+def _first_position_counts(block: TelemetryBlock) -> tuple[float, float]:
     spoken = block.counters.speculation
     if spoken is None or not spoken.accepted_per_position:
         return 0.0, 0.0
     return spoken.accepted_per_position[0], spoken.drafts
 
 
-def _length(block: Block) -> tuple[float, float]:
+def _acceptance_length_counts(block: TelemetryBlock) -> tuple[float, float]:
     spoken = block.counters.speculation
     return (0.0, 0.0) if spoken is None else (spoken.accepted + spoken.drafts, spoken.drafts)
 
 
 # ----------------------------------------------------------------------------------------------------------------- load
 @dataclass(frozen=True)
-class Steps:
+class BlockLoad:
     """The requests in the steps of one block, all settings together."""
 
     start: float
@@ -150,61 +154,63 @@ class Steps:
     request_steps: float
 
 
-def steps(blocks: Sequence[Block]) -> list[Steps]:
+def summarize_block_loads(blocks: Sequence[TelemetryBlock]) -> list[BlockLoad]:
     """Of the blocks in which steps were made, in their order."""
     sums: dict[float, tuple[float, float]] = {}
     for block in blocks:
         known = sums.get(block.start, (0.0, 0.0))
         sums[block.start] = known[0] + block.counters.request_steps, known[1] + block.counters.iterations
-    return [Steps(start, made / iterations, made) for start, (made, iterations) in sorted(sums.items()) if made and iterations]
+    return [
+        BlockLoad(start, made / iterations, made) for start, (made, iterations) in sorted(sums.items()) if made and iterations
+    ]
 
 
-def day_known(blocks: Sequence[Block], horizon: float = DAY) -> bool:
+def is_day_covered(blocks: Sequence[TelemetryBlock], horizon: float = DAY) -> bool:
     """Whether the hours of a day are among the blocks, or all that is kept where that is less."""
-    rows = steps(blocks)
-    return bool(rows) and rows[-1].start - rows[0].start >= (1 - _NEARLY) * min(DAY, horizon)
+    rows = summarize_block_loads(blocks)
+    return bool(rows) and rows[-1].start - rows[0].start >= (1 - _DAY_TOLERANCE) * min(DAY, horizon)
 
 
-def planned(rows: Sequence[Steps]) -> list[tuple[Steps, float]]:
+def weight_next_day(block_loads: Sequence[BlockLoad]) -> list[tuple[BlockLoad, float]]:
     """What the coming day is taken to be like: rows with their weights.
 
     With a week behind, as the last day and as the same day a week ago; else as all that was, an older day half as much as the
     next one.
     """
-    if not rows:
+    if not block_loads:
         return []
-    ages = [rows[-1].start - row.start for row in rows]
-    if ages[0] >= WEEK - _NEARLY * DAY:
-        return [(row, 1.0) for row, age in zip(rows, ages, strict=True) if age < DAY or WEEK - DAY < age <= WEEK]
-    return [(row, 0.5 ** (age // DAY)) for row, age in zip(rows, ages, strict=True)]
+    ages = [block_loads[-1].start - row.start for row in block_loads]
+    if ages[0] >= WEEK - _DAY_TOLERANCE * DAY:
+        return [(row, 1.0) for row, age in zip(block_loads, ages, strict=True) if age < DAY or WEEK - DAY < age <= WEEK]
+    return [(row, 0.5 ** (age // DAY)) for row, age in zip(block_loads, ages, strict=True)]
 
 
-def _load(blocks: Sequence[Block]) -> Change | None:
-    rows = steps(blocks)
+def _load_change_point(blocks: Sequence[TelemetryBlock]) -> ChangePoint | None:
+    rows = summarize_block_loads(blocks)
     values = np.log2([row.batch for row in rows])
 
-    def large(before: Array, after: Array) -> bool:
+    def large(before: FloatArray, after: FloatArray) -> bool:
         moved = abs(float(np.median(after) - np.median(before)))
-        return moved >= LOAD_MOVED and stability(before, after) > UNSTABLE
+        return moved >= MIN_LOAD_CHANGE_OCTAVES and population_stability_index(before, after) > UNSTABLE_PSI
 
-    changes = newest_changes(values, LEAST_LOAD, large)
-    if day_known(blocks):
-        changes = [index for index in changes if _unlike(values[:index], values[-LEAST_LOAD:])]
+    changes = find_change_indices(values, MIN_LOAD_REGIME_BLOCKS, large)
+    if is_day_covered(blocks):
+        changes = [index for index in changes if _is_novel_load(values[:index], values[-MIN_LOAD_REGIME_BLOCKS:])]
     if not changes:
         return None
     index = changes[0]
     old, new = (2 ** float(np.median(part)) for part in (values[:index], values[index:]))
-    return Change(rows[index].start, f"the batch went from {old:.1f} to {new:.1f}")
+    return ChangePoint(rows[index].start, f"the batch went from {old:.1f} to {new:.1f}")
 
 
-def _unlike(before: Array, now: Array) -> bool:
+def _is_novel_load(before: FloatArray, now: FloatArray) -> bool:
     """Whether the load is beyond all that was."""
     low, high = np.quantile(before, [0.02, 0.98])
     middle = float(np.median(now))
-    return bool(middle > high + UNLIKE or middle < low - UNLIKE)
+    return bool(middle > high + MIN_NOVEL_LOAD_OCTAVES or middle < low - MIN_NOVEL_LOAD_OCTAVES)
 
 
-def stability(before: Array, after: Array) -> float:
+def population_stability_index(before: FloatArray, after: FloatArray) -> float:
     """The population stability index of two samples, in bins of half an octave; empty bins are taken as half a count."""
     bins = np.concatenate([before, after])
     edges = np.arange(math.floor(2 * bins.min()) / 2, bins.max() + 1.0, 0.5)
@@ -216,28 +222,28 @@ def stability(before: Array, after: Array) -> float:
 
 
 # --------------------------------------------------------------------------------------------------------- change-points
-def newest_changes(values: Array, least: int, large: Callable[[Array, Array], bool]) -> list[int]:
+def find_change_indices(values: FloatArray, min_side: int, is_large: Callable[[FloatArray, FloatArray], bool]) -> list[int]:
     """Where the mean changed, the newest first."""
     found: list[int] = []
-    while (index := _newest(values, least, large)) is not None:
+    while (index := _newest_change_index(values, min_side, is_large)) is not None:
         found.append(index)
         values = values[:index]
     return found
 
 
-def _newest(values: Array, least: int, large: Callable[[Array, Array], bool]) -> int | None:
+def _newest_change_index(values: FloatArray, least: int, large: Callable[[FloatArray, FloatArray], bool]) -> int | None:
     count, length = len(values), 2 * least
     while True:
         length = min(length, count)
-        index = _change(values[count - length :], least, large)
+        index = _strongest_change_index(values[count - length :], least, large)
         if index is not None:
             return count - length + index
         if length == count:
             return None
-        length = math.ceil(_LONGER * length)
+        length = math.ceil(_SEARCH_GROWTH_FACTOR * length)
 
 
-def _change(values: Array, least: int, large: Callable[[Array, Array], bool]) -> int | None:
+def _strongest_change_index(values: FloatArray, least: int, large: Callable[[FloatArray, FloatArray], bool]) -> int | None:
     count = len(values)
     if count < 2 * least:
         return None
@@ -251,11 +257,13 @@ def _change(values: Array, least: int, large: Callable[[Array, Array], bool]) ->
     if not large(before, after):
         return None
     residuals = np.concatenate([before - before.mean(), after - after.mean()])
-    errors = CERTAIN * (1 + 2 * LEAST / count)  # of few values the error is known the less
+    errors = MIN_CHANGE_STANDARD_ERRORS * (
+        1 + 2 * MIN_ACCEPTANCE_REGIME_BLOCKS / count
+    )  # of few values the error is known the less
     return index if scaled[best] > errors * math.sqrt(_long_run_variance(residuals)) else None
 
 
-def _long_run_variance(residuals: Array) -> float:
+def _long_run_variance(residuals: FloatArray) -> float:
     """Of a mean's scaled error, from values around two means."""
     count = len(residuals)
     reach = max(1, round(count ** (1 / 3)))

@@ -16,68 +16,68 @@ import traceback
 import zlib
 
 from aerie.engine import arguments, releases
-from aerie.tuning.decision.candidates import Engine
-from aerie.tuning.decision.explain import explain
-from aerie.tuning.decision.recommend import decide
-from aerie.tuning.decision.types import Action, Decision, Situation
-from aerie.tuning.recommendation import Action as Word
-from aerie.tuning.recommendation import Advice
-from aerie.tuning.worker.codec import pack
-from aerie.tuning.worker.protocol import Answer, EngineFacts, Order
+from aerie.tuning.decision.candidates import EngineConfig
+from aerie.tuning.decision.explain import explain_decision
+from aerie.tuning.decision.recommend import decide_setting
+from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
+from aerie.tuning.recommendation import Recommendation
+from aerie.tuning.recommendation import RecommendedAction as Word
+from aerie.tuning.worker.codec import pack_telemetry
+from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse, EngineFacts
 
-NICENESS = 10
+WORKER_NICENESS = 10
 """The operator's own loop comes first."""
-_WORDS: dict[Action, Word] = {
-    Action.HOLD: "Hold",
-    Action.CHANGE: "Change",
-    Action.EXPLORE: "Explore",
-    Action.INSUFFICIENT: "Insufficient",
+_RECOMMENDED_ACTIONS: dict[TuningAction, RecommendedAction] = {
+    TuningAction.HOLD: "Hold",
+    TuningAction.CHANGE: "Change",
+    TuningAction.EXPLORE: "Explore",
+    TuningAction.INSUFFICIENT: "Insufficient",
 }
 
 
-def answered(order: Order) -> Answer:
+def handle_request(request: DecisionRequest) -> DecisionResponse:
     """The decision that was asked for."""
-    telemetry = order.telemetry()
-    situation = Situation(
-        engine=engine_of(order.engine),
-        current=order.current,
-        most=order.most,
-        replicas=order.replicas,
-        now=order.now,
-        objectives=order.objectives,
-        history=order.history,
-        waiting=order.waiting,
-        lent=order.lent,
-        extra=order.extra,
-        failed=order.failed,
-        exploring=order.exploring,
+    telemetry = request.merged_telemetry()
+    situation = TuningContext(
+        engine=parse_engine_config(request.engine),
+        current_setting=request.current,
+        max_speculative_tokens=request.most,
+        replicas=request.replicas,
+        now=request.now,
+        objectives=request.objectives,
+        history=request.history,
+        queued_requests=request.waiting,
+        borrowed_replicas=request.lent,
+        surge_pods=request.extra,
+        failed_trials=request.failed,
+        explored_setting=request.exploring,
     )
-    decision = decide(telemetry, situation, order.policy, zlib.crc32(order.revision.encode()))
-    advice = Advice(
-        revision=order.revision,
-        at=order.now,
-        action=_WORDS[decision.action],
+    decision = decide_setting(telemetry, situation, request.policy, zlib.crc32(request.revision.encode()))
+    advice = Recommendation(
+        revision=request.revision,
+        decision_time=request.now,
+        action=_RECOMMENDED_ACTIONS[decision.action],
         setting=decision.setting,
-        gain=_gain(decision),
+        predicted_gain=_predicted_gain(decision),
         reason=decision.reason,
-        obstacle=decision.obstacle,
-        since=decision.evidence.regimes.newest,
+        blocked_reason=decision.blocked_reason,
+        traffic_changed_at=decision.evidence.change_points.newest_timestamp,
     )
-    return Answer(advice, explain(decision, telemetry, situation, order.policy), pack(telemetry))
+    return DecisionResponse(advice, explain_decision(decision, telemetry, situation, request.policy), pack_telemetry(telemetry))
 
 
-def engine_of(facts: EngineFacts) -> Engine:
+def parse_engine_config(facts: EngineFacts) -> EngineConfig:
     """What is known of the engines. Raises ValueError for arguments that no engine takes."""
-    return Engine(
+    return EngineConfig(
         releases.Version.parse(facts.version),
-        arguments.read(list(facts.arguments)),
+        arguments.parse_arguments(list(facts.arguments)),
         facts.method,
         facts.environment,
-        experts=facts.experts,
+        is_moe=facts.experts,
     )
 
 
-def _gain(decision: Decision) -> tuple[float, float, float] | None:
+def _predicted_gain(decision: TuningDecision) -> tuple[float, float, float] | None:
     found = next((one for one in decision.predictions if one.setting == decision.setting), None)
     return None if found is None else (found.gain[0], found.gain[2], found.gain[3])
 
@@ -85,10 +85,10 @@ def _gain(decision: Decision) -> tuple[float, float, float] | None:
 def main() -> None:
     """Until the input ends."""
     with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+        os.nice(WORKER_NICENESS)
     for line in sys.stdin.buffer:
         try:
-            text = answered(Order.from_line(line)).to_line()
+            text = handle_request(DecisionRequest.from_line(line)).to_line()
         except Exception as error:  # noqa: BLE001 - one resource's fault must not end the others' decisions
             traceback.print_exc()
             text = json.dumps({"error": f"{type(error).__name__}: {error}"})

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from aerie.engine.speculation import Setting
-from aerie.tuning.decision.policy import Failed, History, Objectives, Policy
-from aerie.tuning.recommendation import Advice, AdviceError, setting_from_dict, setting_to_dict
-from aerie.tuning.telemetry import Scale, Telemetry
-from aerie.tuning.worker.codec import from_json, to_json, unpack
+from aerie.engine.speculation import SpeculationSetting
+from aerie.tuning.decision.policy import FailedTrial, LatencyObjectives, TrialHistory, TuningPolicy
+from aerie.tuning.recommendation import Recommendation, RecommendationError, setting_from_dict, setting_to_dict
+from aerie.tuning.telemetry import TelemetryScale, TuningTelemetry
+from aerie.tuning.worker.codec import telemetry_from_json, telemetry_to_json, unpack_telemetry
 
 
 @dataclass(frozen=True)
@@ -34,28 +34,28 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
-class Order:
+class DecisionRequest:
     """A decision that is asked for."""
 
     revision: str
     now: float
-    current: Setting
+    current: SpeculationSetting
     engine: EngineFacts
     most: int
     replicas: int
     waiting: float
     lent: int
     extra: int
-    failed: tuple[Failed, ...]
-    exploring: Setting | None
-    objectives: Objectives
-    history: History
-    policy: Policy
+    failed: tuple[FailedTrial, ...]
+    exploring: SpeculationSetting | None
+    objectives: LatencyObjectives
+    history: TrialHistory
+    policy: TuningPolicy
     horizon: float
-    scale: Scale
+    scale: TelemetryScale
     kept: str
     """What an answer has packed before; empty for nothing."""
-    since: Telemetry
+    since: TuningTelemetry
 
     def to_line(self) -> str:
         """As one line."""
@@ -68,19 +68,19 @@ class Order:
             "current": setting_to_dict(self.current),
             "exploring": None if self.exploring is None else setting_to_dict(self.exploring),
             "failed": [asdict(one) | {"setting": setting_to_dict(one.setting)} for one in self.failed],
-            "since": to_json(self.since),
-            "leftOut": dict(self.since.left_out),
+            "since": telemetry_to_json(self.since),
+            "leftOut": dict(self.since.excluded_windows),
             "apiServers": self.since.api_servers,
         }
         return json.dumps(found, separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str | bytes) -> Order:
+    def from_line(cls, line: str | bytes) -> DecisionRequest:
         """What `to_line` made. Raises ValueError, LookupError or TypeError."""
         found = json.loads(line)
-        scale, horizon, servers = Scale(**found["scale"]), float(found["horizon"]), int(found["apiServers"])
-        since = from_json(found["since"], horizon, scale, servers)
-        since.left_out.update(found["leftOut"])
+        scale, horizon, servers = TelemetryScale(**found["scale"]), float(found["horizon"]), int(found["apiServers"])
+        since = telemetry_from_json(found["since"], horizon, scale, servers)
+        since.excluded_windows.update(found["leftOut"])
         engine = found["engine"]
         return cls(
             revision=found["revision"],
@@ -92,20 +92,20 @@ class Order:
             waiting=found["waiting"],
             lent=found["lent"],
             extra=found["extra"],
-            failed=tuple(Failed(**{**one, "setting": setting_from_dict(one["setting"])}) for one in found["failed"]),
+            failed=tuple(FailedTrial(**{**one, "setting": setting_from_dict(one["setting"])}) for one in found["failed"]),
             exploring=None if found["exploring"] is None else setting_from_dict(found["exploring"]),
-            objectives=Objectives(**found["objectives"]),
-            history=History(**found["history"] | {"explored": tuple(found["history"]["explored"])}),
-            policy=Policy(**found["policy"]),
+            objectives=LatencyObjectives(**found["objectives"]),
+            history=TrialHistory(**found["history"] | {"explored": tuple(found["history"]["explored"])}),
+            policy=TuningPolicy(**found["policy"]),
             horizon=horizon,
             scale=scale,
             kept=found["kept"],
             since=since,
         )
 
-    def telemetry(self) -> Telemetry:
+    def merged_telemetry(self) -> TuningTelemetry:
         """Both parts together."""
-        whole = unpack(self.kept, self.horizon, self.scale, self.since.api_servers)
+        whole = unpack_telemetry(self.kept, self.horizon, self.scale, self.since.api_servers)
         if whole is None:
             return self.since
         whole.merge(self.since)
@@ -113,26 +113,26 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DecisionResponse:
     """What came of it."""
 
-    advice: Advice
+    recommendation: Recommendation
     explanation: str
-    telemetry: str
+    packed_telemetry: str
     """All of it, packed."""
 
     def to_line(self) -> str:
         """As one line."""
-        found = {"advice": self.advice.to_dict(), "explanation": self.explanation, "telemetry": self.telemetry}
+        found = {"advice": self.recommendation.to_dict(), "explanation": self.explanation, "telemetry": self.packed_telemetry}
         return json.dumps(found, separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str | bytes) -> Answer:
+    def from_line(cls, line: str | bytes) -> DecisionResponse:
         """What `to_line` made. Raises ValueError, with what went wrong where the answer says that."""
         try:
             found: Mapping[str, Any] = json.loads(line)
             if "error" in found:
                 raise ValueError(str(found["error"]))
-            return cls(Advice.from_dict(found["advice"]), str(found["explanation"]), str(found["telemetry"]))
-        except (LookupError, TypeError, AdviceError) as error:
+            return cls(Recommendation.from_dict(found["advice"]), str(found["explanation"]), str(found["telemetry"]))
+        except (LookupError, TypeError, RecommendationError) as error:
             raise ValueError(f"it is no answer: {error}") from None

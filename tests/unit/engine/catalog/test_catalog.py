@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.models.drafter_catalog import Catalog, CatalogError, Entry, Kind, NoDrafter, parse, published
+from aerie.engine.models.drafter_catalog import (
+    CatalogEntry,
+    CatalogError,
+    DrafterCatalog,
+    DrafterKind,
+    NoMatchingDrafter,
+    load_published_catalog,
+    parse_catalog,
+)
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
 KIMI = {"model_type": "kimi_k25", "text_config": {"hidden_size": 7168, "num_hidden_layers": 61, "vocab_size": 163840}}
 
 
 def test_published_rows_are_sound() -> None:
-    entries = published().entries
+    entries = load_published_catalog().entries
     assert len(entries) > 50
     pairs = [(target, entry.repo, entry.kind) for entry in entries for target in entry.targets]
     assert len(set(pairs)) == len(pairs)
@@ -21,7 +29,7 @@ def test_published_rows_are_sound() -> None:
         assert all("/" in target for target in entry.targets)
         assert entry.repo is None or "/" in entry.repo
         assert all(1 <= value <= (entry.tokens or 15) + 1 for value in entry.acceptance.values()), entry
-    assert len([entry for entry in entries if entry.kind is Kind.EAGLE31]) == 8
+    assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 8
 
 
 @pytest.mark.parametrize(
@@ -40,43 +48,43 @@ def test_published_rows_are_sound() -> None:
     ],
 )
 def test_best_match_by_name(target: str, repo: str | None, by: str) -> None:
-    best = published().matches(target)[0]
-    assert (best.entry.repo, best.by) == (repo, by)
+    best = load_published_catalog().find_matches(target)[0]
+    assert (best.entry.repo, best.reason) == (repo, by)
 
 
 def test_eagle31_comes_first_and_what_aerie_does_not_run_last() -> None:
-    kinds = [match.entry.kind for match in published().matches("openai/gpt-oss-20b")]
-    assert kinds == [Kind.EAGLE31, Kind.EAGLE3, Kind.P_EAGLE]
-    assert [kind.runs for kind in kinds] == [True, True, False]
+    kinds = [match.entry.kind for match in load_published_catalog().find_matches("openai/gpt-oss-20b")]
+    assert kinds == [DrafterKind.EAGLE31, DrafterKind.EAGLE3, DrafterKind.P_EAGLE]
+    assert [kind.is_supported for kind in kinds] == [True, True, False]
 
 
 def test_a_model_under_another_name_is_recognised_by_its_sizes() -> None:
-    assert published().matches("/models/mine") == []
-    by_sizes = published().matches("/models/mine", LLAMA)
-    assert {match.by for match in by_sizes} == {"sizes"}
+    assert load_published_catalog().find_matches("/models/mine") == []
+    by_sizes = load_published_catalog().find_matches("/models/mine", LLAMA)
+    assert {match.reason for match in by_sizes} == {"sizes"}
     assert {match.entry.targets[0] for match in by_sizes} == {"meta-llama/Llama-3.1-8B-Instruct"}
-    assert published().matches("/models/mine", KIMI)[0].entry.kind is Kind.EAGLE31
-    assert published().matches("/models/mine", LLAMA | {"vocab_size": 7}) == []
+    assert load_published_catalog().find_matches("/models/mine", KIMI)[0].entry.kind is DrafterKind.EAGLE31
+    assert load_published_catalog().find_matches("/models/mine", LLAMA | {"vocab_size": 7}) == []
 
 
 def test_omitted_drafter_is_the_eagle31_of_this_very_target() -> None:
     for target in ("nvidia/Kimi-K2.6-NVFP4", "moonshotai/Kimi-K2.6"):
-        chosen = published().choose(target)
-        assert isinstance(chosen, Entry)
+        chosen = load_published_catalog().select_drafter(target)
+        assert isinstance(chosen, CatalogEntry)
         assert chosen.repo == "lightseekorg/kimi-k2.6-eagle3.1-mla"
-        assert chosen.kind is Kind.EAGLE31
+        assert chosen.kind is DrafterKind.EAGLE31
         assert chosen.revision is not None
 
 
-@given(st.sampled_from(sorted({target for entry in published().entries for target in entry.targets})))
+@given(st.sampled_from(sorted({target for entry in load_published_catalog().entries for target in entry.targets})))
 def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
-    chosen = published().choose(target)
-    if isinstance(chosen, Entry):
-        assert chosen.kind.runs
+    chosen = load_published_catalog().select_drafter(target)
+    if isinstance(chosen, CatalogEntry):
+        assert chosen.kind.is_supported
         assert chosen.repo is not None
         assert chosen.revision is not None
     else:
-        assert "To serve without a drafter, write spec.speculation.tokens: 0." in chosen.sentence
+        assert "To serve without a drafter, write spec.speculation.tokens: 0." in chosen.message
 
 
 @pytest.mark.parametrize(
@@ -89,8 +97,8 @@ def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
     ],
 )
 def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) -> None:
-    chosen = published().choose(target)
-    assert isinstance(chosen, Entry)
+    chosen = load_published_catalog().select_drafter(target)
+    assert isinstance(chosen, CatalogEntry)
     assert chosen.repo == repo
 
 
@@ -122,9 +130,9 @@ def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) 
 def test_no_drafter_is_chosen_by_sizes_or_of_another_kind_or_without_a_commit(
     target: str, config: dict[str, object] | None, said: str
 ) -> None:
-    chosen = published().choose(target, config)
-    assert isinstance(chosen, NoDrafter)
-    assert said in chosen.sentence
+    chosen = load_published_catalog().select_drafter(target, config)
+    assert isinstance(chosen, NoMatchingDrafter)
+    assert said in chosen.message
 
 
 def test_users_rows_come_first_among_equals() -> None:
@@ -137,8 +145,8 @@ def test_users_rows_come_first_among_equals() -> None:
         acceptance = { "our traffic" = 3 }
         shape = { model_type = "kimi_k2", hidden_size = 7168, layers = 61, vocab_size = 163840 }
     """
-    chosen = published().extended({"mine": row}).choose("moonshotai/Kimi-K2.6")
-    assert isinstance(chosen, Entry)
+    chosen = load_published_catalog().with_user_entries({"mine": row}).select_drafter("moonshotai/Kimi-K2.6")
+    assert isinstance(chosen, CatalogEntry)
     assert (chosen.repo, chosen.tokens, chosen.acceptance, chosen.source) == (
         "me/kimi-drafter",
         5,
@@ -182,14 +190,14 @@ def test_faults_of_a_users_row_name_row_and_field(changes: dict[str, str | None]
     fields = {**GOOD, **changes}
     text = "\n".join(f"{name} = {value}" for name, value in fields.items() if value is not None)
     with pytest.raises(CatalogError) as caught:
-        published().extended({"mine": text})
+        load_published_catalog().with_user_entries({"mine": text})
     assert said in str(caught.value)
     assert str(caught.value).startswith("the catalog entry 'mine'")
 
 
 def test_faults_of_the_catalog_name_the_row() -> None:
     with pytest.raises(CatalogError, match=r"the catalog's row 1 \(c/d\) has no 'source'"):
-        parse('[[drafter]]\ntargets = ["a/b"]\nkind = "eagle3"\nrepo = "c/d"')
+        parse_catalog('[[drafter]]\ntargets = ["a/b"]\nkind = "eagle3"\nrepo = "c/d"')
 
 
 @settings(deadline=None)  # the machine may be busy
@@ -198,5 +206,5 @@ def test_faults_of_the_catalog_name_the_row() -> None:
     st.dictionaries(st.sampled_from(["model_type", "hidden_size", "text_config"]), st.integers() | st.none()),
 )
 def test_any_target_has_an_answer(target: str, config: dict[str, object]) -> None:
-    assert isinstance(published().choose(target, config), Entry | NoDrafter)
-    assert Catalog(()).matches(target, config) == []
+    assert isinstance(load_published_catalog().select_drafter(target, config), CatalogEntry | NoMatchingDrafter)
+    assert DrafterCatalog(()).find_matches(target, config) == []

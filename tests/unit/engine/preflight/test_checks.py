@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.arguments import Arguments
-from aerie.engine.models.checkpoint import Header, Tensor, assemble
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.models.checkpoint import SafetensorsHeader, TensorInfo, build_checkpoint
 from aerie.engine.models.gpu_memory import GIB
-from aerie.engine.preflight import Severity, Subject, run, table
+from aerie.engine.preflight import PreflightInput, Severity, list_checks, run_preflight
 from aerie.engine.releases import Version
 
 Change = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
@@ -29,7 +29,7 @@ def version(text: str) -> dict[str, Any]:
 
 
 def args(**values: Any) -> dict[str, Any]:
-    return {"arguments": Arguments(**values)}
+    return {"arguments": EngineArguments(**values)}
 
 
 def spec(**values: Any) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def shards(part: str, *files: Mapping[str, tuple[str, tuple[int, ...]]], index: 
     def change(small: Any) -> Mapping[str, Any]:
         base = getattr(small, part)()
         more = [small.header_of(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
-        made = assemble(base.name, base.config, [Header(base.tensors, base.metadata), *more], index)
-        return {part: replace(made, offsets=base.offsets)}
+        made = build_checkpoint(base.name, base.config, [SafetensorsHeader(base.tensors, base.metadata), *more], index)
+        return {part: replace(made, d2t_offsets=base.offsets)}
 
     return change
 
@@ -82,7 +82,7 @@ def nested_only(ids: list[int], **config: Any) -> Change:
 
 def heavy(gib: int, **config: Any) -> Change:
     """A target whose weights take so much."""
-    tensors = {"w": Tensor("BF16", (1,), "f", 0, gib * GIB)}
+    tensors = {"w": TensorInfo("BF16", (1,), "f", 0, gib * GIB)}
     return lambda small: {"target": replace(small.target(**config), tensors=tensors)}
 
 
@@ -712,12 +712,12 @@ def test_what_it_says(small: Any, which: str, change: Change, severity: Severity
 
 
 def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
-    for check in table():
+    for check in list_checks():
         severities = {severity for which, _, severity, _ in CASES if which == check.id}
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
-        assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 38)]
+        assert check.max_severity in severities, f"{check.id} has no case of its worst"
+    assert [check.id for check in list_checks()] == [f"C{number}" for number in range(1, 38)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -725,26 +725,26 @@ ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
 
 @pytest.mark.parametrize("change", [change for _, change, _, _ in CASES])
 def test_every_report_is_complete(small: Any, change: Change) -> None:
-    report = run(small.subject(**made(change, small)))
-    worst = {check.id: check.worst for check in table()}
+    report = run_preflight(small.subject(**made(change, small)))
+    worst = {check.id: check.max_severity for check in list_checks()}
     assert {finding.id for finding in report.findings} == worst.keys()
     for finding in report.findings:
         assert ORDER.index(finding.severity) <= ORDER.index(worst[finding.id])
         assert finding.evidence
         assert not finding.evidence.endswith(".")
-        assert not finding.way_out.endswith(".")
-        assert finding.way_out or finding.severity in (PASS, SKIP, NOTE), f"{finding.id} names no way out"
+        assert not finding.fix.endswith(".")
+        assert finding.fix or finding.severity in (PASS, SKIP, NOTE), f"{finding.id} names no way out"
 
 
 def test_a_fitting_pair_is_let_through(small: Any) -> None:
-    report = run(small.subject())
+    report = run_preflight(small.subject())
     assert report.ok
-    assert not list(report.of(WARN))
+    assert not list(report.with_severity(WARN))
     assert report.summary == "preflight passed: 6 notes, 30 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:
-    report = run(small.subject(target=small.target(hidden_size=128)))
+    report = run_preflight(small.subject(target=small.target(hidden_size=128)))
     assert not report.ok
     assert report.summary.startswith("preflight refused: 1 refused, ")
     assert report.to_json()["ok"] is False
@@ -754,10 +754,12 @@ def test_a_refusal_refuses_all(small: Any) -> None:
 
 
 def test_without_a_drafter_what_is_about_one_is_skipped(small: Any) -> None:
-    subject = Subject(target=small.target(), drafter=None, version=Version.parse("0.33.0"), gpu_bytes=80 * GIB, gpus=1)
-    report = run(subject)
+    subject = PreflightInput(
+        target=small.target(), drafter=None, version=Version.parse("0.33.0"), gpu_memory_bytes=80 * GIB, gpu_count=1
+    )
+    report = run_preflight(subject)
     assert report.ok
-    assert {finding.id for finding in report.of(SKIP)} >= {"C1", "C9", "C10", "C25", "C27", "C28"}
+    assert {finding.id for finding in report.with_severity(SKIP)} >= {"C1", "C9", "C10", "C25", "C27", "C28"}
 
 
 KEYS = (
@@ -787,6 +789,6 @@ def test_no_config_breaks_a_check(small: Any, target: Any, drafter: Any, over: b
     # On top of the sound ones, and alone.
     configs = ({**base.target.config, **target}, {**base.drafter.config, **drafter}) if over else (target, drafter)
     subject = replace(base, target=replace(base.target, config=configs[0]), drafter=replace(base.drafter, config=configs[1]))
-    report = run(subject)
-    assert {finding.id for finding in report.findings} == {check.id for check in table()}
-    assert all(finding.sentence for finding in report.findings)
+    report = run_preflight(subject)
+    assert {finding.id for finding in report.findings} == {check.id for check in list_checks()}
+    assert all(finding.message for finding in report.findings)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.arguments import Arguments
+from aerie.engine.arguments import EngineArguments
 from aerie.engine.preflight import Severity
 from aerie.engine.releases import Version
 from tests.unit.engine.preflight.conftest import Small
@@ -34,7 +34,7 @@ def test_keys(
     (found,) = small.findings("C34", speculative=EAGLE | keys, version=Version.parse(version), environment=environment)
     assert found.severity is severity
     assert evidence in found.evidence
-    assert bool(found.way_out) == (severity in (Severity.REFUSE, Severity.WARN))
+    assert bool(found.fix) == (severity in (Severity.REFUSE, Severity.WARN))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_draft_logits_are_counted_as_the_runner_keeps_them(
         speculative=EAGLE | DRAWN,
         version=Version.parse(version),
         environment=environment,
-        arguments=Arguments(max_num_seqs=64),
+        arguments=EngineArguments(max_num_seqs=64),
     )
-    assert subject.memory.draft_logits == 3 * 256 * 64 * element
-    assert small.subject().memory.draft_logits == 0
+    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element
+    assert small.subject().memory_estimate.draft_logits_bytes == 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.models.checkpoint import Checkpoint, Tensor
-from aerie.engine.models.gpu_memory import GIB, RESERVE, Drawn, Layout, estimate
+from aerie.engine.models.checkpoint import Checkpoint, TensorInfo
+from aerie.engine.models.gpu_memory import GIB, RESERVE_BYTES, DraftLogits, MemoryLayout, estimate_memory
 
 LLAMA_8B = {
     "dtype": "bfloat16",
@@ -39,11 +39,11 @@ GPT_OSS = {
 
 
 def model(config: dict[str, Any], size: int = 0, names: tuple[str, ...] = ("weight",)) -> Checkpoint:
-    return Checkpoint("m", config, {name: Tensor("BF16", (size // 2,), "f", 0, size) for name in names}, {})
+    return Checkpoint("m", config, {name: TensorInfo("BF16", (size // 2,), "f", 0, size) for name in names}, {})
 
 
 def found(config: dict[str, Any], **layout: Any) -> Any:
-    return estimate(model(config), None, Layout(gpu_bytes=80 * GIB, **layout))
+    return estimate_memory(model(config), None, MemoryLayout(gpu_memory_bytes=80 * GIB, **layout))
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_window_bounds_what_a_long_sequence_keeps() -> None:
 def test_what_is_left_for_the_cache() -> None:
     target = model(LLAMA_8B, 16 * GIB)
     drafter = model({**LLAMA_8B, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, GIB)
-    both = estimate(target, drafter, Layout(gpu_bytes=80 * GIB, max_model_len=8192))
-    assert both.target_weights == 16 * GIB
-    assert both.drafter_weights == GIB
-    assert both.drafter_kv_per_token == 4096
-    assert both.kv_room is not None
-    assert both.kv_room == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE)
-    assert both.tokens == int(both.kv_room / (131072 + 4096))
-    assert both.sequences == pytest.approx(both.kv_room / ((131072 + 4096) * 8192))
+    both = estimate_memory(target, drafter, MemoryLayout(gpu_memory_bytes=80 * GIB, max_model_len=8192))
+    assert both.target_weight_bytes == 16 * GIB
+    assert both.drafter_weight_bytes == GIB
+    assert both.drafter_kv_bytes_per_token == 4096
+    assert both.kv_cache_bytes is not None
+    assert both.kv_cache_bytes == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE_BYTES)
+    assert both.kv_cache_tokens == int(both.kv_cache_bytes / (131072 + 4096))
+    assert both.kv_cache_sequences == pytest.approx(both.kv_cache_bytes / ((131072 + 4096) * 8192))
 
 
 def test_ranks_share_weights_but_not_fc_and_norms() -> None:
@@ -90,7 +90,7 @@ def test_ranks_share_weights_but_not_fc_and_norms() -> None:
         "d",
         {"architectures": ["LlamaForCausalLMEagle3"], **LLAMA_8B, "num_hidden_layers": 1},
         {
-            name: Tensor("BF16", (1,), "f", 0, 400)
+            name: TensorInfo("BF16", (1,), "f", 0, 400)
             for name in (
                 "fc.weight",
                 "fc_norm.0.weight",
@@ -103,67 +103,77 @@ def test_ranks_share_weights_but_not_fc_and_norms() -> None:
         },
         {},
     )
-    shared = estimate(model(LLAMA_8B, 16 * GIB), drafter, Layout(gpu_bytes=None, tensor_parallel=4, pipeline_parallel=2))
-    assert shared.target_weights == 2 * GIB
-    assert shared.drafter_weights == 5 * 400 + 100  # t2d is never loaded, lm_head is split
-    alone = estimate(model(LLAMA_8B), drafter, Layout(gpu_bytes=None, tensor_parallel=4, draft_tensor_parallel=1))
-    assert alone.drafter_weights == 6 * 400
-    assert alone.kv_room is None
-    assert alone.tokens is None
+    shared = estimate_memory(
+        model(LLAMA_8B, 16 * GIB), drafter, MemoryLayout(gpu_memory_bytes=None, tensor_parallel=4, pipeline_parallel=2)
+    )
+    assert shared.target_weight_bytes == 2 * GIB
+    assert shared.drafter_weight_bytes == 5 * 400 + 100  # t2d is never loaded, lm_head is split
+    alone = estimate_memory(
+        model(LLAMA_8B), drafter, MemoryLayout(gpu_memory_bytes=None, tensor_parallel=4, draft_tensor_parallel=1)
+    )
+    assert alone.drafter_weight_bytes == 6 * 400
+    assert alone.kv_cache_bytes is None
+    assert alone.kv_cache_tokens is None
 
 
 def test_every_assumption_is_said() -> None:
-    said = "; ".join(estimate(model({**GPT_OSS, "layer_types": ["mamba"] * 24}), None, Layout(gpu_bytes=80 * GIB)).assumptions)
+    said = "; ".join(
+        estimate_memory(
+            model({**GPT_OSS, "layer_types": ["mamba"] * 24}), None, MemoryLayout(gpu_memory_bytes=80 * GIB)
+        ).assumptions
+    )
     assert "weights take the bytes that they have on disk" in said
     assert "the KV cache has 2 bytes per element" in said
     assert "the states of 24 layers without a KV cache are not counted" in said
     assert "the engine may use 92% of 80.0 GiB, of which 2 GiB go to activations" in said
-    f32 = Checkpoint("m", LLAMA_8B, {"w": Tensor("F32", (1,), "f", 0, 4)}, {})
-    assert "may store float32 weights as 16 bits" in estimate(f32, None, Layout(gpu_bytes=None)).assumptions[0]
+    f32 = Checkpoint("m", LLAMA_8B, {"w": TensorInfo("F32", (1,), "f", 0, 4)}, {})
+    assert (
+        "may store float32 weights as 16 bits" in estimate_memory(f32, None, MemoryLayout(gpu_memory_bytes=None)).assumptions[0]
+    )
 
 
 def test_experts_are_split_over_data_parallel_ranks() -> None:
     """DeepSeek-V3 in FP8 on 8 x H200 with data and expert parallelism."""
     tensors = {
-        "model.layers.3.mlp.experts.0.up_proj.weight": Tensor("F8_E4M3", (1,), "f", 0, 640 * GIB),
-        "model.layers.3.mlp.shared_experts.up_proj.weight": Tensor("F8_E4M3", (1,), "f", 0, 3 * GIB),
-        "lm_head.weight": Tensor("BF16", (1,), "f", 0, 9 * GIB),
+        "model.layers.3.mlp.experts.0.up_proj.weight": TensorInfo("F8_E4M3", (1,), "f", 0, 640 * GIB),
+        "model.layers.3.mlp.shared_experts.up_proj.weight": TensorInfo("F8_E4M3", (1,), "f", 0, 3 * GIB),
+        "lm_head.weight": TensorInfo("BF16", (1,), "f", 0, 9 * GIB),
     }
     target = Checkpoint("m", KIMI, tensors, {})
-    spread = estimate(target, None, Layout(gpu_bytes=141 * GIB, data_parallel=8))
-    assert spread.target_weights == (640 // 8 + 12) * GIB
-    assert spread.least_target_weights == spread.target_weights
+    spread = estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=141 * GIB, data_parallel=8))
+    assert spread.target_weight_bytes == (640 // 8 + 12) * GIB
+    assert spread.min_target_weight_bytes == spread.target_weight_bytes
     assert "split evenly over 1 GPU, experts over 8" in spread.assumptions[0]
-    both = estimate(target, None, Layout(gpu_bytes=None, data_parallel=2, tensor_parallel=4))
-    assert both.target_weights == (640 // 8 + 12 // 4) * GIB
+    both = estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=None, data_parallel=2, tensor_parallel=4))
+    assert both.target_weight_bytes == (640 // 8 + 12 // 4) * GIB
 
 
 def test_weights_that_arguments_make_smaller_have_a_lower_bound() -> None:
     target = model({**LLAMA_8B, "max_position_embeddings": 8192}, 160 * GIB)
-    assert not estimate(target, None, Layout(gpu_bytes=80 * GIB)).fits_at_least
-    assert estimate(target, None, Layout(gpu_bytes=80 * GIB, quantization="fp8")).fits_at_least
-    assert estimate(target, None, Layout(gpu_bytes=80 * GIB, offload="--cpu-offload-gb=100")).fits_at_least
-    assert not estimate(target, None, Layout(gpu_bytes=10 * GIB, quantization="fp8")).fits_at_least
+    assert not estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=80 * GIB)).may_fit
+    assert estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=80 * GIB, quantization="fp8")).may_fit
+    assert estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=80 * GIB, offload_flag="--cpu-offload-gb=100")).may_fit
+    assert not estimate_memory(target, None, MemoryLayout(gpu_memory_bytes=10 * GIB, quantization="fp8")).may_fit
 
 
 @pytest.mark.parametrize(
     ("drawn", "expected"),
     [
         (None, 0),
-        (Drawn(3, False, 256), 3 * 128256 * 2 * 256),
-        (Drawn(3, True, 256), 3 * 128256 * 4 * 256),
-        (Drawn(3, False), 3 * 128256 * 2 * 1024),
+        (DraftLogits(3, False, 256), 3 * 128256 * 2 * 256),
+        (DraftLogits(3, True, 256), 3 * 128256 * 4 * 256),
+        (DraftLogits(3, False), 3 * 128256 * 2 * 1024),
     ],
 )
-def test_drafts_that_are_drawn_keep_their_logits(drawn: Drawn | None, expected: int) -> None:
+def test_drafts_that_are_drawn_keep_their_logits(drawn: DraftLogits | None, expected: int) -> None:
     target = model({**LLAMA_8B, "vocab_size": 128256}, 16 * GIB)
     drafter = model({**LLAMA_8B, "vocab_size": 128256, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, GIB)
-    found = estimate(target, drafter, Layout(gpu_bytes=80 * GIB, max_model_len=8192, drawn=drawn))
-    assert found.draft_logits == expected
-    assert found.kv_room == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE - expected)
+    found = estimate_memory(target, drafter, MemoryLayout(gpu_memory_bytes=80 * GIB, max_model_len=8192, draft_logits=drawn))
+    assert found.draft_logits_bytes == expected
+    assert found.kv_cache_bytes == pytest.approx(80 * GIB * 0.92 - 17 * GIB - RESERVE_BYTES - expected)
     assert any("drawn keep" in one for one in found.assumptions) == (drawn is not None)
 
 
 def test_the_default_number_of_requests_follows_the_gpu() -> None:
-    assert Drawn(3, True).of_requests(24 * GIB) == Drawn(3, True).of_requests(None) == 256
-    assert Drawn(3, True, 8).of_requests(80 * GIB) == 8
+    assert DraftLogits(3, True).resolve_max_num_seqs(24 * GIB) == DraftLogits(3, True).resolve_max_num_seqs(None) == 256
+    assert DraftLogits(3, True, 8).resolve_max_num_seqs(80 * GIB) == 8

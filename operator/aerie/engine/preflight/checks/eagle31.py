@@ -9,54 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aerie.engine.preflight.input import Subject
-from aerie.engine.preflight.registry import check, eagle3_only
-from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, warn
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.registry import eagle3_only, register_check
+from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, warn
 from aerie.engine.releases import Feature
 
-_FIRST_WITH = {"llama": Feature.EAGLE31_LLAMA, "qwen3": Feature.EAGLE31_QWEN3, "mla": Feature.EAGLE31_MLA}
+_FEATURE_BY_FAMILY = {"llama": Feature.EAGLE31_LLAMA, "qwen3": Feature.EAGLE31_QWEN3, "mla": Feature.EAGLE31_MLA}
 
 
-@check(
+@register_check(
     "C1",
     "engine knows EAGLE 3.1",
-    why="an engine that is too old ignores fc_norm or norm_output, and acceptance falls without an error",
-    worst=Severity.REFUSE,
+    rationale="an engine that is too old ignores fc_norm or norm_output, and acceptance falls without an error",
+    max_severity=Severity.REFUSE,
     source="vLLM pull requests 42764 (Llama), 43482 (MLA), 46488 (speculators format); models/qwen3_eagle3.py",
 )
 @eagle3_only
-def engine_knows_31(subject: Subject) -> Iterable[Outcome]:
-    drafter = subject.drafter_model
-    if not drafter.is_31:
-        yield passed("the drafter is plain EAGLE 3")
+def check_engine_supports_eagle31(inputs: PreflightInput) -> Iterable[CheckResult]:
+    drafter = inputs.drafter_model
+    if not drafter.is_eagle31:
+        yield pass_check("the drafter is plain EAGLE 3")
         return
     flags = " and ".join(name for name, on in (("fc_norm", drafter.fc_norm), ("norm_output", drafter.norm_output)) if on)
-    feature = Feature.EAGLE31_SPECULATORS if drafter.format == "speculators" else _FIRST_WITH.get(drafter.family)
+    feature = Feature.EAGLE31_SPECULATORS if drafter.format == "speculators" else _FEATURE_BY_FAMILY.get(drafter.family)
     if feature is None:
         yield note(
             f"the drafter asks for {flags}, and it is not known which vLLM gives it to {drafter.architecture}",
             "compare its acceptance length with the published one",
         )
-    elif not subject.supports(feature):
-        limits = f": {feature.limits}" if feature.limits else ""
+    elif not inputs.supports(feature):
+        limits = f": {feature.limitations}" if feature.limitations else ""
         yield refuse(
-            f"the drafter asks for {flags}, and vLLM {subject.version} has no {feature.what}{limits}",
+            f"the drafter asks for {flags}, and vLLM {inputs.version} has no {feature.description}{limits}",
             f"use vLLM {feature.since} or newer",
         )
     else:
-        yield passed(f"the drafter asks for {flags}; vLLM {subject.version} has had it since {feature.since}")
+        yield pass_check(f"the drafter asks for {flags}; vLLM {inputs.version} has had it since {feature.since}")
 
 
-@check(
+@register_check(
     "C6",
     "one kind of norm before fc",
-    why="vLLM applies both, one after the other, and no drafter was trained so",
-    worst=Severity.REFUSE,
+    rationale="vLLM applies both, one after the other, and no drafter was trained so",
+    max_severity=Severity.REFUSE,
     source="vLLM models/llama_eagle3.py, combine_hidden_states; speculators pull request 670",
 )
 @eagle3_only
-def one_norm_before_fc(subject: Subject) -> Iterable[Outcome]:
-    drafter = subject.drafter_model
+def check_single_norm_before_fc(inputs: PreflightInput) -> Iterable[CheckResult]:
+    drafter = inputs.drafter_model
     if drafter.fc_norm and drafter.norm_before_fc:
         yield refuse(
             "fc_norm and norm_before_fc are both true, and vLLM applies both",
@@ -70,24 +70,24 @@ def one_norm_before_fc(subject: Subject) -> Iterable[Outcome]:
         )
     else:
         name = "fc_norm" if drafter.fc_norm else "norm_before_fc" if drafter.norm_before_fc else "none"
-        yield passed(f"norm before fc: {name}")
+        yield pass_check(f"norm before fc: {name}")
 
 
-@check(
+@register_check(
     "C7",
     "trained as it is served",
-    why="SpecForge from 2026-07-20 to 2026-09-15 wrote norm_output: true and trained without it",
-    worst=Severity.WARN,
+    rationale="SpecForge from 2026-07-20 to 2026-09-15 wrote norm_output: true and trained without it",
+    max_severity=Severity.WARN,
     source="SpecForge pull requests 568 and 879",
 )
 @eagle3_only
-def trained_as_served(subject: Subject) -> Iterable[Outcome]:
-    assert subject.drafter is not None
-    drafter = subject.drafter_model
+def check_norm_output_training(inputs: PreflightInput) -> Iterable[CheckResult]:
+    assert inputs.drafter is not None
+    drafter = inputs.drafter_model
     if not drafter.norm_output:
-        yield passed("norm_output is not true, so SpecForge's mismatch of 2026 cannot matter")
+        yield pass_check("norm_output is not true, so SpecForge's mismatch of 2026 cannot matter")
         return
-    named = [subject.drafter.name, str(subject.drafter.config.get("_name_or_path", "")), *subject.drafter.metadata.values()]
+    named = [inputs.drafter.name, str(inputs.drafter.config.get("_name_or_path", "")), *inputs.drafter.metadata.values()]
     trainer = next((known for known in _TRAINERS if any(known in text.lower() for text in named)), None)
     if trainer == "specforge":
         yield warn(
@@ -97,7 +97,7 @@ def trained_as_served(subject: Subject) -> Iterable[Outcome]:
             "nothing is wrong",
         )
     elif drafter.format == "speculators" or trainer is not None:
-        yield passed(f"norm_output is true, and the checkpoint is from {trainer or 'speculators'}, not from SpecForge")
+        yield pass_check(f"norm_output is true, and the checkpoint is from {trainer or 'speculators'}, not from SpecForge")
     else:
         yield note(
             "norm_output is true, and headers do not tell who trained it: that it was trained so could not be checked",
@@ -108,38 +108,38 @@ def trained_as_served(subject: Subject) -> Iterable[Outcome]:
 _TRAINERS = ("specforge", "torchspec", "speculators", "aerie")
 
 
-@check(
+@register_check(
     "C8",
     "norm_before_residual is written down",
-    why="a native config without it means False, a speculators config True: a conversion between them can flip it unseen",
-    worst=Severity.NOTE,
+    rationale="a native config without it means False, a speculators config True: a conversion between them can flip it unseen",
+    max_severity=Severity.NOTE,
     source="vLLM transformers_utils/configs/speculators/algos.py, update_eagle3; models/llama_eagle3.py",
 )
 @eagle3_only
-def norm_before_residual_written(subject: Subject) -> Iterable[Outcome]:
-    drafter = subject.drafter_model
+def check_norm_before_residual(inputs: PreflightInput) -> Iterable[CheckResult]:
+    drafter = inputs.drafter_model
     if drafter.norm_before_residual is not None:
-        yield passed(f"norm_before_residual is {_json(drafter.norm_before_residual)}")
+        yield pass_check(f"norm_before_residual is {_format_bool(drafter.norm_before_residual)}")
     else:
         taken = drafter.format == "speculators"
         yield note(
-            f"norm_before_residual is not in the drafter's config; vLLM takes {_json(taken)} for the {drafter.format} format",
-            f"write {_json(taken)} into it if the drafter was trained so, so that no conversion can flip it",
+            f"norm_before_residual is not in the drafter's config; vLLM takes {_format_bool(taken)} for the {drafter.format} format",
+            f"write {_format_bool(taken)} into it if the drafter was trained so, so that no conversion can flip it",
         )
 
 
-@check(
+@register_check(
     "C27",
     "both halves of EAGLE 3.1",
-    why="a 3.1 drafter without norm_output gets hidden states that it was not trained on: AL 2.08 instead of 2.51",
-    worst=Severity.REFUSE,
+    rationale="a 3.1 drafter without norm_output gets hidden states that it was not trained on: AL 2.08 instead of 2.51",
+    max_severity=Severity.REFUSE,
     source="vLLM pull request 42764; measured on vLLM 0.32, K = 3; arXiv 2605.09992 for norm_output without training",
 )
 @eagle3_only
-def both_halves(subject: Subject) -> Iterable[Outcome]:
-    assert subject.drafter is not None
-    drafter = subject.drafter_model
-    has_weights = any(name.startswith("fc_norm.") for name in subject.drafter.tensors or ())
+def check_fc_norm_with_norm_output(inputs: PreflightInput) -> Iterable[CheckResult]:
+    assert inputs.drafter is not None
+    drafter = inputs.drafter_model
+    has_weights = any(name.startswith("fc_norm.") for name in inputs.drafter.tensors or ())
     if drafter.norm_output is None and (drafter.fc_norm or has_weights):
         betrayed = "there are weights fc_norm.N.weight" if has_weights else "fc_norm is true"
         yield refuse(
@@ -162,15 +162,18 @@ def both_halves(subject: Subject) -> Iterable[Outcome]:
         )
     elif drafter.norm_output:
         form = "fc_norm" if drafter.fc_norm or has_weights else "norm_before_fc"
-        yield passed(f"{form} and norm_output: the drafter is EAGLE 3.1")
-    elif subject.drafter.tensors is None:
-        yield note("the drafter's weights are not safetensors: whether they hold fc_norm.N.weight could not be checked", _CONVERT)
+        yield pass_check(f"{form} and norm_output: the drafter is EAGLE 3.1")
+    elif inputs.drafter.tensors is None:
+        yield note(
+            "the drafter's weights are not safetensors: whether they hold fc_norm.N.weight could not be checked",
+            _CONVERT_TO_SAFETENSORS,
+        )
     else:
-        yield passed("neither fc_norm nor norm_output: the drafter is plain EAGLE 3")
+        yield pass_check("neither fc_norm nor norm_output: the drafter is plain EAGLE 3")
 
 
-_CONVERT = "convert the drafter to safetensors"
+_CONVERT_TO_SAFETENSORS = "convert the drafter to safetensors"
 
 
-def _json(value: bool) -> str:
+def _format_bool(value: bool) -> str:
     return "true" if value else "false"

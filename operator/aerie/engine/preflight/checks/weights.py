@@ -12,56 +12,61 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from aerie.engine.models.checkpoint import Checkpoint, Tensor
+from aerie.engine.models.checkpoint import Checkpoint, TensorInfo
 from aerie.engine.models.config import DrafterModel
-from aerie.engine.preflight.input import Subject
-from aerie.engine.preflight.registry import check, eagle3_only
-from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, warn
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.registry import eagle3_only, register_check
+from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, warn
 
-_EXPORT = "export the drafter again"
-_KNOWN = frozenset(
+_EXPORT_AGAIN = "export the drafter again"
+_TENSOR_NAME_ROOTS = frozenset(
     {"fc", "fc_norm", "input_norm", "midlayer", "layers", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "mask_hidden", "model"}
 )
 
 
-@check(
+@register_check(
     "C32",
     "tensors are where the index says, once",
-    why="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the last",
-    worst=Severity.REFUSE,
+    rationale="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the last",
+    max_severity=Severity.REFUSE,
     source="vLLM 0.32 model_executor/model_loader/weight_utils.py, filter_duplicate_safetensors_files, "
     "safetensors_weights_iterator and default_weight_loader",
 )
-def tensors_as_indexed(subject: Subject) -> Iterable[Outcome]:
-    faults = [*_places("target", subject.target), *(_places("drafter", subject.drafter) if subject.drafter else ())]
+def check_tensor_index(inputs: PreflightInput) -> Iterable[CheckResult]:
+    faults = [
+        *_check_tensor_files("target", inputs.target),
+        *(_check_tensor_files("drafter", inputs.drafter) if inputs.drafter else ()),
+    ]
     yield from faults
     if not faults:
-        yield passed("each tensor is in one file, the one that an index names")
+        yield pass_check("each tensor is in one file, the one that an index names")
 
 
-def _places(whose: str, checkpoint: Checkpoint) -> Iterable[Outcome]:
+def _check_tensor_files(whose: str, checkpoint: Checkpoint) -> Iterable[CheckResult]:
     tensors = checkpoint.tensors
     if tensors is None:
         yield note(f"the {whose}'s weights are not safetensors: which file holds what could not be checked")
         return
     says = f"the {whose}'s index says that"
-    absent = [name for name in checkpoint.misplaced if name not in tensors]
+    absent = [name for name in checkpoint.misindexed_tensors if name not in tensors]
     if absent:
         more = f" (nor {len(absent) - 1} more)" if len(absent) > 1 else ""
         yield refuse(
-            f"{says} '{absent[0]}' is in {checkpoint.misplaced[absent[0]]}, and no file has it{more}",
+            f"{says} '{absent[0]}' is in {checkpoint.misindexed_tensors[absent[0]]}, and no file has it{more}",
             "download it again: files or index are incomplete, or of another export",
         )
-    elsewhere = [name for name in checkpoint.misplaced if name in tensors]
+    elsewhere = [name for name in checkpoint.misindexed_tensors if name in tensors]
     if elsewhere:
         name, more = elsewhere[0], f"; {len(elsewhere) - 1} more are elsewhere too" if len(elsewhere) > 1 else ""
         yield note(
-            f"{says} '{name}' is in {checkpoint.misplaced[name]}, and it is in {tensors[name].file}: vLLM reads both whole{more}"
+            f"{says} '{name}' is in {checkpoint.misindexed_tensors[name]}, and it is in {tensors[name].file}: vLLM reads both whole{more}"
         )
     # Those of several shapes go first: one is named for all.
-    doubled = sorted(checkpoint.doubled, key=lambda name: len({copy.shape for copy in checkpoint.doubled[name]}) == 1)
+    doubled = sorted(
+        checkpoint.duplicate_tensors, key=lambda name: len({copy.shape for copy in checkpoint.duplicate_tensors[name]}) == 1
+    )
     if doubled:
-        copies = checkpoint.doubled[doubled[0]]
+        copies = checkpoint.duplicate_tensors[doubled[0]]
         *files, last = [copy.file for copy in copies]
         more = f" (and files share {len(doubled) - 1} more)" if len(doubled) > 1 else ""
         held = (
@@ -75,17 +80,17 @@ def _places(whose: str, checkpoint: Checkpoint) -> Iterable[Outcome]:
             yield warn(f"{held}, and vLLM keeps what it reads last", way_out)
 
 
-@check(
+@register_check(
     "C9",
     "weights are those the config promises",
-    why="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
-    worst=Severity.REFUSE,
+    rationale="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
+    max_severity=Severity.REFUSE,
     source="vLLM models/llama_eagle3.py, load_weights and compute_logits; measured on vLLM 0.32, K = 3",
 )
 @eagle3_only
-def weights_as_promised(subject: Subject) -> Iterable[Outcome]:
-    assert subject.drafter is not None
-    tensors, drafter = subject.drafter.tensors, subject.drafter_model
+def check_weights_match_config(inputs: PreflightInput) -> Iterable[CheckResult]:
+    assert inputs.drafter is not None
+    tensors, drafter = inputs.drafter.tensors, inputs.drafter_model
     if tensors is None:
         yield note(
             "the drafter's weights are not safetensors: their names, shapes and d2t could not be checked",
@@ -93,21 +98,21 @@ def weights_as_promised(subject: Subject) -> Iterable[Outcome]:
         )
         return
     # The drafter against itself: whether its vocabulary is the target's is another check.
-    vocab = drafter.vocab_size or subject.target_model.vocab_size
+    vocab = drafter.vocab_size or inputs.target_model.vocab_size
     faults = [
-        *_names(tensors),
-        *_fc(tensors, drafter),
-        *_norms(tensors, drafter),
-        *_layer(tensors, drafter),
-        *_head(tensors, drafter, vocab),
-        *_mapping(tensors, drafter, subject.drafter.offsets, vocab),
+        *_check_tensor_names(tensors),
+        *_check_fc(tensors, drafter),
+        *_check_norms(tensors, drafter),
+        *_check_layer(tensors, drafter),
+        *_check_lm_head(tensors, drafter, vocab),
+        *_check_d2t(tensors, drafter, inputs.drafter.d2t_offsets, vocab),
     ]
     yield from faults
     if not faults:
-        yield passed(f"{len(tensors)} tensors have the names and shapes that vLLM looks for")
+        yield pass_check(f"{len(tensors)} tensors have the names and shapes that vLLM looks for")
 
 
-def _names(tensors: Mapping[str, Tensor]) -> Iterable[Outcome]:
+def _check_tensor_names(tensors: Mapping[str, TensorInfo]) -> Iterable[CheckResult]:
     prefixed = sorted(name for name in tensors if name.startswith("model."))
     if prefixed:
         yield refuse(
@@ -120,28 +125,28 @@ def _names(tensors: Mapping[str, Tensor]) -> Iterable[Outcome]:
             "there are tensors aux_norm_*, an older name of SGLang's that vLLM does not know",
             "rename aux_norm_low, aux_norm_mid and aux_norm_high to fc_norm.0, fc_norm.1 and fc_norm.2",
         )
-    elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _KNOWN and name not in prefixed):
-        yield refuse(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT)
+    elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _TENSOR_NAME_ROOTS and name not in prefixed):
+        yield refuse(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT_AGAIN)
 
 
-def _fc(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
-    if not drafter.uses_aux:
+def _check_fc(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
+    if not drafter.uses_aux_hidden_states:
         return
     if "fc.weight" not in tensors:
-        if not drafter.quantized:
-            yield refuse("fc.weight is missing, which joins the target's hidden states", _EXPORT)
+        if not drafter.is_quantized:
+            yield refuse("fc.weight is missing, which joins the target's hidden states", _EXPORT_AGAIN)
         return
-    if drafter.hidden_size and drafter.target_hidden_size and not drafter.quantized:
-        expected = (drafter.hidden_size, drafter.aux_count * drafter.target_hidden_size)
-        meaning = f"hidden size x {drafter.aux_count} hidden states of {drafter.target_hidden_size}"
-        yield from _shape(
+    if drafter.hidden_size and drafter.target_hidden_size and not drafter.is_quantized:
+        expected = (drafter.hidden_size, drafter.expected_aux_hidden_states * drafter.target_hidden_size)
+        meaning = f"hidden size x {drafter.expected_aux_hidden_states} hidden states of {drafter.target_hidden_size}"
+        yield from _check_shape(
             tensors, "fc.weight", expected, meaning, "correct hidden_size, target_hidden_size or the auxiliary layers"
         )
 
 
-def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
+def _check_norms(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
     present = sorted(name for name in tensors if name.startswith("fc_norm."))
-    needed = [f"fc_norm.{index}.weight" for index in range(drafter.aux_count)] if drafter.fc_norm else []
+    needed = [f"fc_norm.{index}.weight" for index in range(drafter.expected_aux_hidden_states)] if drafter.fc_norm else []
     missing = [name for name in needed if name not in tensors]
     if missing and not present:
         yield refuse(
@@ -151,7 +156,9 @@ def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Out
             "set fc_norm and norm_output to false in the drafter's config.json, or use the weights that belong to it",
         )
     elif missing:
-        yield refuse(f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.aux_count}", _EXPORT)
+        yield refuse(
+            f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.expected_aux_hidden_states}", _EXPORT_AGAIN
+        )
     elif present and not drafter.fc_norm:
         yield refuse(
             f"there are weights {present[0]} and fc_norm is not true in the drafter's config: vLLM's start ends with "
@@ -161,11 +168,11 @@ def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Out
         )
     elif surplus := [name for name in present if name not in needed]:
         yield refuse(
-            f"{surplus[0]} is one norm too many for {drafter.aux_count} auxiliary hidden states",
+            f"{surplus[0]} is one norm too many for {drafter.expected_aux_hidden_states} auxiliary hidden states",
             "correct eagle_aux_hidden_state_layer_ids and num_aux_hidden_states",
         )
     for name in present if drafter.target_hidden_size else ():
-        yield from _shape(tensors, name, (drafter.target_hidden_size or 0,), "the target's hidden size", _EXPORT)
+        yield from _check_shape(tensors, name, (drafter.target_hidden_size or 0,), "the target's hidden size", _EXPORT_AGAIN)
     if drafter.norm_before_fc != ("input_norm.weight" in tensors):
         state, has = ("true", "no") if drafter.norm_before_fc else ("not true", "a")
         yield refuse(
@@ -173,27 +180,27 @@ def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Out
             "make the config say what the drafter was trained with",
         )
     if "norm.weight" not in tensors:
-        yield refuse("norm.weight is missing, the norm before lm_head", _EXPORT)
+        yield refuse("norm.weight is missing, the norm before lm_head", _EXPORT_AGAIN)
 
 
-def _layer(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
+def _check_layer(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
     """The first layer, whose attention reads embedding and hidden state side by side: 2 x hidden size in."""
     found = {re.sub(r"^(midlayer|layers\.0)\.", "", name) for name in tensors if re.match(r"(midlayer|layers\.0)\.", name)}
     if not found:
-        yield refuse("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT)
+        yield refuse("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT_AGAIN)
         return
     # A quantised matrix has other names than .weight.
     parts = {name.rpartition(".")[0] for name in found}
-    if missing := [part for part in _layer_parts(drafter, parts) if part not in parts]:
+    if missing := [part for part in _required_layer_parts(drafter, parts) if part not in parts]:
         named = " and ".join(missing)
-        yield refuse(f"the layer has no {named}, and vLLM would use what its memory happens to hold", _EXPORT)
+        yield refuse(f"the layer has no {named}, and vLLM would use what its memory happens to hold", _EXPORT_AGAIN)
     if drafter.family == "llama" and (surplus := parts & {"self_attn.q_norm", "self_attn.k_norm"}):
         yield refuse(
             f"the layer has {min(surplus)}, which only vLLM's Qwen3 class knows, and the class is {drafter.architecture}",
             "write Eagle3Qwen3ForCausalLM into architectures of its config.json",
         )
     attention = drafter.attention
-    if drafter.quantized or drafter.hidden_size is None:
+    if drafter.is_quantized or drafter.hidden_size is None:
         return
     first = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
     double = 2 * drafter.hidden_size
@@ -204,17 +211,17 @@ def _layer(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Out
             rows = count * attention.head_dim
             if name in tensors:
                 meaning = f"{count} heads of {attention.head_dim} x twice the hidden size"
-                yield from _shape(
+                yield from _check_shape(
                     tensors, name, (rows, double), meaning, "correct the heads, head_dim or hidden_size in its config"
                 )
     elif drafter.family == "mla":
         for name in (f"{first}.self_attn.q_a_proj.weight", f"{first}.self_attn.kv_a_proj_with_mqa.weight"):
             if name in tensors and tensors[name].shape[1:] != (double,):
                 shape = list(tensors[name].shape)
-                yield refuse(f"{name} has shape {shape}, and must read twice the hidden size, {double}", _EXPORT)
+                yield refuse(f"{name} has shape {shape}, and must read twice the hidden size, {double}", _EXPORT_AGAIN)
 
 
-def _layer_parts(drafter: DrafterModel, found: Collection[str]) -> list[str]:
+def _required_layer_parts(drafter: DrafterModel, found: Collection[str]) -> list[str]:
     """What the layer must have. Matrices that vLLM fuses may come fused."""
     parts = ["input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj"]
     if "mlp.gate_up_proj" not in found:
@@ -229,23 +236,23 @@ def _layer_parts(drafter: DrafterModel, found: Collection[str]) -> list[str]:
     return parts + (["self_attn.q_norm", "self_attn.k_norm"] if drafter.family == "qwen3" else [])
 
 
-def _head(tensors: Mapping[str, Tensor], drafter: DrafterModel, vocab: int | None) -> Iterable[Outcome]:
+def _check_lm_head(tensors: Mapping[str, TensorInfo], drafter: DrafterModel, vocab: int | None) -> Iterable[CheckResult]:
     if "lm_head.weight" in tensors:
-        if drafter.draft_vocab_size and drafter.hidden_size and not drafter.quantized:
+        if drafter.draft_vocab_size and drafter.hidden_size and not drafter.is_quantized:
             expected = (drafter.draft_vocab_size, drafter.hidden_size)
             way_out = "correct draft_vocab_size or hidden_size in its config"
-            yield from _shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", way_out)
-    elif drafter.draft_vocab_size != vocab and not drafter.quantized:
+            yield from _check_shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", way_out)
+    elif drafter.draft_vocab_size != vocab and not drafter.is_quantized:
         yield refuse(
             f"lm_head.weight is missing, and the target's cannot stand in: it has {vocab} tokens and the drafter "
             f"{drafter.draft_vocab_size}",
-            _EXPORT,
+            _EXPORT_AGAIN,
         )
 
 
-def _mapping(
-    tensors: Mapping[str, Tensor], drafter: DrafterModel, offsets: tuple[int, ...] | None, vocab: int | None
-) -> Iterable[Outcome]:
+def _check_d2t(
+    tensors: Mapping[str, TensorInfo], drafter: DrafterModel, offsets: tuple[int, ...] | None, vocab: int | None
+) -> Iterable[CheckResult]:
     """d2t: target id = draft id + d2t[draft id]."""
     size = drafter.draft_vocab_size
     if size is None or vocab is None:
@@ -255,7 +262,7 @@ def _mapping(
             yield refuse(
                 f"d2t is missing, and the drafter has {size} tokens where the target has {vocab}: every drafted id "
                 "would be wrong",
-                _EXPORT,
+                _EXPORT_AGAIN,
             )
         return
     if offsets is None:
@@ -278,11 +285,13 @@ def _mapping(
     elif doubled is not None:
         yield refuse(
             f"d2t sends draft ids {first[ids[doubled]]} and {doubled} both to {ids[doubled]}, and vLLM keeps the logit of one",
-            _EXPORT,
+            _EXPORT_AGAIN,
         )
 
 
-def _shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int, ...], meaning: str, way_out: str) -> Iterable[Outcome]:
+def _check_shape(
+    tensors: Mapping[str, TensorInfo], name: str, expected: tuple[int, ...], meaning: str, way_out: str
+) -> Iterable[CheckResult]:
     shape = tensors[name].shape
     if shape != expected:
         yield refuse(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", way_out)
