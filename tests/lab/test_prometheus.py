@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerie.api.metrics import PrometheusSource
-from aerie.cli.app import run_command_line as command
+from aerie.cli.app import run_command_line
 from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
 from aerie.cli.inputs.recorded import ScrapeRecording
 from aerie.controller.scraping.http_fetch import ScrapeError

@@ -12,4 +12,4 @@ from aerie.engine.models.origin import CheckpointOrigin
 from aerie_drafter.convert.bring_in import Conversion, bring_in, convert
 from aerie_drafter.convert.settings import LayerIds, Wishes
 
-__all__ = ["Conversion", "LayerIds", "CheckpointOrigin", "Wishes", "bring_in", "convert"]
+__all__ = ["CheckpointOrigin", "Conversion", "LayerIds", "Wishes", "bring_in", "convert"]

@@ -31,7 +31,7 @@ from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.releases import Version
 from aerie.engine.speculation import Off, Schedule, ScheduleTier, SpeculationSetting, Static
-from aerie.tuning.decision.candidates import EngineConfig as Known
+from aerie.tuning.decision.candidates import EngineConfig
 from aerie.tuning.decision.explain import explain_decision
 from aerie.tuning.decision.policy import TuningPolicy
 from aerie.tuning.decision.recommend import decide_setting

@@ -36,7 +36,7 @@ from aerie.rollout.capacity.replica_counts import ArmReplicas
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT, redirect_to_ready_arms
 from aerie.rollout.conditions import PREFLIGHT_PASSED, PROGRESSING, ConditionUpdate
 from aerie.rollout.facts import pod_failures
-from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY as LEFT_UNTIL
+from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY
 from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.preflight_result import PREFLIGHT_SKIPPED_REASON, PreflightResult

@@ -26,8 +26,7 @@ from aerie.rollout.capacity import drain_order, service_handover
 from aerie.rollout.children.desired import build_desired_objects, find_objects_to_delete, is_preflight_job_outdated
 from aerie.rollout.conditions import DEGRADED, PROGRESSING, ConditionUpdate, build_condition_events, build_conditions
 from aerie.rollout.facts import concurrency, hardware
-from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY as LEFT_UNTIL
-from aerie.rollout.facts.orphans import exclude_orphans
+from aerie.rollout.facts.orphans import ORPHAN_REQUEUE_DELAY, exclude_orphans
 from aerie.rollout.facts.route_status import check_route_status_timeout
 from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
 from aerie.rollout.plan import Event, ReconcilePlan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aerie.boundary import run_to_exit_status
-from aerie.cli.app import run_command_line as aerie
+from aerie.cli.app import run_command_line
 from aerie_drafter.cli import run as aerie_drafter
 from aerie_lab.cli.run import run as lab
 

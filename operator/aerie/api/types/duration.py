@@ -43,7 +43,7 @@ def parse_duration(text: str) -> timedelta:
     return sum((int(number) * _UNIT_LENGTHS[unit] for number, unit in _DURATION_PART.findall(text)), timedelta())
 
 
-def format_duration(duration: timedelta) -> str:  # noqa: A001 - the counterpart of `parse`; callers write duration.format
+def format_duration(duration: timedelta) -> str:
     """`duration` in the shortest usual form. Raises ValueError for one that the grammar cannot write.
 
     >>> format(timedelta(minutes=90)), format(timedelta(0))

@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import PerformanceGain, Status, TrialRecord, TuningSavings
-from aerie.api.status import SettingStatus as StatusSetting
+from aerie.api.status import PerformanceGain, SettingStatus, Status, TrialRecord, TuningSavings
 from aerie.api.types.base import format_timestamp
 from aerie.cli.commands.preflight import OutputFormat
 from aerie.cli.console import CommandError, out

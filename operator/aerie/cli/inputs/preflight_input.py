@@ -14,8 +14,7 @@ from aerie.engine import arguments, command_line, releases
 from aerie.engine.models.checkpoint import Checkpoint
 from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.engine.preflight import PreflightInput
-from aerie.engine.speculative_config import DRAFT_SAMPLING_METHODS
-from aerie.engine.speculative_config import validate_engine_options as misplaced_options
+from aerie.engine.speculative_config import DRAFT_SAMPLING_METHODS, validate_engine_options
 from aerie.rollout.revision.drafter_selection import select_drafter
 
 

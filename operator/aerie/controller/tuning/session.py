@@ -25,8 +25,7 @@ from typing import Any
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.speculation import LatencyObjective, TuningSpec
-from aerie.api.status import Arm, SpeculationStatus, Status
-from aerie.api.status import SettingStatus as StatusSetting
+from aerie.api.status import Arm, SettingStatus, SpeculationStatus, Status
 from aerie.controller.scraping.targets import EngineEndpoint
 from aerie.engine import arguments, releases
 from aerie.engine.metrics.sample import CounterReset, Sample, diff_samples

@@ -135,7 +135,7 @@ def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
     return window
 
 
-_CounterSet = TypeVar("_Part", "Counters", "Speculation")
+_CounterSet = TypeVar("_CounterSet", "Counters", "SpeculationCounters")
 
 
 def _combine_counters(left: _CounterSet, right: _CounterSet, sign: int) -> _CounterSet:

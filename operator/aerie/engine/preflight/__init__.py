@@ -15,7 +15,7 @@ from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import CHECKS, Check
 from aerie.engine.preflight.report import Finding, PreflightReport, Severity
 
-__all__ = ["CHECKS", "Check", "Finding", "PreflightReport", "Severity", "PreflightInput", "run_preflight", "list_checks"]
+__all__ = ["CHECKS", "Check", "Finding", "PreflightInput", "PreflightReport", "Severity", "list_checks", "run_preflight"]
 
 
 def list_checks() -> list[Check]:

@@ -36,13 +36,13 @@ CHECKS: dict[str, Check] = {}
 
 
 def register_check(
-    id: str, title: str, *, rationale: str, max_severity: Severity, source: str
-) -> Callable[[CheckFunction], CheckFunction]:  # noqa: A002
+    check_id: str, title: str, *, rationale: str, max_severity: Severity, source: str
+) -> Callable[[CheckFunction], CheckFunction]:
     """Adds a function to the table. It yields what it found, and `passed(...)` when it found nothing wrong."""
 
     def add(look: CheckFunction) -> CheckFunction:
-        assert id not in CHECKS, f"two checks are called {id}"
-        CHECKS[id] = Check(id, title, rationale, max_severity, source, look)
+        assert check_id not in CHECKS, f"two checks are called {check_id}"
+        CHECKS[check_id] = Check(check_id, title, rationale, max_severity, source, look)
         return look
 
     return add

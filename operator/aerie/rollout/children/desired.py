@@ -14,8 +14,8 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
 from aerie.manifests import deployment, naming, network, preflight_job
 from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
-from aerie.manifests.calibration_config_map import calibration_config_map_name as history_name
-from aerie.manifests.tuning_config_map import tuning_config_map_name as tuning_name
+from aerie.manifests.calibration_config_map import calibration_config_map_name
+from aerie.manifests.tuning_config_map import tuning_config_map_name
 from aerie.rollout.canary import calibration_record
 from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT

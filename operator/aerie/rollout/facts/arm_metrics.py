@@ -40,7 +40,7 @@ these are four standard errors or more, where requests differ in acceptance by 1
 MIN_ACCEPTANCE_LENGTH = 1.0
 """The acceptance length, as it is shown, of a drafter of which next to nothing is accepted."""
 
-_ArmT = TypeVar("_A", bound=Arm)
+_ArmT = TypeVar("_ArmT", bound=Arm)
 
 
 class MetricSums(NamedTuple):

@@ -12,9 +12,7 @@ from aerie.analysis.criteria import AnalysisGoal
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource, ModelSource, VolumeClaimSource
 from aerie.api.speculation import DraftSampling
-from aerie.api.status import Arm, Status, Trial
-from aerie.api.status import SettingStatus as StatusSetting
-from aerie.api.status import TierStatus as StatusTier
+from aerie.api.status import Arm, SettingStatus, Status, TierStatus, Trial
 from aerie.engine import arguments, command_line, releases
 from aerie.engine.speculation import (
     Adaptive,

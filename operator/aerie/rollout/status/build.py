@@ -30,7 +30,7 @@ METRICS_UNAVAILABLE = "MetricsUnavailable"
 MAX_ACCEPTANCE_LENGTH_DROP = 0.15
 """Share by which the acceptance length may lie below that of the acceptance, before it is worth a warning. Beside the stable pods
 there is nothing to compare with, and requests of another hour may well make some percent."""
-_ArmT = TypeVar("_A", bound=Arm)
+_ArmT = TypeVar("_ArmT", bound=Arm)
 
 
 def build_status(

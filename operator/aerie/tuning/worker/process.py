@@ -20,8 +20,7 @@ from aerie.tuning.decision.candidates import EngineConfig
 from aerie.tuning.decision.explain import explain_decision
 from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
-from aerie.tuning.recommendation import Recommendation
-from aerie.tuning.recommendation import RecommendedAction as Word
+from aerie.tuning.recommendation import Recommendation, RecommendedAction
 from aerie.tuning.worker.codec import pack_telemetry
 from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse, EngineFacts
 
