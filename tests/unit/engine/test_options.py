@@ -75,12 +75,12 @@ def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
         "SkipValidation": "object",
         "LoadConfig": "object",
     }
-    assert key.kind == next((kind for begin, kind in kinds.items() if latest.startswith(begin)), "string")
-    if key.words:
-        assert set(key.words) <= set(re.findall(r"'(\w+)'", latest))
-    if key.least is not None:
-        assert latest.endswith(f">= {key.least}")
-    assert bool(key.what) != bool(key.refused)
+    assert key.json_type == next((kind for begin, kind in kinds.items() if latest.startswith(begin)), "string")
+    if key.allowed_values:
+        assert set(key.allowed_values) <= set(re.findall(r"'(\w+)'", latest))
+    if key.minimum is not None:
+        assert latest.endswith(f">= {key.minimum}")
+    assert bool(key.description) != bool(key.rejection_reason)
 
 
 def test_no_word_that_is_taken_is_lossy() -> None:
@@ -96,16 +96,16 @@ def test_no_word_that_is_taken_is_lossy() -> None:
 # ---------------------------------------------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
 def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> None:
-    value = TAKEN.get(key.name, OTHERS[key.kind])
+    value = TAKEN.get(key.name, OTHERS[key.json_type])
     said = validate_engine_options({key.name: value})
     at_apply = find_manifest_errors(manifest(engineOptions={key.name: value}))
-    if not key.refused:
+    if not key.rejection_reason:
         assert said == ()
         assert at_apply == []
         return
-    assert said == (f"spec.speculation.engineOptions has {key.name}: {shown(value)}: {key.refused}.",)
-    if key.kind not in ("array", "object"):
-        assert at_apply == [f"spec.speculation.engineOptions.{key.name}: {key.refused}."]
+    assert said == (f"spec.speculation.engineOptions has {key.name}: {shown(value)}: {key.rejection_reason}.",)
+    if key.json_type not in ("array", "object"):
+        assert at_apply == [f"spec.speculation.engineOptions.{key.name}: {key.rejection_reason}."]
 
 
 @pytest.mark.parametrize(

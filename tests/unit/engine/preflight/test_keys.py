@@ -31,7 +31,7 @@ DRAWN = {"draft_sample_method": "probabilistic"}
 def test_keys(
     small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (found,) = small.findings("C34", speculative=EAGLE | keys, version=Version.parse(version), environment=environment)
+    (found,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
     assert found.severity is severity
     assert evidence in found.evidence
     assert bool(found.fix) == (severity in (Severity.REFUSE, Severity.WARN))
@@ -45,7 +45,7 @@ def test_draft_logits_are_counted_as_the_runner_keeps_them(
     small: Small, version: str, environment: dict[str, str], element: int
 ) -> None:
     subject = small.subject(
-        speculative=EAGLE | DRAWN,
+        speculative_config=EAGLE | DRAWN,
         version=Version.parse(version),
         environment=environment,
         arguments=EngineArguments(max_num_seqs=64),

@@ -63,13 +63,13 @@ def found(config: dict[str, Any], **layout: Any) -> Any:
     ],
 )
 def test_bytes_per_token(config: dict[str, Any], layout: dict[str, Any], expected: int | None) -> None:
-    assert found(config, **layout).target_kv_per_token == expected
+    assert found(config, **layout).target_kv_bytes_per_token == expected
 
 
 def test_a_window_bounds_what_a_long_sequence_keeps() -> None:
     per_layer = 2 * 8 * 64 * 2
-    assert found(GPT_OSS, max_model_len=10_000).longest_sequence_kv == 12 * per_layer * (10_000 + 128)
-    assert found(GPT_OSS, max_model_len=100).longest_sequence_kv == 24 * per_layer * 100
+    assert found(GPT_OSS, max_model_len=10_000).max_sequence_kv_bytes == 12 * per_layer * (10_000 + 128)
+    assert found(GPT_OSS, max_model_len=100).max_sequence_kv_bytes == 24 * per_layer * 100
 
 
 def test_what_is_left_for_the_cache() -> None:

@@ -34,7 +34,7 @@ def test_folder_gives_config_headers_and_d2t(small: Any, tmp_path: Path) -> None
     assert read.metadata == {"format": "pt"}
     assert read.d2t_offsets == small.offsets
     assert {name: found.shape for name, found in (read.tensors or {}).items()} == {n: t.shape for n, t in written.tensors.items()}
-    assert read.weight_bytes == written.size
+    assert read.weight_bytes == written.weight_bytes
 
 
 def test_folder_with_an_index_reads_the_files_it_names_and_no_other(small: Any, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_hub_gives_the_same_as_the_folder_at_one_commit(small: Any, hub: Any, re
     found, expected = read(), read_checkpoint_directory(folder)
     assert found.name == f"me/model@{hub.commit}"
     assert found.config == expected.config
-    assert found.offsets == expected.d2t_offsets
+    assert found.d2t_offsets == expected.d2t_offsets
     assert {name: (t.dtype, t.shape, t.begin, t.end) for name, t in found.tensors.items()} == {
         name: (t.dtype, t.shape, t.begin, t.end) for name, t in (expected.tensors or {}).items()
     }
@@ -106,7 +106,7 @@ def test_hub_reads_no_weights(small: Any, hub: Any, read: Read) -> None:
     hub.folder.mkdir()
     (hub.folder / "config.json").write_text("{}")
     (hub.folder / "model.safetensors").write_bytes(small.file_bytes({"big": ("BF16", (4096, 1024))}))
-    assert read().size == 2 * 4096 * 1024
+    assert read().weight_bytes == 2 * 4096 * 1024
     assert hub.sent < 70_000
 
 
@@ -129,7 +129,7 @@ def test_hub_reads_shards_by_their_index(small: Any, hub: Any, read: Read) -> No
 def test_hub_that_ignores_ranges_serves_too(small: Any, hub: Any, read: Read) -> None:
     hub.ranges = False
     small.write(hub.folder, small.drafter())
-    assert read().offsets == small.offsets
+    assert read().d2t_offsets == small.offsets
 
 
 def test_hub_that_ignores_ranges_cannot_make_us_read_without_end(small: Any, hub: Any, read: Read) -> None:
@@ -140,7 +140,7 @@ def test_hub_that_ignores_ranges_cannot_make_us_read_without_end(small: Any, hub
     with pytest.raises(
         CheckpointError, match="more than 1000000 bytes were received before all headers were in: the server may ignore"
     ):
-        read(budget=1_000_000)
+        read(max_bytes=1_000_000)
 
 
 def test_pickles_on_the_hub(hub: Any, read: Read) -> None:
@@ -170,7 +170,7 @@ def test_refusals_are_said_at_once(hub: Any, read: Read, pauses: list[float], st
 def test_busy_hub_is_asked_again_when_it_says(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
     small.write(hub.folder, small.drafter())
     hub.failures = [(429, {"Retry-After": "7"}), (503, {}), (429, {"Retry-After": "9999"})]
-    assert read().offsets == small.offsets
+    assert read().d2t_offsets == small.offsets
     assert pauses == [7.0, 2.0, 30.0]
 
 
@@ -186,7 +186,7 @@ def test_busy_hub_is_given_up_in_the_end(hub: Any, read: Read, pauses: list[floa
 def test_broken_answers_are_asked_for_again(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
     small.write(hub.folder, small.drafter())
     hub.broken = 2
-    assert read().offsets == small.offsets
+    assert read().d2t_offsets == small.offsets
     assert pauses == [1.0, 2.0]
 
 
@@ -227,7 +227,7 @@ def test_token_from_the_environment_or_a_file(small: Any, hub: Any, tmp_path: Pa
 def test_token_does_not_follow_a_redirect_to_the_store(small: Any, hub: Any, read: Read) -> None:
     small.write(hub.folder, small.drafter())
     hub.token, hub.elsewhere = "s3cret", True
-    assert read(token="s3cret").offsets == small.offsets
+    assert read(token="s3cret").d2t_offsets == small.offsets
     assert {host for host, _ in hub.authorized} == {"127.0.0.1", "localhost"}
     assert all(carried == (host == "127.0.0.1") for host, carried in hub.authorized)
 
@@ -278,7 +278,7 @@ def test_a_hub_that_drips_is_given_up(small: Any, hub: Any, read: Read) -> None:
     small.write(hub.folder, small.drafter())
     ticks = iter(range(0, 10_000, 20))
     with pytest.raises(HubError, match="was not read within 30 s: try again later"):
-        read(clock=lambda: float(next(ticks)), deadline=30.0)
+        read(clock=lambda: float(next(ticks)), deadline_seconds=30.0)
 
 
 def test_a_proxy_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
