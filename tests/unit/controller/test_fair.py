@@ -98,7 +98,7 @@ KEYS = st.builds(NamespacedName, st.sampled_from("xyz"), st.builds("{}-{}".forma
 @given(st.lists(st.tuples(st.sampled_from(["add", "get", "done"]), KEYS), max_size=80), st.integers(1, 5))
 def test_whatever_happens_limits_hold_and_every_key_gets_its_turn(steps: list[tuple[str, NamespacedName]], each: int) -> None:
     async def story() -> None:
-        queue, waiting, working = FairQueue(owner, each), set(), []  # type: tuple[FairQueue, set[Key], list[Key]]
+        queue, waiting, working = FairQueue(owner, each), set(), []  # type: tuple[FairQueue, set[NamespacedName], list[NamespacedName]]
         for word, key in steps:
             if word == "add":
                 queue.add(key)

@@ -72,7 +72,7 @@ def test_a_page_without_end() -> None:
 
 
 def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 0.3)
 
     async def answer(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -82,7 +82,7 @@ def test_a_page_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_page_that_trickles_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_fetch, "SECONDS", 0.5)
+    monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 0.5)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -146,7 +146,7 @@ def test_servers_that_send_without_end_are_left_in_words_that_are_not_theirs(for
 
 @pytest.mark.parametrize("form", ["drip", "silent"])
 def test_servers_that_take_their_time_are_left_when_it_is_over(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 0.3)
 
     async def run() -> None:
         server = await serve("127.0.0.1", 0, form)

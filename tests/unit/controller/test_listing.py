@@ -222,7 +222,7 @@ def test_nothing_can_be_listed(run: Run) -> None:
 
 def test_the_first_lists_of_a_large_cluster_are_no_sign_of_death(run: Run) -> None:
     """130 pages of one kind at 2 s each, and each of the others; the server asks for patience now and then."""
-    api = Api(list_pages=130, seconds=2.0)
+    api = Api(pages=130, seconds=2.0)
     api.faults[SPECULATIVE_DEPLOYMENTS, None] = itertools.cycle([None] * 9 + [BUSY])
     api.faults[PODS, None] = itertools.cycle([None] * 40 + [ApiError(None, "TimeoutError", "no answer")])
 
@@ -252,7 +252,7 @@ def test_the_server_names_the_time_until_a_page_is_asked_for_again(run: Run) -> 
 
 
 def test_a_list_that_took_too_long_begins_anew_and_no_other_one_does(run: Run) -> None:
-    api = Api(list_pages=3)
+    api = Api(pages=3)
     api.faults[DEPLOYMENTS, None] = iter([None, None, EXPIRED])
 
     async def work() -> None:

@@ -112,7 +112,7 @@ def test_each_version_of_a_pod_of_a_large_fleet_is_unpacked_once(pods: int, monk
         unpacked += 1
         return real(packed)
 
-    monkeypatch.setattr(mirrors, "_unpacked", counted)
+    monkeypatch.setattr(mirrors, "_unpack", counted)
     for number in range(pods):
         heard.mirror.put(engine_pod(f"chat-{number}", number + 1))
     first = heard.mirror.list_owned_objects(CHAT)

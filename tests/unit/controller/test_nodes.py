@@ -106,7 +106,7 @@ def test_an_api_server_that_does_not_answer_is_left_alone_and_what_was_known_sta
 
 def test_what_is_remembered_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        monkeypatch.setattr(nodes, "KEPT", 3)
+        monkeypatch.setattr(nodes, "MAX_CACHED_NODES", 3)
         known = NodeLabelCache(Server())
         await known.refresh(f"n{at}" for at in range(10))
         assert list(known.labels_by_node) == ["n7", "n8", "n9"]

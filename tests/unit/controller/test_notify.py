@@ -81,7 +81,7 @@ async def until(found: Callable[[], object]) -> None:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that a test has the time for."""
-    monkeypatch.setattr(notify, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(notify, "INITIAL_DELIVERY_RETRY_SECONDS", 0.01)
 
 
 def test_what_is_new_is_told_once_and_in_order(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_is_refused_is_lost_and_keeps_nobody_waiting() -> None:
 
 
 def test_nobody_there_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "PATIENCE", 0.05)
+    monkeypatch.setattr(notify, "DELIVERY_TIMEOUT_SECONDS", 0.05)
 
     async def run() -> None:
         async with Endpoint().open() as url:
@@ -147,7 +147,7 @@ def test_nobody_there_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_than_may_wait_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "WAITING", 1)
+    monkeypatch.setattr(notify, "MAX_PENDING_NOTIFICATIONS", 1)
 
     async def run() -> None:
         counts: Counter[str] = Counter()

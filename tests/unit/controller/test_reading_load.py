@@ -82,7 +82,7 @@ def test_a_page_costs_as_much_with_four_hundred_pods_as_with_one(run: Run, monke
         windows += 1
         return whole(self, now, stale_after)
 
-    monkeypatch.setattr(SlidingWindow, "window", counted)
+    monkeypatch.setattr(SlidingWindow, "counters", counted)
 
     async def answer(_: httpx.Request) -> httpx.Response:
         return page(BEFORE if asyncio.get_running_loop().time() < 40 else AFTER)
@@ -125,7 +125,7 @@ def test_one_page_at_a_time_is_parsed_and_then_others_have_their_time(run: Run, 
         parsed.append((asyncio.get_running_loop().time(), len(body)))
         return parse_exposition(body)
 
-    monkeypatch.setattr(scraper, "parse", timed)
+    monkeypatch.setattr(scraper, "parse_exposition", timed)
     evil = [PAGES[form]() for form in ("families", "labels", "reasons", "newlines")]
 
     async def answer(request: httpx.Request) -> httpx.Response:

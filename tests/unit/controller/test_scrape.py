@@ -195,7 +195,7 @@ def test_where_the_page_does_not_say_when_it_began_the_container_does(run: Run, 
         def __init__(self) -> None:
             self.heard: list[float | None] = []
 
-        def hear(self, _: NamespacedName, __: str, ___: EngineEndpoint, ____: float, sample: Sample, _____: float) -> None:
+        def record_sample(self, _: NamespacedName, __: str, ___: EngineEndpoint, ____: float, sample: Sample, _____: float) -> None:
             self.heard.append(sample.process_start_time)
 
     async def story() -> None:
@@ -312,7 +312,7 @@ def test_who_listens_hears_each_reading_that_is_believed(run: Run) -> None:
         class Listener:
             heard: list[tuple[NamespacedName, str, str, float, float]] = []  # noqa: RUF012
 
-            def hear(
+            def record_sample(
                 self, owner: NamespacedName, name: str, target: EngineEndpoint, at: float, sample: Sample, interval: float
             ) -> None:
                 assert sample.counters.iterations >= 0

@@ -36,7 +36,7 @@ class _TimedSample:
 class SlidingWindow:
     """Of one pod. Times are in seconds of any one clock."""
 
-    __slots__ = ("_base", "_middle", "_newest", "_run", "_summed", "_sums")
+    __slots__ = ("_base", "_middle", "_newest", "_run_id", "_sums", "_sums_newest")
 
     def __init__(self) -> None:
         self._run_id: str | None = None
