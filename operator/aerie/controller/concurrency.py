@@ -1,8 +1,8 @@
-"""Keeps what all resources claim (rollout/facts/concurrency.py), and has those looked at whose turn has come.
+"""Tracks the slot claims of all resources (rollout/facts/concurrency.py), and enqueues the resources that are granted a slot.
 
-Guarantees: claims follow the resources as passes read them, all of them from the first pass on; a resource whose turn it is, and
-whose passes fail, or that is left as it is, gives its turn to the next one. Not guaranteed: that a slot is taken at once; a turn
-that is not taken up, because the resource needs it no longer, is free again with its next status.
+Guarantees: claims follow the resources as reconciles read them, all of them from the first reconcile on. A resource that is
+granted a slot, but whose reconciles fail or that is on hold, passes it on to the next one. Not guaranteed: that a slot is used
+immediately. A slot that a resource no longer needs is available again with its next status.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from aerie.rollout.facts.concurrency import (
 )
 
 RolloutCounts = Mapping[tuple[str, str], int]
-"""Rollouts and trials, by purpose, and by state: UnderWay or Queued."""
+"""Number of rollouts and trials, by purpose and by state: UnderWay or Queued."""
 
 
 class ConcurrencyLimiter:
-    """See the module. `wake` has a resource looked at; `counted` is told how many there are of each kind."""
+    """Slots for rollouts and trials.
+
+    `enqueue` is called with a resource that may start. `record_counts` is called with the number of rollouts and trials by
+    purpose and state.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class ConcurrencyLimiter:
         self._is_loaded = False
 
     def load_claims(self, list_resources: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-        """Take all resources in, the first time only."""
+        """Read the claims of all resources. Only the first call has an effect."""
         if self._is_loaded:
             return
         self._is_loaded = True
@@ -51,7 +55,10 @@ class ConcurrencyLimiter:
         self._reallocate()
 
     def update_claim(self, key: NamespacedName, document: Mapping[str, Any] | None, *, can_start: bool = True) -> None:
-        """The resource is this now, or gone. `able`: it could begin what it waits for."""
+        """Update the claim from the resource's document, or remove it when that is None because the resource was deleted.
+
+        `can_start`: False when the resource could not start what it waits for.
+        """
         claim = read_slot_claim(document) if document is not None else None
         if claim is not None and not (claim.holds_slot or can_start):
             claim = None
@@ -64,14 +71,14 @@ class ConcurrencyLimiter:
         self._reallocate()
 
     def start_permission(self, key: NamespacedName) -> StartPermission:
-        """What the resource may begin."""
+        """Return what the resource may start."""
         return self._slot_allocation.permission_for(key, self._claims.get(key))
 
     def _reallocate(self) -> None:
-        before = self._slot_allocation
-        self._slot_allocation = allocate_slots(self._claims, before.limits)
-        for place in sorted(self._slot_allocation.granted_resources - before.granted_resources):
-            self._enqueue(NamespacedName(*place))
+        previous = self._slot_allocation
+        self._slot_allocation = allocate_slots(self._claims, previous.limits)
+        for resource_name in sorted(self._slot_allocation.granted_resources - previous.granted_resources):
+            self._enqueue(NamespacedName(*resource_name))
         counts = {(purpose, state): 0 for purpose in ("Rollout", "Trial") for state in ("UnderWay", "Queued")}
         for claim in self._claims.values():
             counts[claim.purpose, "UnderWay" if claim.holds_slot else "Queued"] += 1

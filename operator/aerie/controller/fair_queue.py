@@ -1,12 +1,12 @@
-"""A work queue whose turns are shared: among namespaces, and among the resources of each.
+"""Work queue that shares its turns among namespaces, and among the resources of each namespace.
 
     namespace a ─┬─ resource 1: pod, pod, ...      a turn goes to the namespace that has waited longest,
                  └─ resource 2: pod                in it to the resource that has waited longest, there to the first key
     namespace b ─── resource 3: pod, pod, ...
 
-Guarantees: a namespace has at most `each` turns at a time, and a resource at most half of them, rounded up; so one that needs
-long for each turn, or has many keys, keeps no other waiting for more than the turns that are under way. What `WorkQueue`
-guarantees holds. Not guaranteed: fairness between people who have several namespaces.
+Guarantees: a namespace has at most `max_per_namespace` turns at a time, and a resource at most half of them, rounded up. A
+resource with long turns or many keys therefore delays others by no more than the turns in progress. The guarantees of `WorkQueue`
+hold. Not guaranteed: fairness between users who own several namespaces.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from aerie.controller.work_queue import NamespacedName, WorkQueue
 
 
 class FairQueue(WorkQueue):
-    """See the module. `owner` says whose a key is; it may answer otherwise later."""
+    """Fair work queue.
+
+    `find_owner` returns the resource that a key belongs to. It is called once each time a key becomes ready; the key stays with
+    that owner until its turn, even if `find_owner` would return another one later.
+    """
 
     def __init__(self, find_owner: Callable[[NamespacedName], NamespacedName], max_per_namespace: int) -> None:
         super().__init__()
-        self._ready = self._round_robin = _RoundRobinKeys(find_owner, max_per_namespace)  # type: ignore[assignment]  # all that is done with a deque there
+        self._ready = self._round_robin = _RoundRobinKeys(find_owner, max_per_namespace)  # type: ignore[assignment]  # has all deque methods that WorkQueue uses
 
     def done(self, key: NamespacedName, rest_seconds: float = 0.0) -> None:
-        """The work on the key is over, and it is not handed out again for `rest` seconds."""
+        """Mark the work on the key as finished. The key is not handed out again for `rest_seconds`."""
         self._round_robin.release(key)
         super().done(key, rest_seconds)
-        self._changed.set()  # a key that waited for this may have its turn
+        self._changed.set()  # a key that waited for this turn to end may be ready now
 
 
 class _RoundRobinKeys:
-    """Keys that wait for their turn, and whose turns are under way. As long as the keys that may have a turn now are many."""
+    """Keys that wait for a turn, and keys whose turn is in progress. It is true when a key may have a turn now; its length counts
+    all waiting keys.
+    """
 
     def __init__(self, find_owner: Callable[[NamespacedName], NamespacedName], max_per_namespace: int) -> None:
         self._find_owner, self._max_per_namespace, self._max_per_owner = (
@@ -42,7 +48,7 @@ class _RoundRobinKeys:
         )
         self._keys: OrderedDict[str, OrderedDict[NamespacedName, deque[NamespacedName]]] = OrderedDict()
         self._active: dict[NamespacedName, NamespacedName] = {}
-        """Under way: key and owner."""
+        """Owner of each key whose turn is in progress."""
         self._active_by_owner: Counter[NamespacedName] = Counter()
         self._active_by_namespace: Counter[str] = Counter()
         self._size = 0
@@ -78,7 +84,7 @@ class _RoundRobinKeys:
 
     def release(self, key: NamespacedName) -> None:
         owner = self._active.pop(key)
-        self._active_by_owner = self._active_by_owner - Counter((owner,))  # without those that are 0
+        self._active_by_owner = self._active_by_owner - Counter((owner,))  # drops counts of 0
         self._active_by_namespace = self._active_by_namespace - Counter((owner.namespace,))
 
     def _next_owner(self) -> NamespacedName | None:

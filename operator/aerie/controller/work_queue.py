@@ -1,12 +1,13 @@
-"""The queue of keys that have to be looked at.
+"""Queue of resources to reconcile.
 
-Guarantees, as those of client-go's workqueue: a key waits at most once, however often it is added; a key that is being worked
-on is not handed out again, and comes back once if it was added meanwhile; after failures it comes back later and later, up to
-a limit, and `forget` resets that. A delayed key that is added again comes back at the earlier of the times. Beyond client-go: a
-key whose work is done may be given a rest, during which it is not handed out, whoever adds it; nothing that was added is lost.
-Not guaranteed: anything over a restart; a pass over all objects at the start does that.
+Guarantees, as those of client-go's workqueue: a key waits at most once, however often it is added. A key in progress is not
+handed out again; if it was added meanwhile, it comes back once. After failures a key comes back with growing delays up to a
+limit; `forget` resets them. A delayed key that is added again comes back at the earlier time.
 
-Time is the event loop's, so that tests run in virtual time.
+Beyond client-go: a finished key can be given a rest, during which it is not handed out, whoever adds it. No addition is lost. Not
+guaranteed: persistence over a restart; the reconcile of all resources at the start makes up for it.
+
+Times are those of the event loop, so that tests run in virtual time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 
 class NamespacedName(NamedTuple):
-    """A resource."""
+    """Namespace and name of a resource or pod."""
 
     namespace: str
     name: str
@@ -31,19 +32,19 @@ class NamespacedName(NamedTuple):
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds before a key that failed comes back: `first`, doubled with each further failure, up to `most`."""
+    """Exponential delay after failures: `initial_seconds`, doubled with each further failure, up to `max_seconds`."""
 
     initial_seconds: float = 0.5
     max_seconds: float = 120.0
 
     def delay(self, failures: int) -> float:
-        """Seconds after this many failures in a row, from 1."""
+        """Return the seconds to wait after this many failures in a row; the first failure is 1."""
         return min(self.max_seconds, self.initial_seconds * 2.0 ** min(failures - 1, 60))
 
 
 @dataclass
 class WorkQueue:
-    """See the module. To be used from one event loop."""
+    """Work queue with delays and back-off per key, for use from one event loop."""
 
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -57,24 +58,24 @@ class WorkQueue:
         self._sequence = itertools.count()
         self._failures: dict[NamespacedName, int] = {}
         self._resting_until: dict[NamespacedName, float] = {}
-        """Until when a key is not handed out."""
+        """Time until which a key is not handed out."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._is_shutting_down = False
 
     def __len__(self) -> int:
-        """Keys that wait to be worked on now."""
+        """Return the number of keys that are ready to be worked on."""
         return len(self._ready)
 
     def add(self, key: NamespacedName) -> None:
-        """Have the key looked at as soon as possible."""
+        """Enqueue the key for work as soon as possible."""
         if key in self._processing:
             self._due_at.pop(key, None)
             self._dirty.add(key)
             return
-        if (rested := self._resting_until.get(key)) is not None:
-            if rested > asyncio.get_running_loop().time():
-                self._delay_until(key, rested)
+        if (resting_until := self._resting_until.get(key)) is not None:
+            if resting_until > asyncio.get_running_loop().time():
+                self._delay_until(key, resting_until)
                 return
             del self._resting_until[key]
         self._due_at.pop(key, None)
@@ -84,7 +85,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_after(self, key: NamespacedName, seconds: float) -> None:
-        """Have the key looked at in `seconds`, unless it is sooner anyway."""
+        """Enqueue the key after `seconds`, unless it is due earlier."""
         if seconds <= 0:
             self.add(key)
             return
@@ -99,22 +100,22 @@ class WorkQueue:
         self._changed.set()
 
     def add_rate_limited(self, key: NamespacedName) -> float:
-        """The work on the key failed: have it back after its back-off; the seconds until then."""
+        """Enqueue the key after its back-off because the work on it failed, and return the delay in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
         seconds = self.backoff.delay(self._failures[key])
         self.add_after(key, seconds)
         return seconds
 
     def count_failures(self, key: NamespacedName) -> int:
-        """How often in a row the work on the key has failed."""
+        """Return how many times in a row the work on the key has failed."""
         return self._failures.get(key, 0)
 
     def forget(self, key: NamespacedName) -> None:
-        """The work on the key succeeded: the next failure is the first."""
+        """Reset the back-off of the key because the work on it succeeded."""
         self._failures.pop(key, None)
 
     async def get(self) -> tuple[NamespacedName, float]:
-        """The next key, and the seconds it has waited. `done` has to follow."""
+        """Wait for the next key; return it and the seconds it has waited. The caller has to call `done` afterwards."""
         while True:
             self._move_due_keys()
             if self._ready and not self._is_shutting_down:
@@ -122,28 +123,28 @@ class WorkQueue:
                 self._processing.add(key)
                 return key, asyncio.get_running_loop().time() - self._added_at.pop(key)
             self._changed.clear()
-            wait = self._delayed[0][0] - asyncio.get_running_loop().time() if self._delayed else None
+            timeout = self._delayed[0][0] - asyncio.get_running_loop().time() if self._delayed else None
             try:
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(timeout):
                     await self._changed.wait()
             except TimeoutError:
                 pass
 
     async def wait_until_empty(self) -> None:
-        """Wait until no key waits, other than for its time, and no work is under way."""
+        """Wait until no key is ready and no work is in progress. Delayed keys do not count."""
         while self._ready or self._processing or self._dirty:
             self._idle.clear()
             await self._idle.wait()
 
     async def drain(self) -> None:
-        """Hand out no key any more, and wait until no work is under way."""
+        """Hand out no more keys, and wait until no work is in progress."""
         self._is_shutting_down = True
         while self._processing:
             self._idle.clear()
             await self._idle.wait()
 
     def done(self, key: NamespacedName, rest_seconds: float = 0.0) -> None:
-        """The work on the key is over, and it is not handed out again for `rest` seconds."""
+        """Mark the work on the key as finished. The key is not handed out again for `rest_seconds`."""
         self._processing.discard(key)
         if rest_seconds > 0:
             self._resting_until[key] = asyncio.get_running_loop().time() + rest_seconds
@@ -155,6 +156,6 @@ class WorkQueue:
     def _move_due_keys(self) -> None:
         now = asyncio.get_running_loop().time()
         while self._delayed and self._delayed[0][0] <= now:
-            due, _, key = heapq.heappop(self._delayed)
-            if self._due_at.get(key) == due:  # else it was overtaken
+            due_at, _, key = heapq.heappop(self._delayed)
+            if self._due_at.get(key) == due_at:  # else it was added with an earlier time
                 self.add(key)

@@ -1,1 +1,1 @@
-"""Blocks for analyses and calibration, out of the sliding windows."""
+"""Collection of blocks from scrapes, for analyses and for the calibration."""

@@ -1,11 +1,13 @@
-"""Blocks from what the scraper reads: once per interval, a round over the pods of both arms, or over the stable pods alone.
+"""Collects blocks from the scraper's samples: a scrape cycle per interval over the pods of both arms, or over the stable pods
+alone.
 
-    readings of pods ─► round, each interval ─► blocks.observe ─┬─► blocks of an analysis ─► next pass
-                                                                └─► blocks of stable pods ─► their history (histories.py)
+    samples of pods ─► scrape cycle, each interval ─► add_scrapes ─┬─► blocks of an analysis ─► next reconcile
+                                                                   └─► blocks of stable pods ─► their calibration (calibration.py)
 
-Guarantees: a round shows a pod's reading once; one that did not come since the last round counts as failed. What is compared is
-told by spec and status alone, so a new leader goes on where the old one stood, but for the block that was open. Not guaranteed:
-that the readings of a round are of one moment; they are up to an interval apart, and for each pod always by the same.
+Guarantees: a scrape cycle uses a pod's sample once. A pod without a new sample since the last cycle counts as failed. Spec and
+status alone determine what is compared, so a new leader continues where the previous one stopped, except for the open block. Not
+guaranteed: that the samples of a cycle are of the same moment. They are up to an interval apart, and for each pod always by the
+same time.
 """
 
 from __future__ import annotations
@@ -22,98 +24,106 @@ from aerie.manifests import naming
 from aerie.rollout.canary.analysis_run import AnalysisRun, build_block_rule
 
 MAX_PENDING_BLOCKS = 16
-"""Closed blocks that are kept for passes that have yet to see them."""
+"""Closed blocks that are kept until a reconcile reads them."""
 
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """What is compared: it is another comparison when any of this is another."""
+    """Definition of a comparison. A change of any field starts another comparison."""
 
     started_at: float
-    """When the evidence that is being gathered began."""
+    """Time at which the current analysis run started, in seconds since the epoch."""
     arms: Mapping[str, ArmName]
-    """By name of the Deployment."""
+    """Arms by name of the Deployment."""
     projection: SampleProjection
     rule: BlockRule
     warmup_seconds: float = 0.0
-    """Seconds after its first reading for which a pod counts for nothing."""
+    """Seconds after its first sample for which a pod is ignored."""
 
     @property
     def is_stable_only(self) -> bool:
-        """Whether nothing is compared: the stable pods are followed for their own sake."""
+        """True when there is no canary: the stable pods are measured on their own."""
         return "canary" not in self.arms.values()
 
 
 def build_comparison_config(name: str, status: Status, interval: float) -> ComparisonConfig | None:
-    """What the status of the resource `name` wants compared; None while nothing is."""
+    """Return the comparison that the status of the resource `name` calls for, or None when there is none."""
     canary, stable, analysis = status.canary, status.stable, status.analysis
     if status.previous is not None and canary is None:
         return _build_post_promotion_config(name, status, interval)
     if canary is None or stable is None or analysis is None or canary.phase in ("Starting", "WarmingUp", "RollingBack"):
         return None
-    evidence = AnalysisRun.unpack(analysis.state)
-    if evidence is None:
+    run = AnalysisRun.unpack(analysis.state)
+    if run is None:
         return None
-    controlled = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
+    has_control_pods = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
     arms: dict[str, ArmName] = {
         naming.deployment_name(name, canary.revision, control=False): "canary",
-        naming.deployment_name(name, stable.revision, control=controlled): "control",
+        naming.deployment_name(name, stable.revision, control=has_control_pods): "control",
     }
-    gathered = evidence.guard_state or evidence.state
-    return ComparisonConfig(gathered.began, arms, evidence.plan.kept, build_block_rule(evidence.plan, interval))
+    measured = run.guard_state or run.state
+    return ComparisonConfig(measured.began, arms, run.plan.kept, build_block_rule(run.plan, interval))
 
 
 def _build_post_promotion_config(name: str, status: Status, interval: float) -> ComparisonConfig | None:
-    """After a promotion: the stable pods alone, or against those of the revision before while these have requests too."""
+    """Return the comparison after a promotion.
+
+    It has the stable pods alone, or the stable pods against those of the previous revision while these still receive requests.
+    """
     stable, previous = status.stable, status.previous
-    evidence = AnalysisRun.unpack(status.analysis.state) if status.analysis is not None else None
-    if stable is None or previous is None or evidence is None or evidence.guard_state is None:
+    run = AnalysisRun.unpack(status.analysis.state) if status.analysis is not None else None
+    if stable is None or previous is None or run is None or run.guard_state is None:
         return None
     arms: dict[str, ArmName] = {naming.deployment_name(name, stable.revision, control=False): "canary"}
     if previous.phase == "Rechecking":
         arms[naming.deployment_name(name, previous.revision, control=False)] = "control"
-    return ComparisonConfig(evidence.guard_state.began, arms, evidence.plan.kept, build_block_rule(evidence.plan, interval))
+    return ComparisonConfig(run.guard_state.began, arms, run.plan.kept, build_block_rule(run.plan, interval))
 
 
 @dataclass
 class BlockCollector:
-    """Of one resource. Times are seconds since the epoch."""
+    """Collector of the blocks of one resource. Times are seconds since the epoch."""
 
     config: ComparisonConfig
     blocks: deque[ClosedBlock] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_BLOCKS))
     _open_block: OpenBlock | None = None
     _first_sample_at: dict[str, float] = field(default_factory=dict)
-    """When each pod was read first."""
+    """Time of each pod's first sample."""
     _next_tick: float = 0.0
     _last_tick: float = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Whether a round is due."""
+        """Return True when a scrape cycle is due."""
         return now >= self._next_tick
 
     def collect(self, now: float, pods: Iterable[tuple[str, str, float, Sample | None]]) -> bool:
-        """One round over the pods (name, Deployment, when it was read, what was read); whether it has closed a block."""
-        seen: dict[str, PodSample] = {}
-        since, self._first_sample_at = self._first_sample_at, {}
-        for name, group, at, sample in pods:
-            arm = self.config.arms.get(group)
+        """Run one scrape cycle over the pods, and return True if it has closed a block.
+
+        `pods` has for each pod its name, its Deployment, when its latest sample was taken, and that sample.
+        """
+        samples: dict[str, PodSample] = {}
+        first_sample_at, self._first_sample_at = self._first_sample_at, {}
+        for name, deployment, sampled_at, sample in pods:
+            arm = self.config.arms.get(deployment)
             if arm is None:
                 continue
             if sample is not None:
-                self._first_sample_at[name] = since.get(name, at)
+                self._first_sample_at[name] = first_sample_at.get(name, sampled_at)
             if now < self._first_sample_at.get(name, now) + self.config.warmup_seconds:
                 continue
-            seen[name] = PodSample(arm, _project_sample(sample, self.config.projection) if at > self._last_tick else None)
+            samples[name] = PodSample(
+                arm, _project_sample(sample, self.config.projection) if sampled_at > self._last_tick else None
+            )
         interval = self.config.rule.scrape_interval_seconds
         self._next_tick = now + interval if self._open_block is None else max(self._next_tick + interval, now + interval / 2)
         self._last_tick = now
         if self._open_block is None:
-            self._open_block = start_block(now, seen, self.config.rule)
+            self._open_block = start_block(now, samples, self.config.rule)
             return False
-        self._open_block, closed = add_scrapes(self._open_block, now, seen, self.config.rule)
-        if closed is not None:
-            self.blocks.append(closed)
-        return closed is not None
+        self._open_block, closed_block = add_scrapes(self._open_block, now, samples, self.config.rule)
+        if closed_block is not None:
+            self.blocks.append(closed_block)
+        return closed_block is not None
 
 
 def _project_sample(sample: Sample | None, projection: SampleProjection) -> CounterSnapshot | None:
@@ -121,5 +131,5 @@ def _project_sample(sample: Sample | None, projection: SampleProjection) -> Coun
         return None
     try:
         return read_counters(sample, projection)
-    except ValueError:  # a histogram without the edge: the pod cannot be counted
+    except ValueError:  # a histogram lacks the bucket edge, so the pod cannot be counted
         return None

@@ -1,11 +1,11 @@
-"""What is remembered of the stable pods of each resource, between the passes.
+"""Holds the baseline calibration of each resource's stable pods between reconciles.
 
-    no canary ─► Subject: the stable pods ─► blocks (compare.py) ─► Memory ─► due? ─► pass ─► ConfigMap
-    a canary  ─► nothing more is counted, and the memory waits for its analysis
+    no canary ─► ComparisonConfig: stable pods ─► blocks (blocks.py) ─► BaselineCalibration ─► due? ─► reconcile ─► ConfigMap
+    a canary  ─► no block is added, and the calibration is used by the analysis
 
-Guarantees: a resource has a memory once two of its pods were counted in one block, and not before; what an earlier operator has
-written of the same engine is what it goes on from, and with another engine (image or version) nothing is kept. Not guaranteed:
-the blocks that came since that was written, see aerie.rollout.canary.calibration_record.
+Guarantees: a resource has a calibration only after two of its pods were counted in one block. It continues from the record that
+an earlier operator has written for the same engine. With another engine (image or version) the calibration is discarded. Not
+guaranteed: blocks that were added after that record was written, see aerie.rollout.canary.calibration_record.
 """
 
 from __future__ import annotations
@@ -24,46 +24,44 @@ from aerie.rollout.facts.snapshot import Snapshot
 
 
 class CalibrationCollector:
-    """See the module."""
+    """Baseline calibrations of all resources, and when each has to be written."""
 
     def __init__(self) -> None:
         self._calibrations: dict[NamespacedName, tuple[str | None, BaselineCalibration]] = {}
-        """With the uid of the resource that it is of."""
+        """Calibration and uid of each resource. The uid is that of the resource that the calibration was measured on."""
         self._saved_records: dict[NamespacedName, calibration_record.StoredCalibration] = {}
 
     def track(self, key: NamespacedName, snapshot: Snapshot, status: Status, interval: float) -> ComparisonConfig | None:
-        """The stable pods, read every `interval` seconds, as what is to be counted from now on; None while nothing is."""
+        """Track the stable pods, scraped each `interval` seconds. Return the comparison to collect, or None when there is none."""
         resource, stable = snapshot.resource, status.stable
         if stable is None or status.canary is not None or resource.spec.replicas < 2:
             return None
-        terms, engine = (
-            calibration_record.build_calibration_plan(resource, stable),
-            calibration_record.read_engine_identity(snapshot, stable.revision),
-        )
+        plan = calibration_record.build_calibration_plan(resource, stable)
+        engine = calibration_record.read_engine_identity(snapshot, stable.revision)
         if not engine:
-            return None  # its Deployment is about to be made again, and until then there is nobody to count
-        uid, known = self._calibrations.get(key, (None, None))
-        if known is None or uid != resource.metadata.uid:
-            known = calibration_record.find_calibration(snapshot, stable) or BaselineCalibration(terms, engine=engine)
-        self._calibrations[key] = (resource.metadata.uid, known.compatible_with(terms, engine))
+            return None  # the Deployment is about to be recreated, and until then there are no pods to count
+        uid, calibration = self._calibrations.get(key, (None, None))
+        if calibration is None or uid != resource.metadata.uid:
+            calibration = calibration_record.find_calibration(snapshot, stable) or BaselineCalibration(plan, engine=engine)
+        self._calibrations[key] = (resource.metadata.uid, calibration.compatible_with(plan, engine))
         self._saved_records[key] = calibration_record.read_stored_calibration(snapshot)
-        rule = replace(build_block_rule(terms, interval), pods_per_minimum=terms.pods[0])
+        rule = replace(build_block_rule(plan, interval), pods_per_minimum=plan.pods[0])
         arms: dict[str, ArmName] = {naming.deployment_name(key.name, stable.revision, control=False): "control"}
-        return ComparisonConfig(0.0, arms, terms.kept, rule, resource.spec.rollout.analysis.warmup.total_seconds())
+        return ComparisonConfig(0.0, arms, plan.kept, rule, resource.spec.rollout.analysis.warmup.total_seconds())
 
     def add_block(self, key: NamespacedName, block: ClosedBlock, config: ComparisonConfig) -> bool:
-        """One more block of them; whether what is known is to be written."""
-        uid, memory = self._calibrations[key]
-        memory = memory.add_block(block, config.rule)
-        self._calibrations[key] = (uid, memory)
-        return calibration_record.is_calibration_write_due(memory, self._saved_records[key], canary_active=False)
+        """Add a block of the stable pods, and return True if the calibration is due to be written."""
+        uid, calibration = self._calibrations[key]
+        calibration = calibration.add_block(block, config.rule)
+        self._calibrations[key] = (uid, calibration)
+        return calibration_record.is_calibration_write_due(calibration, self._saved_records[key], canary_active=False)
 
     def baseline_calibration(self, key: NamespacedName, uid: str | None) -> BaselineCalibration | None:
-        """What is held of this resource's stable pods; None for nothing."""
-        of, memory = self._calibrations.get(key, (None, None))
-        return memory if memory is not None and memory.blocks and of == uid else None
+        """Return the calibration of the resource with this uid, or None when it has no block yet."""
+        calibrated_uid, calibration = self._calibrations.get(key, (None, None))
+        return calibration if calibration is not None and calibration.blocks and calibrated_uid == uid else None
 
     def forget(self, key: NamespacedName) -> None:
-        """The resource is gone."""
+        """Drop the state of a resource that was deleted."""
         self._calibrations.pop(key, None)
         self._saved_records.pop(key, None)
