@@ -1,1 +1,1 @@
-"""How many pods each arm has, which traffic it gets, and in which order both change."""
+"""Replicas and traffic weight of each arm, and the order in which both change."""

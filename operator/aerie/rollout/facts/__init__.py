@@ -1,1 +1,1 @@
-"""What is: the snapshot of one resource, and what is read off its pods, routes and metrics. Decides nothing."""
+"""Facts: the snapshot of one resource, and what is read from its pods, routes and metrics. No decisions."""

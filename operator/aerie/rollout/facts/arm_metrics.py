@@ -1,11 +1,11 @@
-"""What the engines of one arm achieve, as the status shows it: three figures, and when they are worth a write.
+"""Metrics of one arm's engines as the status shows them: three values, and when a change of them justifies a write.
 
-A status that followed every reading would be written with every reading. So a figure stays as it is until it has moved by
-more than its tolerance, which lies above the noise of the windows that the scraper keeps; then all of them are written anew.
-Where nothing is known, the last figures stay: an arm without traffic shows what it did when it had some.
+A status that followed every scrape would be written with every scrape. So a value stays until it has moved by more than its
+tolerance, which exceeds the noise of the scraper's windows. Then all three are rewritten. Where a value is unknown, the last one
+stays: an arm without traffic shows what it achieved when it had some.
 
-Guarantee: figures are of one revision alone; another revision in the same place starts without any. Not guaranteed: that a
-figure is fresh, or that two of them may be compared: what decides about a canary reads counters, not these.
+Guarantee: metrics belong to one revision; another revision in the same arm starts without any. Not guaranteed: that a value is
+fresh, or that two values are comparable. The canary's analysis reads counters, not these values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from aerie.engine.metrics.sample import Counters
 
 @dataclass(frozen=True, slots=True)
 class ArmMetrics:
-    """Each None where the counters do not tell it. Rounded to what a person reads."""
+    """Metrics of one arm, rounded for a reader. Each is None where the counters do not determine it."""
 
     acceptance_length: float | None = None
-    """vLLM's own: 1 + accepted / drafts. None without a drafter, and where too few drafts to tell were all rejected."""
+    """vLLM's definition: 1 + accepted / drafts. None without a drafter, and while too few drafts for a conclusion were all
+    rejected."""
     time_per_output_token: float | None = None
     """Seconds, averaged over tokens."""
     time_to_first_token: float | None = None
@@ -34,17 +35,17 @@ class ArmMetrics:
 
 
 _RELATIVE_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
-"""By figure, the share by which it may move without a write. Over the 500 requests that a window holds once it has the traffic,
-these are four standard errors or more, where requests differ in acceptance by 15 % of it and in latency by 50 to 100 %."""
+"""Relative change of each metric that causes no write. A window holds 500 requests once traffic suffices. Over those, each
+tolerance is four standard errors or more, where requests differ in acceptance by 15 % of it and in latency by 50 to 100 %."""
 
 MIN_ACCEPTANCE_LENGTH = 1.0
-"""The acceptance length, as it is shown, of a drafter of which next to nothing is accepted."""
+"""Displayed acceptance length of a drafter of which next to nothing is accepted."""
 
 _ArmT = TypeVar("_ArmT", bound=Arm)
 
 
 class MetricSums(NamedTuple):
-    """What the figures of a window are made of: a few numbers, so that those of a thousand pods are added up in a millisecond."""
+    """Sums from which the metrics of a window follow: a few numbers, so that a thousand pods' are added in a millisecond."""
 
     draft_positions: int | None
     """Draft positions; None without a drafter."""
@@ -58,6 +59,7 @@ class MetricSums(NamedTuple):
 
     @classmethod
     def from_window(cls, window: Counters) -> MetricSums:
+        """Return the sums of a window."""
         speculation = window.speculation
         return cls(
             None if speculation is None else len(speculation.accepted_per_position),
@@ -70,14 +72,14 @@ class MetricSums(NamedTuple):
         )
 
     def add(self, other: MetricSums) -> MetricSums | None:
-        """Both together; None where one has a drafter and the other none, or they draft otherwise."""
+        """Return the sum of both; None where only one has a drafter, or their draft positions differ."""
         if self.draft_positions != other.draft_positions:
             return None
-        return MetricSums(self.draft_positions, *(mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True)))
+        return MetricSums(self.draft_positions, *(own + added for own, added in zip(self[1:], other[1:], strict=True)))
 
     @property
     def arm_metrics(self) -> ArmMetrics:
-        """Where nothing was counted, the figure is not known."""
+        """Metrics of these sums. A metric without a count is None."""
         length = None
         if (
             self.draft_positions is not None
@@ -95,40 +97,44 @@ class MetricSums(NamedTuple):
 
 
 def compute_arm_metrics(window: Counters) -> ArmMetrics:
-    """The figures of a window, or of several pods' windows together."""
+    """Return the metrics of a window, or of several pods' windows together."""
     return MetricSums.from_window(window).arm_metrics
 
 
 def debounce_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
-    """What to show after `shown` when `found` is measured: `shown` itself until one figure has moved beyond its tolerance, or the
-    acceptance length has come down to 1.00, which is a fault however near it was before."""
+    """Return the metrics to show: `current` until one metric of `measured` has moved beyond its tolerance.
+
+    An acceptance length that has dropped to 1.00 is always shown: it is a fault, however close the last value was.
+    """
     pairs = [(field.name, getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
-    silent = measured.acceptance_length == MIN_ACCEPTANCE_LENGTH != current.acceptance_length
-    moved = silent or any(_exceeds_tolerance(before, after, _RELATIVE_TOLERANCES[name]) for name, before, after in pairs)
-    return merge_metrics(current, measured) if moved else current
+    drops_to_minimum = measured.acceptance_length == MIN_ACCEPTANCE_LENGTH != current.acceptance_length
+    is_significant = drops_to_minimum or any(
+        _exceeds_tolerance(before, after, _RELATIVE_TOLERANCES[name]) for name, before, after in pairs
+    )
+    return merge_metrics(current, measured) if is_significant else current
 
 
 def merge_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
-    """What was found, and what was shown where nothing was."""
+    """Return the measured metrics, and the current ones where nothing was measured."""
     pairs = [(getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
     return ArmMetrics(*(before if after is None else after for before, after in pairs))
 
 
 def read_status_metrics(arm: Arm) -> ArmMetrics:
-    """The figures that a status shows of an arm."""
+    """Return the metrics that the status shows of an arm."""
     return ArmMetrics(arm.acceptance_length, arm.time_per_output_token, arm.time_to_first_token)
 
 
 def with_arm_metrics(arm: _ArmT, previous_arm: Arm | None, measured: ArmMetrics | None, *, status_changes: bool = False) -> _ArmT:
-    """The arm with its figures; `before` is what the status said of the same place, of whatever revision.
+    """Return the arm with its metrics. `previous_arm` is the status of the same arm before, of whatever revision.
 
-    `written`: the status is written in any case. Figures of arms that are compared should not contradict the comparison, which
-    two that are each within their tolerance can.
+    `status_changes`: the status is written in any case. Then no metric is held back: metrics of compared arms should not
+    contradict the comparison, which two values, each within its tolerance, can do.
     """
-    known = (
+    current = (
         read_status_metrics(previous_arm) if previous_arm is not None and previous_arm.revision == arm.revision else ArmMetrics()
     )
-    shown = known if measured is None else (merge_metrics if status_changes else debounce_metrics)(known, measured)
+    shown = current if measured is None else (merge_metrics if status_changes else debounce_metrics)(current, measured)
     return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(ArmMetrics)})
 
 
@@ -138,8 +144,8 @@ def _exceeds_tolerance(before: float | None, after: float | None, tolerance: flo
     return before is None or abs(after - before) > tolerance * abs(before)
 
 
-def _mean_seconds(seconds: float, of: float) -> float | None:
-    if not of > 0:
+def _mean_seconds(seconds: float, count: float) -> float | None:
+    if not count > 0:
         return None
-    found = seconds / of
-    return round(found, 2 - math.floor(math.log10(found))) if found > 0 else 0.0  # three digits
+    mean = seconds / count
+    return round(mean, 2 - math.floor(math.log10(mean))) if mean > 0 else 0.0  # three digits

@@ -1,13 +1,14 @@
-"""Whether a canary refuses requests that the stable pods take, because its engine's context is shorter.
+"""Detection of a canary that rejects requests the stable pods serve, because its engine's context is shorter.
 
 From 0.33 on, vLLM on its V2 model runner cuts the target's context to a drafter's positions where the drafter's RoPE is of a kind
-whose table it does not extend (YaRN, longrope, dynamic), and says so by a warning alone (vllm/config/vllm.py,
-`_limit_max_model_len_to_draft`). Longer requests then get status 400, on the canary only, and no figure that is compared shows
-it: they never become steps, and vLLM counts them in no metric. Preflight (C5) refuses what it can read from the drafter's config;
-here counts what the engines say.
+whose table it does not extend (YaRN, longrope, dynamic). It logs only a warning (vllm/config/vllm.py,
+`_limit_max_model_len_to_draft`). Longer requests then get status 400, on the canary only, and no compared metric shows it: they
+never become steps, and vLLM counts them in no metric. Preflight (C5) rejects what it can read from the drafter's config; this
+module checks what the engines report.
 
-Guarantees: pure. What spec.engine.args asks for by --max-model-len is no fault. Where the length of an arm is not known, nothing
-is said. Not guaranteed: lengths of pods that were not asked, where the engine fits the context to each GPU (`auto`).
+Guarantees: pure. A length that spec.engine.args requests by --max-model-len is no fault. Where the length of an arm is unknown,
+the message is empty. Not guaranteed: lengths of pods that were not queried, where the engine fits the context to each GPU
+(`auto`).
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from aerie.engine.arguments import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class ContextLengths:
-    """Tokens of the longest request, prompt and answer together, that the engines of each arm take."""
+    """Longest request in tokens, prompt and answer together, that the engines of each arm serve."""
 
     canary: int
     control: int
-    """Of the pods of the stable revision that were asked, the least."""
+    """Minimum over the queried pods of the stable revision."""
 
 
 def shorter_context_message(context_lengths: ContextLengths | None, args: Sequence[str]) -> str:
-    """That the canary takes shorter requests than the stable pods, as sentences with the way out; empty where it does not, it is
-    not known, or `args`, the canary's spec.engine.args, ask for it."""
+    """Return the message that the canary serves only shorter requests than the stable pods, with the fix.
+
+    Empty where it does not, where a length is unknown, or where `args`, the canary's spec.engine.args, request it.
+    """
     if (
         context_lengths is None
         or context_lengths.canary >= context_lengths.control
@@ -38,17 +41,17 @@ def shorter_context_message(context_lengths: ContextLengths | None, args: Sequen
     ):
         return ""
     return (
-        f"Its engine takes requests of up to {context_lengths.canary} tokens (max_model_len of /v1/models), and that of the stable pods up "
-        f"to {context_lengths.control}: requests in between are refused by the canary alone, with status 400. vLLM 0.33 and newer cut the "
-        "context to the positions of a drafter with YaRN or longrope. Use a drafter with more positions; or, if the shorter "
+        f"Its engine takes requests of up to {context_lengths.canary} tokens (max_model_len of /v1/models), and that of the "
+        f"stable pods up to {context_lengths.control}: requests in between are refused by the canary alone, with status 400. vLLM 0.33 "
+        "and newer cut the context to the positions of a drafter with YaRN or longrope. Use a drafter with more positions; or, if the shorter "
         f"context is meant, set --max-model-len={context_lengths.canary} in spec.engine.args."
     )
 
 
 def _is_requested(args: Sequence[str], length: int) -> bool:
-    """Whether the engine takes what it was asked to take."""
+    """Return whether the arguments request a context of at most `length` tokens."""
     try:
-        asked = arguments.parse_arguments(list(args)).max_model_len
+        max_model_len = arguments.parse_arguments(list(args)).max_model_len
     except ArgumentError:
         return False
-    return asked is not None and 0 < asked <= length
+    return max_model_len is not None and 0 < max_model_len <= length

@@ -1,15 +1,16 @@
-"""Whether the pods of two arms run on the same hardware: what a GPU takes for a token says nothing of the drafter.
+"""Comparison of the hardware under the pods of two arms: the time a GPU takes for a token says nothing of the drafter.
 
     pods of an arm ─► a sample of them ─► labels of their nodes ─► products, by the first label that all nodes have
-    both arms: the same products, in the same shares ─► alike │ unlike, as a sentence │ not known
+    both arms: the same products, in the same shares ─► alike │ different, as a message │ unknown
 
-Guarantees: pure. Of each arm at most `MOST` pods are compared, so that no decision asks for more nodes than that. Which ones
-follows from their names alone, as if drawn by lot: a pod that comes or goes changes at most one of them, and no order of pods
-(every second one on another GPU) can hide a product. A node without the label of another one makes nothing unlike: a label may
-reach a new node minutes after its pods.
+Guarantees: pure. Of each arm at most `MAX_COMPARED_PODS` pods are compared, so that no decision requests more nodes than that.
+The sample follows from the pods' names alone, like a random draw: a pod that comes or goes changes at most one member, and no
+order of pods (every second one on another GPU) can hide a product. A node without a label that another node has makes no
+difference: a label may reach a new node minutes after its pods.
 
-Not guaranteed: what no label says (clocks, cooling, the parts of a GPU where the device plugin mixes them); a product that few
-of many pods run on, which a sample may miss. By an instance type, nodes may be told apart that have the same GPU.
+Not guaranteed: what no label contains (clocks, cooling, the parts of a GPU where the device plugin mixes them); a product
+under few of many pods, which a sample may miss. Nodes of different instance types may be reported as different although their
+GPU is the same.
 """
 
 from __future__ import annotations
@@ -28,48 +29,56 @@ MAX_COMPARED_PODS = 64
 """Pods of one arm that are compared. A product on 5 % of the pods is missed once in 26 times; 32 pods would miss it once in 5."""
 
 LabelsByNode = Mapping[str, Mapping[str, str]]
-"""Labels of nodes by name; of LABELS those that the node has."""
+"""Labels of nodes by name; of GPU_PRODUCT_LABELS those that the node has."""
 
 
 def hardware_difference_message(
     canary: Sequence[KubernetesObject], control: Sequence[KubernetesObject], labels_by_node: LabelsByNode
 ) -> str | None:
-    """On what unlike hardware the pods run, of each arm those that serve, or all while none does: as a clause; empty where it is
-    alike, None where that is not known."""
+    """Return the different hardware of the two arms' pods as a clause; empty where it is alike, None where it is unknown.
+
+    Of each arm only the ready pods count, or all of them while none is ready.
+    """
     arms = [Counter(_node_names(_ready_pods_or_all(_sample(arm)))) for arm in (canary, control)]
     if not all(arms):
         return None
-    known = [labels_by_node.get(node, {}) for node in {*arms[0], *arms[1]}]
-    label = next((label for label in GPU_PRODUCT_LABELS if all(label in labels for labels in known)), None)
+    labels_of_nodes = [labels_by_node.get(node, {}) for node in {*arms[0], *arms[1]}]
+    label = next((label for label in GPU_PRODUCT_LABELS if all(label in labels for labels in labels_of_nodes)), None)
     if label is None:
         return None
-    mine, theirs = (_count_products(arm, label, labels_by_node) for arm in arms)
-    if all(mine[product] * theirs.total() == theirs[product] * mine.total() for product in {*mine, *theirs}):
+    canary_products, control_products = (_count_products(arm, label, labels_by_node) for arm in arms)
+    if all(
+        canary_products[product] * control_products.total() == control_products[product] * canary_products.total()
+        for product in {*canary_products, *control_products}
+    ):
         return ""
-    return f"the canary's pods run on {_format_products(mine, len(canary))}, the control's on {_format_products(theirs, len(control))}"
+    canary_text, control_text = _format_products(canary_products, len(canary)), _format_products(control_products, len(control))
+    return f"the canary's pods run on {canary_text}, the control's on {control_text}"
 
 
 def compared_hardware_difference(snapshot: Snapshot) -> str | None:
-    """`unlike`, of the pods that are compared."""
+    """Return the `hardware_difference_message` of the compared pods."""
     return hardware_difference_message(
         *select_compared_pods(snapshot, snapshot.resource.status or Status()), snapshot.node_labels
     )
 
 
 def select_compared_pods(snapshot: Snapshot, status: Status) -> tuple[tuple[KubernetesObject, ...], tuple[KubernetesObject, ...]]:
-    """The pods that are compared, as the status has it: of canary and control, or after a promotion of the promoted revision and
-    the one before. None of them while nothing is compared."""
+    """Return the pods that are compared according to the status; two empty tuples while nothing is compared.
+
+    They are the pods of canary and control; or, after a promotion, those of the promoted and of the previous revision.
+    """
     stable, canary, previous = status.stable, status.canary, status.previous
     if stable is not None and canary is not None and canary.phase != "RollingBack":
-        controlled = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
-        return snapshot.live_pods(canary.revision), snapshot.live_pods(stable.revision, control=controlled)
+        has_control = canary.control is not None and canary.phase not in TRAFFIC_SHIFT_PHASES
+        return snapshot.live_pods(canary.revision), snapshot.live_pods(stable.revision, control=has_control)
     if stable is not None and previous is not None and previous.phase == "Rechecking":
         return snapshot.live_pods(stable.revision), snapshot.live_pods(previous.revision)
     return (), ()
 
 
 def compared_node_names(snapshot: Snapshot, status: Status) -> tuple[str, ...]:
-    """Names of the nodes whose hardware matters."""
+    """Return the names of the nodes whose hardware matters."""
     return tuple(sorted({node for arm in select_compared_pods(snapshot, status) for node in _node_names(_sample(arm))}))
 
 
@@ -82,7 +91,7 @@ def _sampling_key(pod: KubernetesObject) -> bytes:
 
 
 def _ready_pods_or_all(sample: Sequence[KubernetesObject]) -> Sequence[KubernetesObject]:
-    """Those that blocks count; all while there is none."""
+    """Return the pods that blocks count; all of them while there is none."""
     return [pod for pod in sample if pod_failures.is_pod_ready(pod) and not pod_failures.is_pod_terminal(pod)] or sample
 
 
@@ -91,12 +100,12 @@ def _node_names(sample: Sequence[KubernetesObject]) -> list[str]:
 
 
 def _count_products(arm: Counter[str], label: str, nodes: LabelsByNode) -> Counter[str]:
-    found = Counter[str]()
+    products = Counter[str]()
     for node, count in arm.items():
-        found[nodes[node][label]] += count
-    return found
+        products[nodes[node][label]] += count
+    return products
 
 
 def _format_products(products: Counter[str], size: int) -> str:
-    each = " and ".join(f"{name} ({count} pod{'s' if count > 1 else ''})" for name, count in sorted(products.items()))
-    return f"{each}, by a sample of {products.total()} of its {size} pods" if size > MAX_COMPARED_PODS else each
+    text = " and ".join(f"{name} ({count} pod{'s' if count > 1 else ''})" for name, count in sorted(products.items()))
+    return f"{text}, by a sample of {products.total()} of its {size} pods" if size > MAX_COMPARED_PODS else text

@@ -1,16 +1,18 @@
-"""The resource as it is read where its spec has a value that the API server took and this operator cannot read.
+"""The resource with substitutes for values in its spec that the API server admitted and this operator cannot read.
 
-    model, engine, drafter, speculation ─► as recorded of the revision that serves (manifests/preflight_job.py), or that starts
+    model, engine, drafter, speculation ─► as recorded of the serving revision (manifests/preflight_job.py), or the starting one
     replicas ────────────────────────────► those of the status
-    a field of rollout; metrics ─────────► its default; kinds that are made of it are not applied
-    all other fields ────────────────────► as the spec has them
+    a field of rollout; metrics ─────────► its default; kinds that are built from it are not applied
+    all other fields ────────────────────► as in the spec
 
-So what serves is cared for (decide.py): it is repaired and, while no rollout is under way, scaled; the rollout is held.
+So what serves is still reconciled (rollout/reconcile.py): it is repaired and, while no rollout is in progress, scaled. The
+rollout is suspended.
 
-Guarantees: pure. Nothing that stands in here makes another pod than those that are there: templates are those of templates.py,
-and a record that somebody has changed makes another revision, which is not rolled out. Not guaranteed: anything where the status
-cannot be read either, or where the record is missing or is one that this release cannot read; then ResourceError is raised, as
-for a whole resource. While spec.rollout.traffic cannot be read, neither the route nor the Services of the arms are repaired.
+Guarantees: pure. No substitute makes a pod that differs from the existing ones: templates are those of
+revision/pod_template.py, and a record that somebody has edited makes another revision, which is not rolled out. Not
+guaranteed: anything where the status cannot be read either, or where the record is missing or unreadable for this release.
+Then ResourceError is raised, as for a whole resource. While spec.rollout.traffic cannot be read, neither the route nor the
+Services of the arms are repaired.
 """
 
 from __future__ import annotations
@@ -27,43 +29,45 @@ from aerie.manifests import preflight_job
 
 _RECORDED_FIELDS = frozenset({"model", "engine", "drafter", "speculation"})
 _KIND_BY_ROLLOUT_FIELD = {"traffic": "HTTPRoute", "disruption": "PodDisruptionBudget"}
-"""Fields of spec.rollout, and the kind that follows from each."""
+"""Fields of spec.rollout, and the kind that is built from each."""
 
 
 @dataclass(frozen=True)
 class SpecSubstitution:
-    """What stands in for fields that cannot be read."""
+    """Substitutes for fields that cannot be read."""
 
     error_message: str
     """The fields, with their values and what is expected, as sentences."""
     replacement_message: str
-    """What is taken instead, as a part of a sentence."""
+    """The substitutes, as a part of a sentence."""
     unmanaged_kinds: frozenset[str]
-    """Kinds of which nothing tells how they are to be."""
+    """Kinds whose desired state is unknown."""
 
 
 def read_resource(
     document: JsonObject, children: Iterable[Mapping[str, Any]]
 ) -> tuple[SpeculativeDeployment, SpecSubstitution | None]:
-    """The resource, and what in it is not as its spec says. Raises ResourceError."""
+    """Return the resource, and the substitutes in it, if any. Raises ResourceError."""
     try:
         return SpeculativeDeployment.from_dict(document), None
     except ResourceError as error:
-        fault = error
-    found, places = _SpecRepair(document, children), fault.paths
-    while found.replace_fields(places):
+        first_error = error
+    repair, field_paths = _SpecRepair(document, children), first_error.paths
+    while repair.replace_fields(field_paths):
         try:
-            resource = SpeculativeDeployment.from_dict({**document, "spec": found.spec})
-        except ResourceError as another:  # one that shows only now, or of what was recorded
-            places = another.paths
+            resource = SpeculativeDeployment.from_dict({**document, "spec": repair.spec})
+        except ResourceError as next_error:  # one that appears only now, or is in the record
+            field_paths = next_error.paths
         else:
-            told = str(fault).replace("\n", " ")
-            return resource, SpecSubstitution(told, "; ".join(found.replacement_messages), frozenset(found.unmanaged_kinds))
-    raise fault
+            error_message = str(first_error).replace("\n", " ")
+            return resource, SpecSubstitution(
+                error_message, "; ".join(repair.replacement_messages), frozenset(repair.unmanaged_kinds)
+            )
+    raise first_error
 
 
 class _SpecRepair:
-    """A spec whose unreadable fields are replaced, each once."""
+    """A spec whose unreadable fields are replaced, each at most once."""
 
     def __init__(self, document: JsonObject, children: Iterable[Mapping[str, Any]]) -> None:
         self.spec: JsonObject = dict(document["spec"])
@@ -74,19 +78,19 @@ class _SpecRepair:
         self._replaced_fields: set[tuple[str, ...]] = set()
 
     def replace_fields(self, field_paths: Iterable[tuple[str | int, ...]]) -> bool:
-        """Whether all that cannot be read could be replaced."""
-        fields = {_replaceable_field(place) for place in field_paths}
+        """Replace the unreadable fields; return whether all of them could be replaced."""
+        fields = {_replaceable_field(path) for path in field_paths}
         if not fields or fields & self._replaced_fields or any(field == () for field in fields):
             return False
         self._replaced_fields |= fields
         return all(self._replace_field(*field) for field in sorted(fields))
 
-    def _replace_field(self, name: str, below: str | None = None) -> bool:
+    def _replace_field(self, name: str, subfield: str | None = None) -> bool:
         if name in _RECORDED_FIELDS:
             return self._replace_from_record(name)
         if name == "replicas":
             return self._replace_replicas_from_status()
-        return self._reset_rollout_field(below) if name == "rollout" else self._reset_field(name)
+        return self._reset_rollout_field(subfield) if name == "rollout" else self._reset_field(name)
 
     def _replace_from_record(self, name: str) -> bool:
         spec = self._record.get("spec")
@@ -103,12 +107,14 @@ class _SpecRepair:
         name = preflight_job.preflight_job_name(
             self._document["metadata"]["name"], self._arm.revision if self._arm is not None else ""
         )
-        item = next((one for one in self._children if (one["kind"], one["metadata"]["name"]) == ("ConfigMap", name)), {})
+        config_map = next(
+            (child for child in self._children if (child["kind"], child["metadata"]["name"]) == ("ConfigMap", name)), {}
+        )
         try:
-            found = json.loads((item.get("data") or {}).get(preflight_job.RESOURCE_KEY) or "{}")
+            record = json.loads((config_map.get("data") or {}).get(preflight_job.RESOURCE_KEY) or "{}")
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return record if isinstance(record, dict) else {}
 
     def _replace_replicas_from_status(self) -> bool:
         if self._arm is None:
@@ -117,16 +123,16 @@ class _SpecRepair:
         self.replacement_messages.append(f"spec.replicas stays at {self._arm.replicas}")
         return True
 
-    def _reset_rollout_field(self, below: str | None) -> bool:
-        if below is None:
+    def _reset_rollout_field(self, subfield: str | None) -> bool:
+        if subfield is None:
             self.unmanaged_kinds |= set(_KIND_BY_ROLLOUT_FIELD.values())
             return self._reset_field("rollout")
-        self.spec["rollout"] = {name: value for name, value in self.spec["rollout"].items() if name != below}
-        if below in _KIND_BY_ROLLOUT_FIELD:
-            self.unmanaged_kinds.add(_KIND_BY_ROLLOUT_FIELD[below])
-            self.replacement_messages.append(f"{_KIND_BY_ROLLOUT_FIELD[below]}s stay as they are")
+        self.spec["rollout"] = {name: value for name, value in self.spec["rollout"].items() if name != subfield}
+        if subfield in _KIND_BY_ROLLOUT_FIELD:
+            self.unmanaged_kinds.add(_KIND_BY_ROLLOUT_FIELD[subfield])
+            self.replacement_messages.append(f"{_KIND_BY_ROLLOUT_FIELD[subfield]}s stay as they are")
         else:
-            self.replacement_messages.append(f"spec.rollout.{below} counts as left out")
+            self.replacement_messages.append(f"spec.rollout.{subfield} counts as left out")
         return True
 
     def _reset_field(self, name: str) -> bool:
@@ -135,16 +141,16 @@ class _SpecRepair:
         return True
 
 
-def _replaceable_field(place: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The part of the spec that is replaced as a whole where this cannot be read; empty where there is none."""
-    root, *path = map(str, place) if place else [""]
+def _replaceable_field(field_path: tuple[str | int, ...]) -> tuple[str, ...]:
+    """Return the part of the spec that is replaced as a whole where this path is unreadable; empty where there is none."""
+    root, *path = map(str, field_path) if field_path else [""]
     if root != "spec":
         return ()
     return tuple(path[:2] if path[:1] == ["rollout"] else path[:1])
 
 
 def _read_serving_arm(document: JsonObject) -> Arm | None:
-    """The arm that serves, or the first one while it starts."""
+    """Return the arm that serves, or the first revision while it starts."""
     try:
         status = Status.from_dict(document.get("status") or {})
     except ResourceError:

@@ -1,8 +1,8 @@
-"""What is left of a resource that was deleted, when one of the same name has come after it.
+"""Orphans: children of a deleted resource that still exist when a resource of the same name has been created.
 
-The garbage collector takes it within seconds. Until then it bears the names that the new resource wants and the labels that it
-looks for, and must neither be told as somebody else's nor be taken for the new one's: pods of before would promote a revision
-whose own pods have yet to start, and a finished Job would answer for files that nobody has looked at.
+The garbage collector deletes them within seconds. Until then they bear the names and the labels of the new resource's
+children. They must neither be reported as somebody else's nor be taken for the new resource's. Old pods would promote a
+revision whose own pods have yet to start, and a finished Job would vouch for files that nobody has inspected.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from aerie.api import SpeculativeDeployment
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
 
 ORPHAN_REQUEUE_DELAY = timedelta(seconds=5)
-"""Its end is an event for those kinds only that are watched."""
+"""Requeue delay while there are orphans: their deletion is an event only for kinds that are watched."""
 
 
 @dataclass(frozen=True)
 class Orphans:
-    """Kind and name of each child that is left."""
+    """Kind and name of each orphan."""
 
     keys: frozenset[tuple[str, str]] = frozenset()
 
@@ -28,16 +28,16 @@ class Orphans:
 
 
 def exclude_orphans(snapshot: Snapshot) -> tuple[Snapshot, Orphans]:
-    """What belongs to the resource itself, or to somebody else; and what is left of one before it."""
+    """Return the snapshot without orphans, and the orphans. Objects of other owners stay in the snapshot."""
     resource = snapshot.resource
-    old = [child for child in snapshot.children if _is_orphan(child, resource)]
-    made = resource.metadata.creation_timestamp
-    pods = tuple(pod for pod in snapshot.pods if not _predates(pod, made))
-    if not old and len(pods) == len(snapshot.pods):
+    orphaned_children = [child for child in snapshot.children if _is_orphan(child, resource)]
+    created_at = resource.metadata.creation_timestamp
+    pods = tuple(pod for pod in snapshot.pods if not _predates(pod, created_at))
+    if not orphaned_children and len(pods) == len(snapshot.pods):
         return snapshot, Orphans()
-    found = Orphans(frozenset((child["kind"], child["metadata"]["name"]) for child in old))
-    children = tuple(child for child in snapshot.children if child not in found)
-    return replace(snapshot, children=children, pods=pods), found
+    orphans = Orphans(frozenset((child["kind"], child["metadata"]["name"]) for child in orphaned_children))
+    children = tuple(child for child in snapshot.children if child not in orphans)
+    return replace(snapshot, children=children, pods=pods), orphans
 
 
 def _is_orphan(child: KubernetesObject, resource: SpeculativeDeployment) -> bool:
@@ -51,7 +51,11 @@ def _is_orphan(child: KubernetesObject, resource: SpeculativeDeployment) -> bool
     )
 
 
-def _predates(pod: KubernetesObject, made: datetime | None) -> bool:
-    """Whether the pod is older than the resource, by the server's times: pods of a Deployment do not name the resource."""
-    created = pod["metadata"].get("creationTimestamp")
-    return made is not None and created is not None and datetime.fromisoformat(created) < made
+def _predates(pod: KubernetesObject, resource_created_at: datetime | None) -> bool:
+    """Return whether the pod is older than the resource, by the server's times: pods of a Deployment do not name the resource."""
+    pod_created_at = pod["metadata"].get("creationTimestamp")
+    return (
+        resource_created_at is not None
+        and pod_created_at is not None
+        and datetime.fromisoformat(pod_created_at) < resource_created_at
+    )

@@ -1,8 +1,8 @@
-"""Whether the gateway takes the route: of one that it refuses, no weight says where requests go.
+"""Whether the gateway accepts the route: the weights of a rejected route do not determine where requests go.
 
-Guarantee: refused is only what a gateway has refused in the route's own status. A route of which no gateway says anything may be
-one that was made a moment ago, or names a Gateway that is not there or that nobody serves: after a while that is told, and no
-more, because there may be gateways that write no status.
+Guarantee: a route counts as rejected only where a gateway has rejected it in the route's own status. A route without any
+gateway status may have been created a moment ago, or may name a Gateway that does not exist or has no controller. After a
+timeout that is reported, and nothing else follows, because there may be gateways that write no status.
 """
 
 from __future__ import annotations
@@ -15,69 +15,71 @@ from aerie.api.types import duration
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot
 
 ROUTE_STATUS_TIMEOUT = timedelta(minutes=2)
-"""How long a gateway may take to say whether it takes a route; controllers need seconds."""
+"""Time for a gateway to report whether it accepts a route; controllers need seconds."""
 _PARENT_KEY_FIELDS = ("name", "namespace", "sectionName", "port")
 
 
 def route_rejection_message(snapshot: Snapshot) -> str:
-    """Why no gateway of mode Gateway takes the route, as a sentence; empty where one does, or none has said anything."""
+    """Return why no gateway of mode Gateway accepts the route, as a sentence; empty where one does, or none has status yet."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
     route = snapshot.child("HTTPRoute", resource.metadata.name)
     if gateway is None or route is None:
         return ""
-    found = read_accepted_conditions(snapshot, route)
-    if not found or any(accepted["status"] != "False" for _, accepted in found):
+    conditions_by_parent = read_accepted_conditions(snapshot, route)
+    if not conditions_by_parent or any(condition["status"] != "False" for _, condition in conditions_by_parent):
         return ""
-    place, said = found[0]
-    section = f", listener {place[2]}" if place[2] else ""
-    words = ": ".join(word for word in (said.get("reason"), said.get("message")) if word).rstrip(".")
-    return f"Gateway {place[1]}/{place[0]}{section} does not accept HTTPRoute {resource.metadata.name} ({words})."
+    parent_key, rejection = conditions_by_parent[0]
+    section = f", listener {parent_key[2]}" if parent_key[2] else ""
+    cause = ": ".join(part for part in (rejection.get("reason"), rejection.get("message")) if part).rstrip(".")
+    return f"Gateway {parent_key[1]}/{parent_key[0]}{section} does not accept HTTPRoute {resource.metadata.name} ({cause})."
 
 
 def route_rejected_since(snapshot: Snapshot) -> datetime | None:
-    """Since when no gateway takes the route; None where one does, or none has said anything."""
+    """Return since when no gateway accepts the route; None where one does, or none has status yet."""
     route = snapshot.child("HTTPRoute", snapshot.resource.metadata.name)
     if route is None or not route_rejection_message(snapshot):
         return None
-    times = [accepted.get("lastTransitionTime") for _, accepted in read_accepted_conditions(snapshot, route)]
-    made = snapshot.resource.metadata.creation_timestamp or datetime.fromtimestamp(0, tz=UTC)
-    return max((datetime.fromisoformat(at) for at in times if at), default=made)
+    times = [condition.get("lastTransitionTime") for _, condition in read_accepted_conditions(snapshot, route)]
+    resource_created_at = snapshot.resource.metadata.creation_timestamp or datetime.fromtimestamp(0, tz=UTC)
+    return max((datetime.fromisoformat(time) for time in times if time), default=resource_created_at)
 
 
 def check_route_status_timeout(snapshot: Snapshot, now: datetime) -> tuple[str, timedelta | None]:
-    """That no gateway has said anything of the route for too long, as a sentence; else in how long it would be."""
+    """Return the message that the gateway status is overdue, or an empty message and the time until it would be."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
     route = snapshot.child("HTTPRoute", resource.metadata.name)
-    made = route["metadata"].get("creationTimestamp") if route is not None else None
-    if gateway is None or route is None or made is None or read_accepted_conditions(snapshot, route):
+    route_created_at = route["metadata"].get("creationTimestamp") if route is not None else None
+    if gateway is None or route is None or route_created_at is None or read_accepted_conditions(snapshot, route):
         return "", None
-    left = datetime.fromisoformat(made) + ROUTE_STATUS_TIMEOUT - now
-    if left > timedelta(0):
-        return "", left
-    places = [_parent_key(parent.to_dict(), resource.metadata.namespace) for parent in gateway.parent_refs]
-    named = " and ".join(dict.fromkeys(f"Gateway {place[1]}/{place[0]}" for place in places))
+    remaining = datetime.fromisoformat(route_created_at) + ROUTE_STATUS_TIMEOUT - now
+    if remaining > timedelta(0):
+        return "", remaining
+    parent_keys = [_parent_key(parent.to_dict(), resource.metadata.namespace) for parent in gateway.parent_refs]
+    gateway_names = " and ".join(dict.fromkeys(f"Gateway {parent_key[1]}/{parent_key[0]}" for parent_key in parent_keys))
     return (
         f"no gateway has said in {duration.format_duration(ROUTE_STATUS_TIMEOUT)} whether it takes HTTPRoute {resource.metadata.name}, so requests "
-        f"may not reach it: see that {named} (spec.rollout.traffic.gateway.parentRefs) is there, and that a controller serves it"
+        f"may not reach it: see that {gateway_names} (spec.rollout.traffic.gateway.parentRefs) is there, and that a controller serves it"
     ), None
 
 
 def read_accepted_conditions(snapshot: Snapshot, route: KubernetesObject) -> list[tuple[tuple[Any, ...], Any]]:
-    """What gateways of the spec have said of the route: which one, and its condition."""
+    """Return the parent key and the condition Accepted of each parent in the route's status that the spec names."""
     resource = snapshot.resource
     gateway = resource.spec.rollout.traffic.gateway
-    mine = [_parent_key(parent.to_dict(), resource.metadata.namespace) for parent in (gateway.parent_refs if gateway else [])]
-    found = []
+    spec_parent_keys = [
+        _parent_key(parent.to_dict(), resource.metadata.namespace) for parent in (gateway.parent_refs if gateway else [])
+    ]
+    conditions_by_parent = []
     for parent in (route.get("status") or {}).get("parents") or []:
-        place = _parent_key(parent.get("parentRef") or {}, resource.metadata.namespace)
-        accepted = next((one for one in parent.get("conditions") or [] if one["type"] == "Accepted"), None)
-        if accepted is not None and place in mine:
-            found.append((place, accepted))
-    return found
+        parent_key = _parent_key(parent.get("parentRef") or {}, resource.metadata.namespace)
+        accepted = next((condition for condition in parent.get("conditions") or [] if condition["type"] == "Accepted"), None)
+        if accepted is not None and parent_key in spec_parent_keys:
+            conditions_by_parent.append((parent_key, accepted))
+    return conditions_by_parent
 
 
 def _parent_key(parent: Mapping[str, Any], namespace: str | None) -> tuple[Any, ...]:
-    """What tells one parent of a route from another."""
+    """Return the fields that distinguish one parent of a route from another."""
     return tuple(parent.get(key) or (namespace if key == "namespace" else None) for key in _PARENT_KEY_FIELDS)

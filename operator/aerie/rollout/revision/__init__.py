@@ -1,1 +1,1 @@
-"""What is to be: the desired revision, its drafter, its pod template and its preflight."""
+"""The desired revision, its drafter, its pod template and its preflight result."""
