@@ -1,11 +1,12 @@
-"""Reads YAML files of whoever wrote them, in bounded time and memory, with the values that Kubernetes reads.
+"""Reads YAML files of untrusted origin in bounded time and memory, with the values that Kubernetes reads.
 
-PyYAML alone is neither: aliases of aliases expand without bound, a scalar that looks like a date or has thousands of digits
-raises what is no YAMLError, a key that stands twice is taken, and `2024-01-01` becomes a date where `kubectl` reads a text.
+PyYAML alone guarantees neither. Aliases of aliases expand without bound. A scalar that looks like a date, or has thousands of
+digits, raises an error that is no YAMLError. A duplicate key is accepted. `2024-01-01` becomes a date where `kubectl` reads a
+string.
 
-Guarantees: every failure is a DocumentError; what passes is plain JSON (tables with texts as keys, lists, texts, whole numbers of
-64 bits, finite floats, true, false, null) of MAX_VALUES values at most, aliases counted as often as they stand there. Not
-guaranteed: the types of YAML 1.2; `yes` is true, as for `kubectl`.
+Guarantees: every failure is a YamlDocumentError. A document that is returned is plain JSON: objects with string keys, arrays,
+strings, integers of 64 bits, finite floats, true, false, null. All documents of a file have at most MAX_DOCUMENT_VALUES values;
+aliases count as often as they occur. Not guaranteed: the types of YAML 1.2; `yes` is true, as for `kubectl`.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ import yaml
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_DOCUMENT_VALUES = 100_000
-"""Values of all documents of a file, each table and list counted too."""
+"""Values of all documents of a file; each object and array counts too."""
 _INTEGER_BITS = 63
 
 
 class YamlDocumentError(Exception):
-    """The file cannot be read, or is no YAML; `str(error)` is a sentence that begins with the file's name."""
+    """The file cannot be read, or is not YAML; `str(error)` is a message that begins with the file's name."""
 
 
 def read_yaml_documents(file: str) -> list[Any]:
-    """The documents of a file; `-` is standard input. Raises DocumentError."""
-    shown = "standard input" if file == "-" else file
+    """Return the documents of a file; `-` is standard input. Raises YamlDocumentError."""
+    display_name = "standard input" if file == "-" else file
     try:
         data = _read_bytes(file)
         text = data.decode("utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise YamlDocumentError(f"{shown} cannot be read ({reason}): give a YAML file.") from None
+        raise YamlDocumentError(f"{display_name} cannot be read ({reason}): give a YAML file.") from None
     if len(data) > MAX_FILE_BYTES:
-        raise YamlDocumentError(f"{shown} has more than {MAX_FILE_BYTES >> 20} MiB: give a file with the manifest alone.")
+        raise YamlDocumentError(f"{display_name} has more than {MAX_FILE_BYTES >> 20} MiB: give a file with the manifest alone.")
     try:
         return _load_documents(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise YamlDocumentError(f"{shown} is not YAML: {_format_yaml_error(error)}.") from None
+        raise YamlDocumentError(f"{display_name} is not YAML: {_format_yaml_error(error)}.") from None
     except RecursionError:
-        raise YamlDocumentError(f"{shown} is not YAML: it is nested too deeply.") from None
+        raise YamlDocumentError(f"{display_name} is not YAML: it is nested too deeply.") from None
 
 
 def _read_bytes(file: str) -> bytes:
@@ -65,12 +66,12 @@ def _format_yaml_error(error: Exception) -> str:
 
 def _load_documents(text: str) -> list[Any]:
     loader, documents = _JsonLoader(text), []
-    left = MAX_DOCUMENT_VALUES
+    remaining = MAX_DOCUMENT_VALUES
     try:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None
-            left -= _count_expanded_values(node, left)
+            remaining -= _count_expanded_values(node, remaining)
             documents.append(loader.construct_document(node))
     finally:
         loader.dispose()
@@ -78,11 +79,11 @@ def _load_documents(text: str) -> list[Any]:
 
 
 class _JsonLoader(yaml.SafeLoader):
-    """Types of JSON only; keys once only; a limit on nodes while they are read."""
+    """YAML loader with JSON's types only, without duplicate keys, and with a limit on nodes while they are read."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
-        letter: [(tag, expression) for tag, expression in known if tag != "tag:yaml.org,2002:timestamp"]
-        for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        character: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     node_count = 0
 
@@ -93,33 +94,33 @@ class _JsonLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        found: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in found.value:
+        mapping: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys: set[str] = set()
+        for key, _ in mapping.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or a table", key.start_mark)
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value[:80]}' stands twice", key.start_mark)
             if key.tag != "tag:yaml.org,2002:merge":
                 key.tag = "tag:yaml.org,2002:str"  # as in JSON
-            seen.add(key.value)
-        return found
+            keys.add(key.value)
+        return mapping
 
 
 def _construct_int(loader: _JsonLoader, node: yaml.ScalarNode) -> int:
     if (
         len(node.value) > 4 * _INTEGER_BITS
-        or not -(2**_INTEGER_BITS) <= (found := loader.construct_yaml_int(node)) < 2**_INTEGER_BITS
+        or not -(2**_INTEGER_BITS) <= (number := loader.construct_yaml_int(node)) < 2**_INTEGER_BITS
     ):
         raise yaml.constructor.ConstructorError(None, None, "a whole number has more than 64 bits", node.start_mark)
-    return int(found)
+    return int(number)
 
 
 def _construct_float(loader: _JsonLoader, node: yaml.ScalarNode) -> int | float:
-    if not math.isfinite(found := loader.construct_yaml_float(node)):
+    if not math.isfinite(number := loader.construct_yaml_float(node)):
         raise yaml.constructor.ConstructorError(None, None, f"{node.value[:80]} is no finite number", node.start_mark)
     return (
-        int(found) if found.is_integer() and abs(found) < 2**_INTEGER_BITS else float(found)
+        int(number) if number.is_integer() and abs(number) < 2**_INTEGER_BITS else float(number)
     )  # 2.0 is 2, as in Kubernetes' JSON
 
 
@@ -130,7 +131,8 @@ for _tag in ("binary", "timestamp", "omap", "pairs", "set"):  # no types of JSON
 
 
 def _count_expanded_values(root: yaml.Node, limit: int) -> int:
-    """How many values a document has once its aliases are put in. Raises YAMLError: more than `most`, or a value in itself."""
+    """Return the number of values of a document after its aliases are expanded. Raises YAMLError: more than `limit`, or a value
+    that contains itself."""
     sizes: dict[Hashable, int] = {}
 
     def size(node: yaml.Node) -> int:
@@ -140,10 +142,10 @@ def _count_expanded_values(root: yaml.Node, limit: int) -> int:
                 raise yaml.constructor.ConstructorError(None, None, "a value holds itself", node.start_mark)
             return sizes[key]
         sizes[key] = 0
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
         total = 1
-        for part in parts:
-            total += sum(map(size, part)) if isinstance(part, tuple) else size(part)
+        for child in children:
+            total += sum(map(size, child)) if isinstance(child, tuple) else size(child)
             if total > limit:
                 raise _too_many_values_error()
         sizes[key] = total
