@@ -1,9 +1,9 @@
-"""What a tuner advises the operator to do about one resource: the little of a decision that the rollout goes by.
+"""The tuner's recommendation to the operator for one resource: the part of a decision that the rollout needs.
 
-The decision itself is made elsewhere and takes numpy (`decide`); this has none, so that the operator's process may load it.
+`aerie.tuning.decision.recommend` makes the decision and needs numpy. This module does not, so the operator's process may load it.
 
-Guarantee: an advice goes through `to_dict` and `from_dict` unchanged, and what `from_dict` cannot read is refused by a sentence.
-Not guaranteed: that the advice is of the present: whoever takes it looks at `revision` and `at`.
+Guarantee: a recommendation goes through `to_dict` and `from_dict` unchanged, and `from_dict` rejects unreadable input with a
+message. Not guaranteed: that the recommendation is current. The caller checks `revision` and `decision_time`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ RecommendedAction = Literal["Hold", "Change", "Explore", "Insufficient"]
 
 
 class RecommendationError(ValueError):
-    """What was read is no advice; the message is a sentence."""
+    """Input that is no recommendation; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to do about the setting of one revision's pods."""
+    """Recommended action on the setting of one revision's pods."""
 
     revision: str
-    """The stable revision that it is for; for any other one it says nothing."""
+    """The stable revision that it is for. It applies to no other revision."""
     decision_time: float
-    """When it was given, in seconds of Unix time."""
+    """Time of the decision, in seconds of Unix time."""
     action: RecommendedAction
     """Hold: the current setting stays. Change: to `setting`. Explore: a canary runs `setting` for a while. Insufficient: the
-    data identify nothing."""
+    data
+    identify nothing."""
     setting: SpeculationSetting | None
-    """What to change to, or what a canary is to run; of Hold, what would be better but for something else."""
+    """Setting to change to, or that a canary is to run. With Hold: a setting that would be better, but that something else
+    blocks."""
     predicted_gain: tuple[float, float, float] | None
-    """Predicted gain of `setting` over the current one: the 5 %, 50 % and 95 % points."""
+    """Predicted gain of `setting` over the current one: the 5 %, 50 % and 95 % quantiles."""
     reason: str
-    """Why, as a sentence."""
+    """Reason for the action, as a sentence."""
     blocked_reason: str = ""
-    """What keeps the tuner from acting until somebody does something, in one word: CannotProbe. Empty where nothing does."""
+    """Reason in one word why the tuner cannot act until a user changes something: CannotProbe. Empty if it can."""
     traffic_changed_at: float | None = None
-    """When traffic became what it is now, in seconds of Unix time; None where no change was seen."""
+    """Time of the newest change in traffic, in seconds of Unix time; None if no change was detected."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the recommendation as a JSON object."""
         return {
             "revision": self.revision,
             "at": self.decision_time,
@@ -59,23 +61,32 @@ class Recommendation:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Recommendation:
-        """What `to_dict` made. Raises AdviceError."""
+        """Parse the result of `to_dict`. Raises RecommendationError."""
         try:
             setting = None if document["setting"] is None else setting_from_dict(document["setting"])
             gain = None
             if document["gain"] is not None:
-                low, middle, high = document["gain"]
-                gain = (float(low), float(middle), float(high))
-            since = None if document.get("since") is None else float(document["since"])
-            revision, at, action = str(document["revision"]), float(document["at"]), document["action"]
-            advice = cls(revision, at, action, setting, gain, str(document["reason"]), str(document.get("obstacle", "")), since)
+                low, median, high = document["gain"]
+                gain = (float(low), float(median), float(high))
+            traffic_changed_at = None if document.get("since") is None else float(document["since"])
+            revision, decision_time, action = str(document["revision"]), float(document["at"]), document["action"]
+            recommendation = cls(
+                revision,
+                decision_time,
+                action,
+                setting,
+                gain,
+                str(document["reason"]),
+                str(document.get("obstacle", "")),
+                traffic_changed_at,
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise RecommendationError(f"this is no advice of a tuner ({type(error).__name__}: {error}).") from None
-        advice.validate()
-        return advice
+        recommendation.validate()
+        return recommendation
 
     def validate(self) -> None:
-        """Raises AdviceError where it contradicts itself."""
+        """Raise RecommendationError if the fields contradict each other."""
         if self.action not in get_args(RecommendedAction):
             raise RecommendationError(
                 f"an advice's action is one of {', '.join(get_args(RecommendedAction))}, not {self.action!r}."
@@ -87,7 +98,7 @@ class Recommendation:
 
 
 def setting_to_dict(setting: SpeculationSetting) -> dict[str, Any]:
-    """A setting as JSON takes it."""
+    """Return a setting as a JSON object."""
     match setting:
         case Off():
             return {"mode": "Off"}
@@ -100,7 +111,7 @@ def setting_to_dict(setting: SpeculationSetting) -> dict[str, Any]:
 
 
 def setting_from_dict(document: Mapping[str, Any]) -> SpeculationSetting:
-    """What `setting_to_dict` made. Raises ValueError, KeyError or TypeError for anything else."""
+    """Parse the result of `setting_to_dict`. Raises ValueError, KeyError or TypeError for anything else."""
     match document["mode"]:
         case "Off":
             return Off()

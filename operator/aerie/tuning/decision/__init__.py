@@ -1,1 +1,1 @@
-"""What follows from what was learnt: candidates, their forecast, and the recommendation with its explanation."""
+"""The decision on top of the fitted models: candidates, their forecast, and the recommendation with its explanation."""

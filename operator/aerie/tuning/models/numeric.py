@@ -1,4 +1,4 @@
-"""The few numerics that the models share. Randomness always comes in as a generator that the caller has seeded."""
+"""Numeric helpers that the models share. The caller passes in a seeded generator for all randomness."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 
 
-def logit(share: FloatArray) -> FloatArray:
-    """Of shares kept inside (0, 1)."""
-    kept = np.clip(share, 1e-4, 1 - 1e-4)
-    found: FloatArray = np.log(kept) - np.log1p(-kept)
-    return found
+def logit(shares: FloatArray) -> FloatArray:
+    """Return the logits of shares, clipped into (0, 1)."""
+    clipped = np.clip(shares, 1e-4, 1 - 1e-4)
+    logits: FloatArray = np.log(clipped) - np.log1p(-clipped)
+    return logits
 
 
 def logistic(x: FloatArray) -> FloatArray:
-    """Its inverse."""
-    found: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(x, -50.0, 50.0)))
-    return found
+    """Return the inverse of `logit`, elementwise."""
+    shares: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(x, -50.0, 50.0)))
+    return shares
 
 
 def draw_normal(mean: FloatArray, covariance: FloatArray, draws: int, random: np.random.Generator) -> FloatArray:
-    """Draws of a normal vector, one a row. `covariance` may be singular up to rounding."""
-    room = 1e-9 * (float(np.trace(covariance)) / len(mean) + 1e-9)
-    spread = np.linalg.cholesky(covariance + room * np.eye(len(mean)))
-    found: FloatArray = mean + random.standard_normal((draws, len(mean))) @ spread.T
-    return found
+    """Draw normal vectors, one a row. `covariance` may be singular up to rounding."""
+    jitter = 1e-9 * (float(np.trace(covariance)) / len(mean) + 1e-9)
+    factor = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
+    vectors: FloatArray = mean + random.standard_normal((draws, len(mean))) @ factor.T
+    return vectors
 
 
 def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
-    """Quantiles of draws."""
-    return tuple(float(q) for q in np.quantile(values, shares))
+    """Return the quantiles of draws at these shares."""
+    return tuple(float(quantile) for quantile in np.quantile(values, shares))

@@ -1,1 +1,1 @@
-"""The process that decides on settings, and the lines of JSON by which the operator talks to it."""
+"""The process that decides on settings, and its protocol with the operator: lines of JSON."""
