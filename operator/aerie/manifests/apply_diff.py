@@ -1,8 +1,9 @@
-"""Whether a live object still is what Aerie applied: so that nothing is written while nothing has changed.
+"""Comparison of a live object with what Aerie applied, so that nothing is written while nothing has changed.
 
-The API server adds defaults, controllers add fields, injectors add containers and annotations; none of that is drift. Drift
-is a field that Aerie set and that differs, or a field that Aerie set once and no longer wants. The second is told by a digest
-of what was applied, kept as an annotation; server-side apply then removes such fields, because Aerie owned them.
+The API server adds defaults, controllers add fields, injectors add containers and annotations; none of that is config drift.
+Config drift is a field that Aerie set and that differs, or a field that Aerie set once and no longer sets. A digest of the
+applied object, kept as an annotation, reveals the second kind. Server-side apply then removes such fields, because Aerie owned
+them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from aerie.manifests.pod.strategic_merge import MERGE_KEYS
 APPLIED_DIGEST_ANNOTATION = "aerie.dev/applied"
 
 _QUANTITY_FIELDS = frozenset({"limits", "requests", "sizeLimit"})
-"""Fields with quantities, which the API server writes in its own way: 1000m is 1."""
+"""Fields with quantities, which the API server normalises: 1000m becomes 1."""
 
 
 def with_digest(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with the digest of its content; a digest of before is not part of that."""
+    """Return the object with the digest of its content as an annotation; an earlier digest is not part of the content."""
     metadata = desired["metadata"]
     if APPLIED_DIGEST_ANNOTATION in (annotations := metadata.get("annotations") or {}):
         others = {key: value for key, value in annotations.items() if key != APPLIED_DIGEST_ANNOTATION}
@@ -38,7 +39,7 @@ def with_digest(desired: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def needs_apply(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bool:
-    """Whether the stamped object has to be applied (again)."""
+    """Return whether the object, which carries its digest, has to be applied."""
     return live is None or not _contains(live, desired)
 
 
@@ -46,7 +47,7 @@ def _contains(live: Any, desired: Any, field: str = "") -> bool:
     if isinstance(desired, Mapping):
         if field in _QUANTITY_FIELDS:
             return isinstance(live, Mapping) and all(_quantities_equal(live.get(key), value) for key, value in desired.items())
-        # An empty map or list is not kept by the server; absent is the same.
+        # The API server drops an empty map or list, so absent equals empty.
         return all(_contains(live.get(key) if isinstance(live, Mapping) else None, value, key) for key, value in desired.items())
     if isinstance(desired, Sequence) and not isinstance(desired, str):
         return _contains_list(live or [], desired, field)
@@ -60,9 +61,11 @@ def _contains_list(live: Any, desired: Sequence[Any], field: str) -> bool:
         return False
     key = MERGE_KEYS.get(field)
     if key is not None and all(isinstance(entry, Mapping) and key in entry for entry in desired):
-        found = {entry.get(key): entry for entry in live if isinstance(entry, Mapping)}
-        return all(entry[key] in found and _contains(found[entry[key]], entry) for entry in desired)
-    return len(live) == len(desired) and all(_contains(one, other) for one, other in zip(live, desired, strict=True))
+        live_by_key = {entry.get(key): entry for entry in live if isinstance(entry, Mapping)}
+        return all(entry[key] in live_by_key and _contains(live_by_key[entry[key]], entry) for entry in desired)
+    return len(live) == len(desired) and all(
+        _contains(live_entry, entry) for live_entry, entry in zip(live, desired, strict=True)
+    )
 
 
 def _quantities_equal(live: Any, desired: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The ConfigMap in which what stable pods told of themselves outlives the operator."""
+"""The ConfigMap that keeps the baseline calibration of stable pods across restarts of the operator."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 from aerie.manifests import naming
 
 BLOCK_COUNT_KEY, LAST_BLOCK_END_KEY, CALIBRATION_KEY = "blocks", "until", "memory"
-"""Its data: for people how many blocks it rests on and when the last of them ended; and the rest, packed."""
+"""Keys of its data: the number of blocks and the end of the last one, for people; and the packed calibration."""
 
 
 def calibration_config_map_name(resource_name: str) -> str:
-    """Its name: with ours in it, because a chat's users may well have a ConfigMap named chat-history."""
+    """Return the ConfigMap's name. It contains `aerie`, because a user may well have a ConfigMap named chat-history for a
+    resource chat."""
     return f"{resource_name}-aerie-history"
 
 
 def render_calibration_config_map(resource_name: str, block_count: str, last_block_end: str, calibration: str) -> dict[str, Any]:
-    """The ConfigMap."""
+    """Return the ConfigMap as a plain object."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

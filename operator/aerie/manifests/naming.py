@@ -1,20 +1,20 @@
-"""Labels, selectors and names of what Aerie makes.
+"""Labels, selectors and names of the objects that Aerie creates.
 
-A pod bears the resource, the revision, and whether it is a control pod; those never change while it lives. Which arm it
-belongs to follows from them, so that a canary becomes stable without a single pod being touched. Only the Deployment is
-labelled with its arm, for people.
+A pod's labels name the resource and the revision, and mark control pods. They never change while the pod lives. The pod's arm
+follows from them, so a canary becomes stable without a change to any pod. Only the Deployment is labelled with its arm, for
+people.
 """
 
 from __future__ import annotations
 
 FIELD_MANAGER = "aerie"
 ENGINE_CONTAINER = "engine"
-"""Name of the engine's container, by which podTemplate may change it."""
+"""Name of the engine's container; podTemplate changes the container by this name."""
 ENGINE_PORT = 8000
 """Port of the engine in its pod: API, health and metrics."""
 ENGINE_PORT_NAME = "http"
 CACHE_PATH = "/cache"
-"""Where the engine keeps what it downloads and compiles."""
+"""Mount path of the volume for the engine's downloads and compiled code."""
 HF_HOME_PATH = f"{CACHE_PATH}/huggingface"
 
 NAME_LABEL = "aerie.dev/name"
@@ -22,27 +22,27 @@ REVISION_LABEL = "aerie.dev/revision"
 CONTROL_LABEL = "aerie.dev/control"
 ARM_LABEL = "aerie.dev/arm"
 PREFLIGHT_LABEL = "aerie.dev/preflight"
-"""On pods of preflight Jobs, instead of NAME: they serve nothing."""
+"""Label of preflight Jobs' pods, instead of NAME_LABEL: they receive no requests."""
 TEMPLATE_DIGEST_ANNOTATION = "aerie.dev/template"
-"""Annotation of a Deployment: the digest of the template that it was made of."""
+"""Annotation of a Deployment: the digest of the template that it was built from."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 
 
 def common_labels(resource_name: str) -> dict[str, str]:
-    """Labels of everything that belongs to the resource."""
+    """Return the labels of every object of the resource."""
     return {NAME_LABEL: resource_name, MANAGED_BY_LABEL: FIELD_MANAGER}
 
 
 def deployment_selector_labels(resource_name: str, revision: str, *, control: bool) -> dict[str, str]:
-    """What tells one group of pods, that of one Deployment, from all others."""
+    """Return the labels that select the pods of one Deployment and no others."""
     return {NAME_LABEL: resource_name, REVISION_LABEL: revision, CONTROL_LABEL: "true" if control else "false"}
 
 
 def serving_selector_labels(resource_name: str, revision: str | None) -> dict[str, str]:
-    """What tells the pods that requests are for: all of the resource, or only those of one revision."""
+    """Return the labels that select the pods for requests: all of the resource, or those of one revision."""
     return {NAME_LABEL: resource_name} if revision is None else {NAME_LABEL: resource_name, REVISION_LABEL: revision}
 
 
 def deployment_name(resource_name: str, revision: str, *, control: bool) -> str:
-    """Name of a group's Deployment."""
+    """Return the name of the Deployment of a revision's pods, or of its control pods."""
     return f"{resource_name}-{revision}-control" if control else f"{resource_name}-{revision}"

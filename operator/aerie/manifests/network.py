@@ -1,4 +1,4 @@
-"""Services and the HTTPRoute: how requests find the pods of each arm."""
+"""Services and the HTTPRoute: how requests reach the pods of each arm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aerie.manifests import naming
 
 GATEWAY_API_VERSION = "gateway.networking.k8s.io/v1"
 GATEWAY_ARMS = ("stable", "control", "canary", "previous")
-"""Arms that have a Service in mode Gateway, in the order in which one stands in for another."""
+"""Arms that have a Service in mode Gateway, in the order in which one replaces another."""
 
 
 def build_service(service_name: str, resource_name: str, selector: Mapping[str, str]) -> dict[str, Any]:
-    """A Service on port 80 and, for those who address the engine as in its pod, on the engine's own port."""
+    """Return a Service on port 80 and, for clients that use the port of the pod, on the engine's own port."""
     ports = [
         {"name": "http", "port": 80, "targetPort": naming.ENGINE_PORT_NAME},
         {"name": "engine", "port": naming.ENGINE_PORT, "targetPort": naming.ENGINE_PORT_NAME},
@@ -28,30 +28,30 @@ def build_service(service_name: str, resource_name: str, selector: Mapping[str, 
 
 
 def build_main_service(resource: SpeculativeDeployment, revision: str | None = None) -> dict[str, Any]:
-    """The Service that bears the resource's name: all pods that serve, of all arms, or only those of one revision."""
+    """Return the Service with the resource's name: for serving pods of all arms, or of one revision only."""
     name = resource.metadata.name
     return build_service(name, name, naming.serving_selector_labels(name, revision))
 
 
 def build_arm_service(resource: SpeculativeDeployment, arm: str, revision: str) -> dict[str, Any]:
-    """The Service of one of the ARMS, which the route gives a weight."""
+    """Return the Service of one of the GATEWAY_ARMS, to which the route gives a weight."""
     name = resource.metadata.name
     return build_service(f"{name}-{arm}", name, naming.deployment_selector_labels(name, revision, control=arm == "control"))
 
 
 def build_http_route(resource: SpeculativeDeployment, weights: Mapping[str, int]) -> dict[str, Any]:
-    """The HTTPRoute of mode Gateway, with a weight for each arm in `weights`. Raises ValueError in mode Service.
+    """Return the HTTPRoute of mode Gateway, with a weight for each arm in `weights`. Raises ValueError in mode Service.
 
-    The request's time limit is switched off: a long answer may stream for minutes, and gateways that have a limit of
-    their own (Contour: 15 s) would cut it.
+    The request timeout is switched off: a long answer may stream for minutes. Gateways that have a timeout of their own
+    (Contour: 15 s) would cut it.
     """
     gateway = resource.spec.rollout.traffic.gateway
     if gateway is None:
         raise ValueError(f"{resource.metadata.name} has no gateway: a route belongs to rollout.traffic.mode Gateway.")
     name = resource.metadata.name
-    sent = build_backend_refs({f"{name}-{arm}": weight for arm, weight in weights.items()})
-    parents = [parent.to_dict() for parent in gateway.parent_refs]
-    spec: dict[str, Any] = {"parentRefs": parents, "rules": [{"backendRefs": sent, "timeouts": {"request": "0s"}}]}
+    backend_refs = build_backend_refs({f"{name}-{arm}": weight for arm, weight in weights.items()})
+    parent_refs = [parent.to_dict() for parent in gateway.parent_refs]
+    spec: dict[str, Any] = {"parentRefs": parent_refs, "rules": [{"backendRefs": backend_refs, "timeouts": {"request": "0s"}}]}
     if gateway.hostnames:
         spec["hostnames"] = list(gateway.hostnames)
     return {
@@ -63,5 +63,5 @@ def build_http_route(resource: SpeculativeDeployment, weights: Mapping[str, int]
 
 
 def build_backend_refs(weights: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The route's backends, by name of the Service."""
+    """Return the route's backends; `weights` is keyed by the name of the Service."""
     return [{"name": name, "port": 80, "weight": weight} for name, weight in weights.items()]

@@ -1,16 +1,16 @@
-"""The preflight Job: looks at configs and weight headers where the engine would, before a GPU is asked for.
+"""The preflight Job: inspects configs and weight headers where the engine would run, before a GPU is requested.
 
-It runs `aerie preflight-job` of the operator's own image, without a GPU, with the volumes that the engine would have, and tells
-its verdict in its termination message. One Job per revision; it stays as long as the revision is wanted. The ConfigMap of the
-same name keeps the verdict too, so that it outlives the Job's pods, which anybody may clean up.
+It runs `aerie preflight-job` of the operator's own image, without a GPU, with the volumes that the engine would have. Its
+termination message holds the preflight result. Each revision has one Job, which stays as long as the revision is desired. The
+ConfigMap of the same name keeps the result too, so that it outlives the Job's pods, which anybody may clean up.
 
 Guarantees: the pod fits Pod Security's profile `restricted` wherever the engine's volumes do, with every volume that a source
-can have; it sets requests and limits for all that a quota can ask for; the usual meshes are asked to inject nothing. It reads
-the Hub by the engine's way (surroundings.py). Its images are pulled with the secrets that the operator was given and those of
-the engine's podTemplate, or where there are none with those of the engine's service account. The Job itself waits for a place,
-an image or a permission for as long as these are missing (`DEADLINE` only ends what was left behind, such as an injected
-container that never ends); how long the container may run is the operator's to say (rollout/revision/preflight_result.py). Not guaranteed: that
-the cluster takes the pod; why it does not is shown to the user.
+can have. It sets requests and limits for everything that a quota can require. The usual meshes are told to inject nothing. It
+reads the Hub the way the engine does (preflight_environment.py). Its images are pulled with the secrets of the operator's
+options and of the engine's podTemplate; without any, with those of the engine's service account. The Job waits for a node, an
+image or a permission for as long as these are missing. `ACTIVE_DEADLINE_SECONDS` only ends leftovers, such as an injected
+container that never ends. The operator limits the container's running time (rollout/revision/preflight_result.py). Not
+guaranteed: that the cluster accepts the pod; the reason for a rejection is shown to the user.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ DEFAULT_PREFLIGHT_RESOURCES = ResourceRequirements(
 )
 _CONFIG_MOUNT_PATH = "/etc/aerie"
 _DISABLE_SIDECAR_INJECTION = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
-"""As labels and as annotations, because injectors have moved from the ones to the others."""
+"""Set as labels and as annotations, because injectors have moved from annotations to labels."""
 
 
 @dataclass(frozen=True)
 class PreflightJobConfig:
-    """What every preflight Job of this operator runs with, whatever the resource."""
+    """Settings of every preflight Job of this operator, whatever the resource."""
 
     image: str
-    """The operator's own."""
+    """The operator's own image."""
     pull_secrets: tuple[str, ...] = ()
-    """Names of the Secrets, in the resource's namespace, by which the image is pulled; those that are not there do no harm."""
+    """Names of the image pull Secrets, in the resource's namespace; missing ones do no harm."""
     resources: ResourceRequirements = DEFAULT_PREFLIGHT_RESOURCES
     env: tuple[Mapping[str, Any], ...] = ()
-    """Variables of the container, such as the proxy of a cluster. Those of the engine go before."""
+    """Variables of the container, such as the proxy of a cluster. The engine's variables take precedence."""
 
 
 def preflight_job_name(resource_name: str, revision: str) -> str:
-    """Name of the Job and of its ConfigMap."""
+    """Return the name of the Job and of its ConfigMap."""
     return f"{resource_name}-{revision}-preflight"
 
 
 def preflight_job_labels(resource_name: str, revision: str) -> dict[str, str]:
-    """Labels of the Job and its pod. The pod has no label that a Service or a budget of engines selects by."""
+    """Return the labels of the Job and its pod. No Service or budget of engines selects the pod by them."""
     return {naming.PREFLIGHT_LABEL: resource_name, naming.REVISION_LABEL: revision, naming.MANAGED_BY_LABEL: naming.FIELD_MANAGER}
 
 
@@ -70,21 +70,21 @@ def build_preflight_config_map(
     pod_template: Mapping[str, Any],
     result: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A ConfigMap with what the revision is: the resource as the Job reads it, its pods, for when the spec is another one, and
-    the verdict."""
+    """Return the ConfigMap that records the revision: the resource as the Job reads it, the pod template, for the time when the
+    spec has changed, and the preflight result."""
     spec = resource.spec.to_dict()
     document = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "metadata": {"name": resource.metadata.name, "namespace": resource.metadata.namespace},
-        # What no pod depends on may change without a word here.
+        # Only fields that a pod depends on: the others may change without a change here.
         "spec": {key: spec[key] for key in ("model", "engine", "drafter", "speculation") if key in spec},
     }
-    own = naming.common_labels(resource.metadata.name) | {naming.REVISION_LABEL: revision}
+    labels = naming.common_labels(resource.metadata.name) | {naming.REVISION_LABEL: revision}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": preflight_job_name(resource.metadata.name, revision), "labels": own},
+        "metadata": {"name": preflight_job_name(resource.metadata.name, revision), "labels": labels},
         "data": {
             RESOURCE_KEY: json.dumps(document, sort_keys=True),
             POD_TEMPLATE_KEY: json.dumps(pod_template, sort_keys=True),
@@ -96,20 +96,69 @@ def build_preflight_config_map(
 def build_preflight_job(
     resource: SpeculativeDeployment, revision: str, pod_template: Mapping[str, Any], config: PreflightJobConfig
 ) -> dict[str, Any]:
-    """The Job. `template`: the pods of the revision's engine."""
-    own = resource.metadata.name
+    """Return the Job. `pod_template`: the template of the revision's engine pods."""
+    name = resource.metadata.name
+    container, volumes = _build_container(resource, revision, pod_template, config)
+    pod_fields, group_fields = preflight_environment.select_pod_fields(pod_template)
+    pod_spec = {
+        **pod_fields,
+        **_image_pull_secrets(pod_template, config),
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {**group_fields, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": preflight_job_name(name, revision),
+            "labels": naming.common_labels(name) | {naming.REVISION_LABEL: revision},
+        },
+        "spec": {
+            "backoffLimit": 4,
+            "activeDeadlineSeconds": ACTIVE_DEADLINE_SECONDS,
+            "podFailurePolicy": {
+                "rules": [
+                    # A failed preflight (1) or a rejection by the Hub (3): no other try would succeed soon.
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": PREFLIGHT_CONTAINER, "operator": "In", "values": [1, 3]},
+                    },
+                    # A drained or preempted pod reports nothing about the files.
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": {
+                "metadata": {
+                    "labels": preflight_job_labels(name, revision) | _DISABLE_SIDECAR_INJECTION,
+                    "annotations": dict(_DISABLE_SIDECAR_INJECTION),
+                },
+                "spec": pod_spec,
+            },
+        },
+    }
+
+
+def _build_container(
+    resource: SpeculativeDeployment, revision: str, pod_template: Mapping[str, Any], config: PreflightJobConfig
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the Job's container, and the volumes of its pod."""
+    config_map = preflight_job_name(resource.metadata.name, revision)
     arguments = ["preflight-job", f"--file={_CONFIG_MOUNT_PATH}/resource.json", f"--report={TERMINATION_LOG_PATH}"]
     variables = preflight_environment.select_env(pod_template, config.env)
-    volumes: list[dict[str, Any]] = [{"name": "aerie-resource", "configMap": {"name": preflight_job_name(own, revision)}}]
+    volumes: list[dict[str, Any]] = [{"name": "aerie-resource", "configMap": {"name": config_map}}]
     mounts: list[dict[str, Any]] = [{"name": "aerie-resource", "mountPath": _CONFIG_MOUNT_PATH, "readOnly": True}]
     for option, volume, mount in engine_pod.build_source_volumes(resource):
         arguments.append(f"--{option}={mount['mountPath']}")
         volumes.append(volume)
         mounts.append(mount)
     for volume, mount in preflight_environment.select_volumes(pod_template, variables):
-        if mount["mountPath"] not in {one["mountPath"] for one in mounts}:
+        if mount["mountPath"] not in {entry["mountPath"] for entry in mounts}:
             mounts.append(mount)
-        if volume["name"] not in {one["name"] for one in volumes}:
+        if volume["name"] not in {entry["name"] for entry in volumes}:
             volumes.append(volume)
     container: dict[str, Any] = {
         "name": PREFLIGHT_CONTAINER,
@@ -126,52 +175,13 @@ def build_preflight_job(
         "terminationMessagePath": TERMINATION_LOG_PATH,
         "volumeMounts": mounts,
     }
-    taken_over, groups = preflight_environment.select_pod_fields(pod_template)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": preflight_job_name(own, revision),
-            "labels": naming.common_labels(own) | {naming.REVISION_LABEL: revision},
-        },
-        "spec": {
-            "backoffLimit": 4,
-            "activeDeadlineSeconds": ACTIVE_DEADLINE_SECONDS,
-            "podFailurePolicy": {
-                "rules": [
-                    # A verdict (1), or a Hub that has said no (3): failures that no other try would mend soon.
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {"containerName": PREFLIGHT_CONTAINER, "operator": "In", "values": [1, 3]},
-                    },
-                    # A drained or preempted pod says nothing about the files.
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                ]
-            },
-            "template": {
-                "metadata": {
-                    "labels": preflight_job_labels(own, revision) | _DISABLE_SIDECAR_INJECTION,
-                    "annotations": dict(_DISABLE_SIDECAR_INJECTION),
-                },
-                "spec": {
-                    **taken_over,
-                    **_image_pull_secrets(pod_template, config),
-                    "restartPolicy": "Never",
-                    "automountServiceAccountToken": False,
-                    "enableServiceLinks": False,
-                    "securityContext": {**groups, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-                    "containers": [container],
-                    "volumes": volumes,
-                },
-            },
-        },
-    }
+    return container, volumes
 
 
 def _image_pull_secrets(pod_template: Mapping[str, Any], config: PreflightJobConfig) -> dict[str, Any]:
-    """Who may pull its images: the operator's Secrets, and what the user said of the engine's."""
+    """Return the pull secrets of the Job: the operator's Secrets, and those of the user's podTemplate."""
     secrets = {name: {"name": name} for name in config.pull_secrets}
     for secret in pod_template["spec"].get("imagePullSecrets") or []:
         secrets.setdefault(str(secret.get("name")), secret)
-    # With any of these, the API server adds none of the service account's.
+    # With any of these, the API server adds no secrets of the service account.
     return {"imagePullSecrets": list(secrets.values())} if secrets else {}

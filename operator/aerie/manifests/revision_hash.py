@@ -1,9 +1,10 @@
 """The revision: a hash of all that determines an engine's pod.
 
-Target, engine, drafter, served name, speculation setting, draft sampling and engine options are in it; replicas, rollout, metrics
-and pausing are not, so that changing those touches no pod. Nor is how a release of Aerie builds a pod of them: pods of a revision
-stay as they were built when it was first rolled out (rollout/revision/pod_template.py), so that an upgrade of Aerie rolls out nothing. Who
-wants pods as the present release builds them asks for a renewal, by the annotation `RENEW`, which is a change like any other.
+It covers target, engine, drafter, served name, speculation setting, draft sampling and engine options. It does not cover
+replicas, rollout, metrics and pausing, so that changing those touches no pod. The way in which a release of Aerie builds a pod
+is not covered either. Pods of a revision stay as they were built at its first rollout (rollout/revision/pod_template.py), so an
+upgrade of Aerie rolls out nothing. The annotation `RENEW_ANNOTATION` requests pods as the present release builds them; its
+value is a change like any other.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ REVISION_CHARACTERS = 10
 
 
 def compute_revision(resource: SpeculativeDeployment, setting: SpeculationSetting) -> str:
-    """Ten characters of 0-9a-f; equal for equal pods and, but for chance, for no others."""
+    """Return ten characters of 0-9a-f: equal for equal pods and, apart from chance, different for others."""
     spec = resource.spec
     content = {
-        "form": 1,  # of the first release; what is hashed stays what it was
+        "form": 1,  # of the first release; never changed, so that revisions stay the same
         "servedName": resource.served_name,
         "target": spec.model.source.to_dict(),
         "engine": spec.engine.to_dict(),
         "drafter": spec.drafter.to_dict() if spec.drafter else None,
         "setting": [type(setting).__name__, asdict(setting)],
     }
-    if not isinstance(setting, Off):  # what is not written is not hashed: fields that came later leave revisions as they were
-        added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
-        content |= {name: value for name, value in added.items() if value}
-    if renewed := resource.metadata.annotations.get(RENEW_ANNOTATION):
-        content["renewed"] = renewed
+    if not isinstance(setting, Off):  # unset fields are not hashed: a field that a later release adds leaves revisions unchanged
+        optional_fields = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
+        content |= {name: value for name, value in optional_fields.items() if value}
+    if renewal := resource.metadata.annotations.get(RENEW_ANNOTATION):
+        content["renewed"] = renewal
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:REVISION_CHARACTERS]

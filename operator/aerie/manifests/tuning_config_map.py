@@ -1,4 +1,4 @@
-"""The ConfigMap in which what the tuner knows of a resource outlives the operator, with its explanation for people."""
+"""The ConfigMap that keeps the tuner's record of a resource across restarts of the operator, with its explanation for people."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ DECISION_TIME_KEY, ENGINE_FAMILY_KEY, TELEMETRY_KEY, RECOMMENDATION_KEY, EXPLANA
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """What is in it."""
+    """Content of the ConfigMap."""
 
     decision_time: float
-    """When it was decided, in seconds of Unix time."""
+    """Time of the decision, in seconds of Unix time."""
     engine_family: str
-    """Which engines the telemetry is of, whatever their setting."""
+    """The engines that the telemetry describes, whatever their speculation setting."""
     telemetry: str
-    """Packed (aerie.tuning.worker.codec)."""
+    """Packed telemetry (aerie.tuning.worker.codec)."""
     recommendation: str
-    """As JSON."""
+    """The recommendation as JSON."""
     explanation: str
-    """The decision, for a person."""
+    """Explanation of the decision, for people."""
 
     def to_data(self) -> dict[str, str]:
-        """The ConfigMap's data."""
-        at = datetime.fromtimestamp(self.decision_time, tz=UTC).isoformat(timespec="milliseconds")
+        """Return the ConfigMap's data."""
+        decision_time = datetime.fromtimestamp(self.decision_time, tz=UTC).isoformat(timespec="milliseconds")
         return {
-            DECISION_TIME_KEY: at,
+            DECISION_TIME_KEY: decision_time,
             ENGINE_FAMILY_KEY: self.engine_family,
             TELEMETRY_KEY: self.telemetry,
             RECOMMENDATION_KEY: self.recommendation,
@@ -46,21 +46,23 @@ class TuningRecord:
 
     @classmethod
     def from_data(cls, data: Mapping[str, str]) -> TuningRecord | None:
-        """What `to_data` made, to the millisecond; None for anything else."""
+        """Return the record that `to_data` wrote, exact to the millisecond; None for anything else."""
         try:
-            at = datetime.fromisoformat(data[DECISION_TIME_KEY]).timestamp()
-            return cls(at, data[ENGINE_FAMILY_KEY], data[TELEMETRY_KEY], data[RECOMMENDATION_KEY], data[EXPLANATION_KEY])
+            decision_time = datetime.fromisoformat(data[DECISION_TIME_KEY]).timestamp()
+            return cls(
+                decision_time, data[ENGINE_FAMILY_KEY], data[TELEMETRY_KEY], data[RECOMMENDATION_KEY], data[EXPLANATION_KEY]
+            )
         except (KeyError, ValueError):
             return None
 
 
 def tuning_config_map_name(resource_name: str) -> str:
-    """Its name: with ours in it, as the history's."""
+    """Return the ConfigMap's name. It contains `aerie`, like the name of the calibration ConfigMap."""
     return f"{resource_name}-aerie-tuning"
 
 
 def render_tuning_config_map(resource_name: str, record: TuningRecord) -> dict[str, Any]:
-    """The ConfigMap."""
+    """Return the ConfigMap as a plain object."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

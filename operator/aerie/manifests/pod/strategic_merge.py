@@ -1,10 +1,10 @@
-"""Merging the user's podTemplate into a pod, as a strategic merge patch would be.
+"""Strategic merge of the user's podTemplate into a pod.
 
-Maps are merged key by key, null removes a key, and lists that Kubernetes keeps by a key are merged entry by entry; all other
-lists are replaced. An entry `{"$patch": "delete", KEY: ...}` removes the entry of that key, `{"$patch": "replace"}` among the
-entries replaces the whole list. Source of the keys: `patchMergeKey` of PodSpec and Container in Kubernetes' API reference.
+Maps are merged key by key, and null removes a key. Lists that Kubernetes keys are merged entry by entry; all other lists are
+replaced. An entry `{"$patch": "delete", KEY: ...}` removes the entry of that key. `{"$patch": "replace"}` among the entries
+replaces the whole list. Source of the keys: `patchMergeKey` of PodSpec and Container in Kubernetes' API reference.
 
-Guarantee: neither argument is changed. Not guaranteed: that the result is a valid pod; the API server says that.
+Guarantee: neither argument is changed. Not guaranteed: that the result is a valid pod; the API server decides that.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MERGE_KEYS = {
     "resourceClaims": "name",
     "schedulingGates": "name",
 }
-"""List fields of a pod's spec that are merged by a key."""
+"""List fields of a pod's spec that are merged by a key, and the key."""
 
 _PATCH_DIRECTIVE = "$patch"
 
 
 def apply_strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """`patch` over `base`."""
+    """Return `base` with `patch` merged over it."""
     if patch.get(_PATCH_DIRECTIVE) == "replace":
         return {key: value for key, value in patch.items() if key != _PATCH_DIRECTIVE}
     result = dict(base)
@@ -40,8 +40,8 @@ def apply_strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> 
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
-            below = result.get(key)
-            result[key] = apply_strategic_merge(below if isinstance(below, Mapping) else {}, value)
+            base_value = result.get(key)
+            result[key] = apply_strategic_merge(base_value if isinstance(base_value, Mapping) else {}, value)
         elif isinstance(value, Sequence) and not isinstance(value, str) and key in MERGE_KEYS:
             result[key] = _merge_list(result.get(key) or [], value, MERGE_KEYS[key])
         else:
@@ -51,13 +51,13 @@ def apply_strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> 
 
 def _merge_list(base: Sequence[Any], patch: Sequence[Any], merge_key: str) -> list[Any]:
     entries = [entry for entry in patch if entry != {_PATCH_DIRECTIVE: "replace"}]
-    found = {} if len(entries) < len(patch) else {entry[merge_key]: entry for entry in base if merge_key in entry}
+    merged = {} if len(entries) < len(patch) else {entry[merge_key]: entry for entry in base if merge_key in entry}
     keyless = []
     for entry in entries:
         if not isinstance(entry, Mapping) or merge_key not in entry:
-            keyless.append(entry)  # for the API server to refuse, with its own words
+            keyless.append(entry)  # the API server rejects it with a message of its own
         elif entry.get(_PATCH_DIRECTIVE) == "delete":
-            found.pop(entry[merge_key], None)
+            merged.pop(entry[merge_key], None)
         else:
-            found[entry[merge_key]] = apply_strategic_merge(found.get(entry[merge_key], {}), entry)
-    return [*found.values(), *keyless]
+            merged[entry[merge_key]] = apply_strategic_merge(merged.get(entry[merge_key], {}), entry)
+    return [*merged.values(), *keyless]
