@@ -1,19 +1,20 @@
-"""How many pods each arm is to have at one moment of a rollout.
+"""Replicas of each arm at one moment of a rollout.
 
     Starting … AwaitingApproval   stable  canary  control     the canary's and the control's pods are equal in number
-    Ramping, Promoting            stable▼ canary▲             the control's place goes to the canary
+    Ramping, Promoting            stable▼ canary▲             the control's capacity goes to the canary
     RollingBack                   stable▲ canary▼
-    Watching, Rechecking          stable  previous            in the places that canary and control had
+    Watching, Rechecking          stable  previous            in the capacity that canary and control had
 
-Two sources of places. `Surge`: canary and control come on top of the stable pods, and no more than that ever does; stable pods
-go only where the canary's have taken their place and serve. `Reuse`: no pod on top; the stable arm makes room first.
+There are two sources of capacity. `Surge`: canary and control come on top of the stable pods, and no more than that ever does;
+stable pods are removed only where the canary's have replaced them and are ready. `Reuse`: no pod on top; the stable arm makes
+room first.
 
-Guarantees, for every input: pods that serve are never given up below the floor (`Surge`: the replicas of the spec; `Reuse`:
-those less the places lent to canary and control), but for the few pods that are late, which the rollout goes around; all arms
-together ask for no more than the places there are, but for control pods that stand in although the spec asks for no control any
-more, which keep theirs; a canary never shrinks on its way up. `Reuse` leaves a stable pod whatever
-spec.replicas is: where that is too small for canary, control and a stable pod, so many run until the canary has ended. Not
-guaranteed: that the cluster has the places.
+Guarantees, for every input: Ready pods are never given up below the floor, except for the few late pods, which the rollout
+does not wait for. The floor is the replicas of the spec for `Surge`, and those less the capacity lent to canary and control
+for `Reuse`. All arms together request no more than the capacity. The exception are control pods that stand in although the
+spec requests no control any more: they keep theirs. A canary never shrinks while it advances. `Reuse` leaves a stable pod
+whatever spec.replicas is: where that is too small for canary, control and a stable pod, so many run until the canary has
+ended. Not guaranteed: that the cluster has the resources.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from aerie.rollout.facts.late_pods import max_tolerated_failures
 
 @dataclass(frozen=True)
 class PodCounts:
-    """Of one arm."""
+    """Pod counts of one arm."""
 
     requested: int = 0
-    """Replicas asked for so far, or the pods there are where those are more."""
+    """Replicas requested so far, or the existing pods where those are more."""
     terminating: int = 0
-    """Besides them the pods on their way out, which still hold their GPUs."""
+    """Terminating pods besides them, which still hold their GPUs."""
     ready: int = 0
     tolerated_late: int = 0
-    """Pods that are late and so few that they hold nothing up (lateness.py)."""
+    """Late pods that are so few that they delay nothing (facts/late_pods.py)."""
 
     @property
     def ready_or_tolerated(self) -> int:
-        """Pods that need not be waited for."""
+        """Pods that need not be awaited."""
         return self.ready + self.tolerated_late
 
     @property
     def allocated(self) -> int:
-        """Places that the arm holds."""
+        """Capacity that the arm holds, in pods."""
         return self.requested + self.terminating
 
 
 @dataclass(frozen=True)
 class ArmReplicas:
-    """Replicas to ask for."""
+    """Replicas to request for each arm."""
 
     stable: int
     canary: int = 0
@@ -59,7 +60,7 @@ class ArmReplicas:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the spec lets a rollout of `replicas` pods take."""
+    """Capacity that the spec grants to a rollout of `replicas` pods."""
 
     replicas: int
     canary_replicas: int
@@ -67,91 +68,113 @@ class Capacity:
     max_total_pods: int
     """Pods of all arms together."""
     min_ready_pods: int
-    """Serving pods that are never given up on purpose."""
+    """Ready pods that are never given up on purpose."""
 
     @classmethod
     def from_spec(cls, replicas: int, canary: CanarySpec) -> Capacity:
-        """The places of the resource. A canary is never larger than what it is to replace."""
-        size = min(canary.replicas, replicas)
-        control = size if canary.control == "Fresh" else 0
+        """Return the capacity of the resource. A canary is never larger than the arm that it replaces."""
+        canary_replicas = min(canary.replicas, replicas)
+        control_replicas = canary_replicas if canary.control == "Fresh" else 0
         if canary.capacity == "Surge":
-            return cls(replicas, size, control, max_total_pods=replicas + size + control, min_ready_pods=replicas)
-        total = max(replicas, size + control + 1) if replicas else 0
-        return cls(replicas, size, control, max_total_pods=total, min_ready_pods=total - size - control)
+            return cls(
+                replicas,
+                canary_replicas,
+                control_replicas,
+                max_total_pods=replicas + canary_replicas + control_replicas,
+                min_ready_pods=replicas,
+            )
+        max_total_pods = max(replicas, canary_replicas + control_replicas + 1) if replicas else 0
+        return cls(
+            replicas,
+            canary_replicas,
+            control_replicas,
+            max_total_pods=max_total_pods,
+            min_ready_pods=max_total_pods - canary_replicas - control_replicas,
+        )
 
     def missing_ready_pods(self, *arms: PodCounts) -> int:
-        """Serving pods that are missing from the floor, beside those of these arms: others have to stand in for them. Late pods
-        are excused as far as a fleet of that size may have some, and not the larger one that it was before."""
-        excused = min(sum(arm.tolerated_late for arm in arms), max_tolerated_failures(self.min_ready_pods))
-        return max(0, self.min_ready_pods - sum(arm.ready for arm in arms) - excused)
+        """Return the ready pods that are missing from the floor beyond those of these arms: others have to stand in for them.
+
+        Late pods are tolerated as far as the present number of replicas allows, and not the larger one before it.
+        """
+        tolerated = min(sum(arm.tolerated_late for arm in arms), max_tolerated_failures(self.min_ready_pods))
+        return max(0, self.min_ready_pods - sum(arm.ready for arm in arms) - tolerated)
 
 
 def replicas_during_analysis(capacity: Capacity) -> ArmReplicas:
-    """While the canary starts and is judged."""
-    stable = min(capacity.replicas, capacity.max_total_pods - capacity.canary_replicas - capacity.control_replicas)
-    return ArmReplicas(max(0, stable), capacity.canary_replicas, capacity.control_replicas)
+    """Return the replicas while the canary starts and is analyzed."""
+    stable_replicas = min(capacity.replicas, capacity.max_total_pods - capacity.canary_replicas - capacity.control_replicas)
+    return ArmReplicas(max(0, stable_replicas), capacity.canary_replicas, capacity.control_replicas)
 
 
 def with_substitute_control_pods(
     target: ArmReplicas, capacity: Capacity, stable: PodCounts, canary: PodCounts, control: PodCounts
 ) -> ArmReplicas:
-    """The same with the control pods that stand in for stable ones, where the spec asks for no control any more. They keep the
-    places that they hold; none is asked for anew."""
-    same = min(control.requested, capacity.missing_ready_pods(stable, canary)) if control.ready else 0
-    return ArmReplicas(target.stable, target.canary, max(target.control, same))
+    """Return the target with control pods that stand in for stable ones, where the spec requests no control any more.
+
+    They keep the capacity that they hold; no new one is requested.
+    """
+    substitutes = min(control.requested, capacity.missing_ready_pods(stable, canary)) if control.ready else 0
+    return ArmReplicas(target.stable, target.canary, max(target.control, substitutes))
 
 
 def replicas_during_ramp_up(
     capacity: Capacity, canary_target: int, stable: PodCounts, canary: PodCounts, control: PodCounts
 ) -> ArmReplicas:
-    """On the way to a canary of `goal` pods, from what is there. The control is no longer needed, but where its pods stand in for
-    stable ones that do not serve. A canary that is larger, because the ramp was lowered or replicas are fewer, gives a pod up
-    when a stable one serves for it."""
+    """Return the replicas on the way to a canary of `canary_target` pods, from the current counts.
+
+    The control is no longer needed, except where its pods stand in for stable ones that are not ready. A canary that is too
+    large, because the ramp was lowered or replicas were reduced, loses a pod once a stable one is ready for it.
+    """
     canary_target = max(capacity.canary_replicas, min(canary_target, capacity.replicas))
-    same = min(control.requested, capacity.missing_ready_pods(stable, canary)) if control.ready else 0
-    wanted_stable = max(0, min(capacity.replicas, capacity.max_total_pods - canary_target - same))
-    # What the canary's serving pods carry already, the stable ones need not.
-    kept = max(wanted_stable, min(capacity.replicas, capacity.missing_ready_pods(canary)))
-    free = capacity.max_total_pods - stable.allocated - canary.allocated - control.allocated
-    more_stable = max(0, min(kept - stable.requested, free))
-    more_canary = max(0, min(canary_target - canary.requested, free - more_stable))
-    most_canary = max(canary_target, min(capacity.replicas, capacity.missing_ready_pods(stable)))
-    asked = max(capacity.canary_replicas, min(most_canary, canary.requested + more_canary))
-    return ArmReplicas(min(kept, stable.requested + more_stable), asked, same)
+    substitutes = min(control.requested, capacity.missing_ready_pods(stable, canary)) if control.ready else 0
+    stable_goal = max(0, min(capacity.replicas, capacity.max_total_pods - canary_target - substitutes))
+    # The stable pods need not serve the traffic that ready canary pods serve already.
+    stable_target = max(stable_goal, min(capacity.replicas, capacity.missing_ready_pods(canary)))
+    available = capacity.max_total_pods - stable.allocated - canary.allocated - control.allocated
+    added_stable = max(0, min(stable_target - stable.requested, available))
+    added_canary = max(0, min(canary_target - canary.requested, available - added_stable))
+    max_canary = max(canary_target, min(capacity.replicas, capacity.missing_ready_pods(stable)))
+    canary_replicas = max(capacity.canary_replicas, min(max_canary, canary.requested + added_canary))
+    return ArmReplicas(min(stable_target, stable.requested + added_stable), canary_replicas, substitutes)
 
 
 def replicas_during_rollback(capacity: Capacity, stable: PodCounts, canary: PodCounts, control: PodCounts) -> ArmReplicas:
-    """On the way back to the stable arm alone: pods of control and canary stand in for stable ones that do not serve, and one
-    goes when a stable one serves."""
-    free = capacity.max_total_pods - stable.allocated - canary.allocated - control.allocated
-    more_stable = max(0, min(capacity.replicas - stable.requested, free))
-    needed = capacity.missing_ready_pods(stable)
-    same = min(control.requested, needed) if control.ready else 0
-    kept = max(0, min(canary.requested, needed - min(same, control.ready))) if canary.ready else 0
-    return ArmReplicas(min(capacity.replicas, stable.requested + more_stable), kept, same)
+    """Return the replicas on the way back to the stable arm alone.
+
+    Pods of control and canary stand in for stable ones that are not ready; one is removed once a stable one is ready.
+    """
+    available = capacity.max_total_pods - stable.allocated - canary.allocated - control.allocated
+    added_stable = max(0, min(capacity.replicas - stable.requested, available))
+    missing = capacity.missing_ready_pods(stable)
+    control_substitutes = min(control.requested, missing) if control.ready else 0
+    canary_substitutes = max(0, min(canary.requested, missing - min(control_substitutes, control.ready))) if canary.ready else 0
+    return ArmReplicas(min(capacity.replicas, stable.requested + added_stable), canary_substitutes, control_substitutes)
 
 
 def max_retained_replicas(capacity: Capacity) -> int:
-    """Pods of the revision before that may stay after a promotion: in the places that canary and control had."""
+    """Return how many pods of the previous revision may stay after a promotion: in the capacity that canary and control had."""
     return max(0, min(capacity.replicas, capacity.max_total_pods - capacity.replicas))
 
 
 def ramp_step_percent(ramp: Sequence[int], step: int | None) -> int:
-    """Percent of the traffic that a step of the ramp asks for: of a ramp that has become shorter the last share, and of an empty
-    ramp nothing, because it asks for no step."""
+    """Return the percentage of the traffic at a step of the ramp.
+
+    Of a ramp that has become shorter that is the last one; of an empty ramp 0, because it has no step.
+    """
     return ramp[min(step or 0, len(ramp) - 1)] if ramp else 0
 
 
 def canary_replicas_for_traffic(capacity: Capacity, traffic_percent: int, *, by_pods: bool) -> int:
-    """Pods that the canary needs for `share` percent of the traffic.
+    """Return the pods that the canary needs for `traffic_percent` of the traffic.
 
-    By weight (Gateway) as many as the share of the load is of the fleet; by pods (Service) so many that they are that share of
-    all that serve.
+    By weight (Gateway), that is this share of the replicas. By pods (Service), it is so many that they are this share of all
+    ready pods.
     """
     if not by_pods:
         return max(capacity.canary_replicas, -(-capacity.replicas * traffic_percent // 100))
-    for size in range(capacity.canary_replicas, capacity.replicas):
-        stable = min(capacity.replicas, capacity.max_total_pods - size)
-        if 100 * size >= traffic_percent * (size + stable):
-            return size
+    for canary_replicas in range(capacity.canary_replicas, capacity.replicas):
+        stable_replicas = min(capacity.replicas, capacity.max_total_pods - canary_replicas)
+        if 100 * canary_replicas >= traffic_percent * (canary_replicas + stable_replicas):
+            return canary_replicas
     return capacity.replicas

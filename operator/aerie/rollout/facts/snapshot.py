@@ -1,7 +1,7 @@
-"""What the edge gathered about one resource, as the core wants it. Objects are the API server's own dictionaries.
+"""Snapshot of one resource, as the I/O layer hands it to the decision. Objects are the API server's own dictionaries.
 
-Guarantee: a pod that is dead (evicted, refused by its node) is in no group and holds no place, although its object stays for as
-long as the cluster likes; once `alive` was called, neither is one whose node is lost.
+Guarantee: a terminal pod (evicted, rejected by its node) is in no group and takes no capacity, although its object stays for
+as long as the cluster keeps it. After `exclude_lost_pods`, neither is a pod whose node is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.api import SpeculativeDeployment
 from aerie.manifests import naming
 from aerie.manifests.tuning_config_map import TuningRecord
-from aerie.rollout.facts import pod_failures as pods
+from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
@@ -31,7 +31,7 @@ KubernetesObject = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _DeploymentPods:
-    """The pods of one Deployment."""
+    """Pods of one Deployment."""
 
     live: tuple[KubernetesObject, ...] = ()
     terminal: tuple[KubernetesObject, ...] = ()
@@ -39,11 +39,12 @@ class _DeploymentPods:
     ready_count: int = 0
 
     @classmethod
-    def from_pods(cls, group: Sequence[KubernetesObject]) -> _DeploymentPods:
-        dead = tuple(filter(pods.is_pod_terminal, group))
-        rest = [pod for pod in group if not pods.is_pod_terminal(pod)] if dead else group
-        alive = tuple(pod for pod in rest if not pod["metadata"].get("deletionTimestamp"))
-        return cls(alive, dead, len(rest) - len(alive), sum(map(pods.is_pod_ready, alive)))
+    def from_pods(cls, pods: Sequence[KubernetesObject]) -> _DeploymentPods:
+        """Return the pods sorted by state."""
+        terminal = tuple(filter(pod_failures.is_pod_terminal, pods))
+        remaining = [pod for pod in pods if not pod_failures.is_pod_terminal(pod)] if terminal else pods
+        live = tuple(pod for pod in remaining if not pod["metadata"].get("deletionTimestamp"))
+        return cls(live, terminal, len(remaining) - len(live), sum(map(pod_failures.is_pod_ready, live)))
 
 
 _NO_PODS = _DeploymentPods()
@@ -51,142 +52,148 @@ _NO_PODS = _DeploymentPods()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One resource and what belongs to it, read one after the other: parts may be a moment older than others."""
+    """One resource and its objects, read one after the other: parts may be a moment older than others."""
 
     resource: SpeculativeDeployment
     children: tuple[KubernetesObject, ...] = ()
-    """Objects with the resource's label, of all kinds that Aerie makes."""
+    """Objects with the resource's label, of all kinds that Aerie creates."""
     name_conflicts: tuple[KubernetesObject, ...] = ()
-    """Objects without the label that bear a name which Aerie wants for a child."""
+    """Objects without the label whose name Aerie needs for a child."""
     pods: tuple[KubernetesObject, ...] = ()
-    """The engines' pods."""
+    """Engine pods."""
     preflight_pods: tuple[KubernetesObject, ...] = ()
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Labels that tell the hardware of nodes, by name, as far as they are known (hardware.py)."""
+    """Hardware labels of nodes by name, as far as they are known (facts/hardware.py)."""
     job_creation_errors: Mapping[str, str] = field(default_factory=dict)
-    """Why a Job under way has no pod, in the words of the cluster, by name of the Job."""
+    """Why an active Job has no pod, in Kubernetes' own words, by name of the Job."""
     last_log_lines: Mapping[str, str] = field(default_factory=dict)
-    """Last lines that a crashed engine wrote, by name of the pod."""
+    """Last log lines of a crashed engine, by name of the pod."""
     metrics_by_deployment: Mapping[str, ArmMetrics] = field(default_factory=dict)
-    """What engines achieve, by name of their Deployment, as far as their metrics have been read."""
+    """Metrics of the engines, by name of their Deployment, as far as they have been scraped."""
     blocks: tuple[ClosedBlock, ...] = ()
-    """Closed blocks of the analysis under way; some may have been seen before."""
+    """Closed blocks of the analysis in progress; some may have been in earlier snapshots."""
     equivalence_result: EquivalenceResult | None = None
-    """What the engines' greedy answers show, once all have been asked for; it may have been seen before."""
+    """Result of the comparison of the engines' greedy answers, once all are complete; it may have been in earlier snapshots."""
     context_lengths: ContextLengths | None = None
-    """How long a request the engines of each arm take; None where that is not known."""
+    """Longest request that the engines of each arm serve; None where that is unknown."""
     invalid_metrics: Mapping[str, str] = field(default_factory=dict)
-    """Why the metrics page of a pod could not be believed the last few times, by name of the pod."""
+    """Why the last few scrapes of a pod were invalid, by name of the pod."""
     metrics_source_error: str | None = ""
-    """What keeps spec.metrics.source from being of use; empty when nothing does, None while that is not known."""
+    """Why spec.metrics.source is unusable; empty when it is usable, None while that is unknown."""
     baseline_calibration: BaselineCalibration | None = None
-    """What the operator holds of the stable pods; None where it has counted none, and may have to read what is written."""
+    """The operator's calibration of the stable pods; None where it has counted none, and may have to read the stored one."""
     recommendation: Recommendation | None = None
-    """What the tuner advises; None where it has said nothing since the operator began."""
+    """Recommendation of the tuner; None where it has made none since the operator started."""
     unlisted_kinds: Mapping[str, str] = field(default_factory=dict)
-    """Kinds that cannot be listed, none of them crucial, each with a sentence on it: nothing is known of such children."""
+    """Kinds that cannot be listed, none of them crucial, each with a message: such children are unknown."""
     is_listing_forbidden: bool = False
-    """Whether listing them is refused, rather than failing."""
+    """Whether listing them is forbidden, rather than failing."""
     crd_problem: str = ""
-    """What is amiss with the CustomResourceDefinition; empty where nothing is."""
+    """Problem of the CustomResourceDefinition; empty where there is none."""
     start_permission: StartPermission = field(default_factory=StartPermission)
-    """What may begin, as far as the operator limits that."""
+    """Changes that may start within the operator's concurrency limits."""
     tuning_record: TuningRecord | None = None
-    """What the tuner knows and would have written down; None where it has decided nothing."""
+    """State that the tuner wants to save; None where it has decided nothing."""
     spec_substitution: SpecSubstitution | None = None
-    """What in the resource stands in for fields of its spec that cannot be read; None where all of it is as the spec says."""
+    """Substitutes for fields of the spec that cannot be read; None where the whole resource is as its spec says."""
 
     @property
     def unmanaged_kinds(self) -> frozenset[str]:
-        """Kinds that are not to be applied: they cannot be listed, or nothing tells how they are to be."""
+        """Kinds that are not applied: they cannot be listed, or their desired state is unknown."""
         return frozenset(self.unlisted_kinds) | (
             self.spec_substitution.unmanaged_kinds if self.spec_substitution is not None else frozenset()
         )
 
     @property
     def is_rollout_suspended(self) -> bool:
-        """Whether the rollout is held, because not enough is known: what serves is repaired and scaled, nothing else."""
+        """Whether the rollout is suspended because too little is known: what serves is repaired and scaled, nothing else."""
         return bool(self.unlisted_kinds) or self.spec_substitution is not None
 
     def child(self, kind: str, name: str) -> KubernetesObject | None:
-        """The child of that kind and name."""
+        """Return the child of that kind and name."""
         return self._children_by_name.get((kind, name))
 
     def children_of_kind(self, kind: str) -> Iterator[KubernetesObject]:
-        """The children of that kind."""
-        return (one for one in self.children if one["kind"] == kind)
+        """Return the children of that kind."""
+        return (child for child in self.children if child["kind"] == kind)
 
     def deployment(self, revision: str, *, control: bool = False) -> KubernetesObject | None:
-        """The Deployment of one group of pods."""
+        """Return the Deployment of one group of pods."""
         return self.child("Deployment", naming.deployment_name(self.resource.metadata.name, revision, control=control))
 
     def exclude_lost_pods(self, now: datetime) -> tuple[Snapshot, datetime | None]:
-        """The same without pods whose end is overdue, because their node is lost; and when the next pod will be overdue."""
-        ends = [(pod, pods.node_lost_at(pod)) for pod in self.pods]
-        left = tuple(pod for pod, end in ends if end is None or now < end)
-        coming = min((end for _, end in ends if end is not None and now < end), default=None)
-        return (self if len(left) == len(self.pods) else replace(self, pods=left)), coming
+        """Return the snapshot without pods whose node is lost, so that their end is overdue; and when the next pod becomes
+        overdue."""
+        lost_times = [(pod, pod_failures.node_lost_at(pod)) for pod in self.pods]
+        remaining_pods = tuple(pod for pod, lost_at in lost_times if lost_at is None or now < lost_at)
+        next_lost_at = min((lost_at for _, lost_at in lost_times if lost_at is not None and now < lost_at), default=None)
+        return (self if len(remaining_pods) == len(self.pods) else replace(self, pods=remaining_pods)), next_lost_at
 
     def live_pods(self, revision: str, *, control: bool = False) -> tuple[KubernetesObject, ...]:
-        """The live pods of one Deployment that are not on their way out."""
+        """Return the pods of one Deployment that are neither terminal nor terminating."""
         return self._deployment_pods(revision, control=control).live
 
     def ready_pod_count(self, revision: str, *, control: bool = False) -> int:
-        """How many pods of one Deployment serve."""
+        """Return how many pods of one Deployment are ready."""
         return self._deployment_pods(revision, control=control).ready_count
 
     def terminal_pods(self, revision: str, *, control: bool = False) -> tuple[KubernetesObject, ...]:
-        """The pods of one Deployment that have ended for good; they are replaced, and their objects stay."""
+        """Return the pods of one Deployment that have ended permanently; they are replaced, and their objects stay."""
         return self._deployment_pods(revision, control=control).terminal
 
     def terminating_pod_count(self, revision: str, *, control: bool = False) -> int:
-        """How many pods of one Deployment are on their way out."""
+        """Return how many pods of one Deployment are terminating."""
         return self._deployment_pods(revision, control=control).terminating_count
 
     def pod_failure(self, revision: str, *, control: bool = False) -> PodFailure | None:
-        """What keeps the pods of one Deployment from serving, or from being made; None when all serve."""
-        group = self.live_pods(revision, control=control)
-        served = max((str(pod["metadata"].get("creationTimestamp") or "") for pod in group if pods.is_pod_ready(pod)), default="")
-        ended = [
+        """Return why pods of one Deployment are not ready, or cannot be created; None when all are ready."""
+        live_pods = self.live_pods(revision, control=control)
+        newest_ready = max(
+            (str(pod["metadata"].get("creationTimestamp") or "") for pod in live_pods if pod_failures.is_pod_ready(pod)),
+            default="",
+        )
+        terminal_pods = [
             (str(pod["metadata"].get("creationTimestamp") or ""), pod["metadata"]["name"], pod)
             for pod in self.terminal_pods(revision, control=control)
         ]
-        # A dead pod that is older than one that serves has been replaced. Of the others the first, so that the sentence stays.
-        fresh = [pod for made, _, pod in sorted(ended, key=lambda end: end[:2]) if made > served][:1]
-        refusal = pods.read_pod_creation_failure(self.deployment(revision, control=control))
-        if refusal is None and all(map(pods.is_pod_ready, group)) and group:
+        # A terminal pod older than the newest ready one has been replaced. The first of the others keeps the message stable.
+        unreplaced = [
+            pod for created_at, _, pod in sorted(terminal_pods, key=lambda entry: entry[:2]) if created_at > newest_ready
+        ][:1]
+        creation_failure = pod_failures.read_pod_creation_failure(self.deployment(revision, control=control))
+        if creation_failure is None and all(map(pod_failures.is_pod_ready, live_pods)) and live_pods:
             return None
-        return pods.most_severe_failure([*group, *fresh], self.last_log_lines, refusal)
+        return pod_failures.most_severe_failure([*live_pods, *unreplaced], self.last_log_lines, creation_failure)
 
     def _deployment_pods(self, revision: str, *, control: bool) -> _DeploymentPods:
         return self._pods_by_deployment.get((revision, "true" if control else "false"), _NO_PODS)
 
     @cached_property
     def _pods_by_deployment(self) -> Mapping[tuple[str | None, str | None], _DeploymentPods]:
-        """The pods by revision and by whether they are control pods, in one walk: a decision asks for them some twenty times."""
-        found: dict[tuple[str | None, str | None], list[KubernetesObject]] = {}
+        """Pods by revision and by the control label, grouped once: a decision needs them some twenty times."""
+        pods_by_key: dict[tuple[str | None, str | None], list[KubernetesObject]] = {}
         for pod in self.pods:
-            told = read_labels(pod)
-            if told.get(naming.NAME_LABEL) == self.resource.metadata.name:
-                found.setdefault((told.get(naming.REVISION_LABEL), told.get(naming.CONTROL_LABEL)), []).append(pod)
-        return {key: _DeploymentPods.from_pods(group) for key, group in found.items()}
+            labels = read_labels(pod)
+            if labels.get(naming.NAME_LABEL) == self.resource.metadata.name:
+                pods_by_key.setdefault((labels.get(naming.REVISION_LABEL), labels.get(naming.CONTROL_LABEL)), []).append(pod)
+        return {key: _DeploymentPods.from_pods(pods) for key, pods in pods_by_key.items()}
 
     @cached_property
     def _children_by_name(self) -> Mapping[tuple[str, str], KubernetesObject]:
-        return {(one["kind"], one["metadata"]["name"]): one for one in reversed(self.children)}
+        return {(child["kind"], child["metadata"]["name"]): child for child in reversed(self.children)}
 
     def arm_metrics(self, revision: str, *, control: bool = False) -> ArmMetrics | None:
-        """What the pods of one Deployment achieve together."""
+        """Return the metrics of the pods of one Deployment together."""
         return self.metrics_by_deployment.get(naming.deployment_name(self.resource.metadata.name, revision, control=control))
 
 
 def read_labels(item: KubernetesObject) -> Mapping[str, str]:
-    """The object's labels."""
-    found: Mapping[str, str] = item["metadata"].get("labels") or {}
-    return found
+    """Return the object's labels."""
+    labels: Mapping[str, str] = item["metadata"].get("labels") or {}
+    return labels
 
 
 def is_owned_by(item: KubernetesObject, uid: str | None) -> bool:
-    """Whether the object is controlled by the owner with this uid."""
+    """Return whether the object is controlled by the owner with this uid."""
     references = item["metadata"].get("ownerReferences") or []
     return any(reference.get("controller") and reference.get("uid") == uid for reference in references)
