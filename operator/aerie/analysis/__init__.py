@@ -1,17 +1,20 @@
-"""Whether a canary is better, as good, or worse: pure statistics over what two arms of pods counted.
+"""Statistics that tell whether a canary is better than, as good as, or worse than its control, from counts of two arms of pods.
 
-    readings      the few numbers of a scrape that an analysis keeps
-    blocks        closes blocks of time in which both arms are counted; what cannot be counted is dropped, visibly
-    calibration   how blocks scatter where nothing differs: stable pods against stable pods
-    sequential    bounds and e-values that hold however often they are looked at
-    shares        bounds of small shares, by counts
-    crashes       processes that end, by pod-hours
-    criteria      what is compared, with the alphas and tolerances of each
-    memory        the calibration of every criterion, block by block
-    lossless      whether greedy answers are still the target's
-    counting      what the blocks have told, and what each further block adds
-    judgement     the verdict after a block; reasons has the words
+    measurement/counts                  the few numbers of a scrape that an analysis keeps
+    measurement/blocks                  closes blocks: time windows in which both arms are counted; exclusions are reported
+    measurement/load_match              tells whether both arms received the same load
+    statistics/calibration              dispersion of blocks where nothing differs: stable pods against stable pods
+    statistics/confidence_sequence      anytime-valid bounds and e-values
+    statistics/shares                   exact bounds of small shares, from counts
+    statistics/crash_rate               processes that end, by pod-hours
+    statistics/load_adjustment          adjusts a time metric to the same output of a pod
+    criteria                            the comparisons, with the alphas and tolerances of each; the analysis plan
+    baseline                            the calibration of every criterion, block by block
+    equivalence                         tells whether greedy answers are still the target's
+    state                               the counts so far, and the change by each further block
+    verdict                             the verdict after a block; messages has the texts
+    post_promotion                      tells whether promoted pods have regressed
 
-Guarantee: nothing here reads a clock, the network or a random source. States are frozen and go through dicts unchanged, so an
-analysis goes on after a crash where it stood.
+Guarantee: no module here reads a clock, the network or a random source. States are frozen and go through dicts unchanged, so an
+analysis resumes after a crash where it stopped.
 """

@@ -1,1 +1,1 @@
-"""From counters to paired blocks: what both arms counted in the same stretch of time."""
+"""Paired blocks from counters: the counts of both arms in the same time window."""

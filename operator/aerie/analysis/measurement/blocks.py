@@ -1,17 +1,24 @@
-"""Closes paired blocks: stretches of time in which both arms were counted, pod by pod, from scrapes of ever-growing counters.
+"""Closes paired blocks: time windows in which both arms are counted, pod by pod, from scrapes of ever-growing counters.
 
     scrapes  pod a  --o----o----o----o----o----o--      a block ends at the first scrape at which its time is over and
-             pod b  ---o----o---------o----o----o-      both arms have drafts and finished requests enough
+             pod b  ---o----o---------o----o----o-      both arms have enough drafts and finished requests
     blocks          |--------------|------------|
 
-The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. An arm that holds requests and in
-twice the time has finished next to none of them keeps no block open: it is why. A pod's window runs from the scrape that ended
-the last block to the one that ends this, and neither may be older than a scrape interval and a half. A pod whose window is not
-whole is left out of its block, counted by reason: `Restarted` (its process began anew, or a counter fell), `Joined` (it was
-first seen in mid-block), `Gone`, `Stale` (its last scrapes failed). A block in which an arm has no pod left is dropped.
+The rule that closes a block reads counts and never acceptance, so it cannot favour an arm. A stalled arm does not keep a block
+open: one that, in twice the time, holds requests and has finished next to none of them.
 
-Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as dropped. The state goes
-through `to_dict` and `from_dict` unchanged.
+A pod's window runs from the scrape that ended the last block to the scrape that ends this one. Neither may be older than a scrape
+interval and a half. A pod whose window is not whole is excluded from its block, and counted by reason:
+
+    Restarted   its process restarted, or a counter decreased
+    Joined      its first scrape was in mid-block
+    Gone        it left its arm
+    Stale       its last scrapes failed
+
+A block in which an arm has no pod left is dropped.
+
+Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as excluded. `OpenBlock`
+goes through `to_dict` and `from_dict` unchanged; the operator does not save one, so a restart begins a new block.
 """
 
 from __future__ import annotations
@@ -27,16 +34,16 @@ ArmName = Literal["canary", "control"]
 ExclusionReason = Literal["Restarted", "Joined", "Gone", "Stale"]
 
 MAX_STALLED_BLOCK_LENGTHS = 2.0
-"""Times as long as a block after which an arm that holds requests and finishes too few keeps it open no longer."""
+"""Block lengths after which a stalled arm, one that holds requests and finishes too few, no longer keeps a block open."""
 MIN_STALLED_LOAD_RATIO, MAX_STALLED_FINISHED_RATIO = 0.25, 0.2
-"""Parts of the other arm's requests in flight that it holds at least, and of those finished that it finishes at most."""
+"""Limits of a stalled arm, relative to the other arm: least requests in flight that it holds, most requests that it finishes."""
 MAX_SCRAPE_AGE_INTERVALS = 1.5
-"""Scrape intervals by which a scrape may lie off a block's edge: one may fail."""
+"""Scrape intervals by which a scrape may lie off a block's start or end: one scrape may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRule:
-    """When a block ends; fixed when an analysis begins."""
+    """The rule that closes a block; fixed when an analysis begins."""
 
     block_seconds: float = 120.0
     scrape_interval_seconds: float = 15.0
@@ -46,52 +53,59 @@ class BlockRule:
     min_finished_requests: float = 20.0
     """Finished requests that each arm needs."""
     pods_per_minimum: int = 0
-    """For how many pods these are; 0: for an arm, however many it has."""
+    """Pods that the two minima are for; 0: they are for an arm, however many pods it has."""
 
     def has_enough(self, arm_counts: ArmCounts) -> bool:
-        """Whether the side has drafts and finished requests enough."""
-        times = arm_counts.pod_count / self.pods_per_minimum if self.pods_per_minimum else 1.0
+        """Return whether the arm has enough drafts and finished requests."""
+        factor = arm_counts.pod_count / self.pods_per_minimum if self.pods_per_minimum else 1.0
         return (
-            arm_counts.counts.drafts >= times * self.min_drafts
-            and arm_counts.counts.finished >= times * self.min_finished_requests
+            arm_counts.counts.drafts >= factor * self.min_drafts
+            and arm_counts.counts.finished >= factor * self.min_finished_requests
         )
 
     @property
     def max_scrape_age_seconds(self) -> float:
+        """Age of a scrape, in seconds, up to which it may start or end a window."""
         return MAX_SCRAPE_AGE_INTERVALS * self.scrape_interval_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class PodWindow:
-    """A pod in the open block."""
+    """The window of one pod in the open block."""
 
     arm: ArmName
     first: tuple[float, CounterSnapshot] | None = None
-    """The scrape that its window begins with."""
+    """Time and counters of the scrape that the window begins with."""
     last: tuple[float, CounterSnapshot] | None = None
+    """Time and counters of the latest scrape."""
     exclusion_reason: ExclusionReason | None = None
-    """Why it cannot be part of this block any more."""
+    """Reason for which the pod can no longer be part of this block."""
     load_sum: float = 0.0
-    """Sum of its load over `scrapes`."""
+    """Sum of the pod's load over `scrape_count` scrapes."""
     scrape_count: int = 0
+    """Scrapes of the window that reported a load."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """One arm in a closed block."""
+    """The counts of one arm in a closed block."""
 
     pod_count: int
+    """Pods with a whole window."""
     counts: EngineCounts
+    """Sums over these pods."""
     mean_load: float | None
-    """Mean requests running and waiting on a pod; None where no page says."""
+    """Mean number of requests running and waiting on a pod; None where no exposition has it."""
     counts_by_pod: Mapping[str, EngineCounts] = field(default_factory=dict)
-    """The counts of each of them."""
+    """Counts of each of these pods, by name."""
     queue_growth: float = 0.0
-    """By how many the requests without a first token grew."""
+    """Growth of the number of requests without a first token."""
 
     def is_stalled_against(self, other: ArmCounts) -> bool:
-        """Whether it holds requests, finishes next to none of them, and the other does, pod by pod: of equal arms no chance makes
-        the one finish a fifth of the other's where that is 20."""
+        """Return whether this arm holds requests and finishes next to none of them, while the other finishes its own.
+
+        Both are compared per pod. Where the other arm finishes 20 requests, chance does not make an equal arm finish a fifth.
+        """
         if (
             self.mean_load is None
             or other.mean_load is None
@@ -103,20 +117,20 @@ class ArmCounts:
 
     @property
     def arrived_requests(self) -> float:
-        """Requests that came."""
+        """Requests that arrived."""
         return self.counts.first_tokens + self.queue_growth
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedBlock:
-    """A closed block. An arm is None when none of its pods had a whole window; the block then counts for nothing."""
+    """A closed block. An arm is None when none of its pods had a whole window; the block is then dropped."""
 
     start_time: float
     end_time: float
     canary: ArmCounts | None
     control: ArmCounts | None
     excluded_pods: Mapping[str, int] = field(default_factory=dict)
-    """Pods left out, by reason."""
+    """Number of excluded pods, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +139,19 @@ class OpenBlock:
 
     start_time: float
     windows: Mapping[str, PodWindow] = field(default_factory=dict)
+    """Windows of the pods, by pod name."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"began": self.start_time, "pods": {name: _window_to_dict(pod) for name, pod in self.windows.items()}}
+        return {"began": self.start_time, "pods": {name: _window_to_dict(window) for name, window in self.windows.items()}}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> OpenBlock:
-        return cls(document["began"], {name: _window_from_dict(pod) for name, pod in document["pods"].items()})
+        return cls(document["began"], {name: _window_from_dict(window) for name, window in document["pods"].items()})
 
 
 @dataclass(frozen=True, slots=True)
 class PodSample:
-    """What one round of scraping brought of a pod."""
+    """Result of one scrape cycle for one pod."""
 
     arm: ArmName
     counters: CounterSnapshot | None
@@ -146,59 +161,64 @@ class PodSample:
 def add_scrapes(
     block: OpenBlock, now: float, samples: Mapping[str, PodSample], rule: BlockRule
 ) -> tuple[OpenBlock, ClosedBlock | None]:
-    """The open block after one round of scraping at `now`, and the block that it closed, if any.
+    """Return the open block after one scrape cycle at `now`, and the block that it closed, if any.
 
-    `seen` has every pod that belongs to an arm now, whether or not its scrape came.
+    `samples` has every pod that belongs to an arm now, whether or not its scrape succeeded.
     """
-    pods = {
-        name: _add_scrape(block.windows.get(name, PodWindow(one.arm)), one.counters, now, block.start_time, rule)
-        for name, one in samples.items()
+    windows = {
+        name: _add_scrape(block.windows.get(name, PodWindow(sample.arm)), sample.counters, now, block.start_time, rule)
+        for name, sample in samples.items()
     }
-    gone = {name: replace(pod, exclusion_reason="Gone") for name, pod in block.windows.items() if name not in samples}
-    filled = OpenBlock(block.start_time, gone | pods)
+    gone = {name: replace(window, exclusion_reason="Gone") for name, window in block.windows.items() if name not in samples}
+    filled_block = OpenBlock(block.start_time, gone | windows)
     if now - block.start_time < rule.block_seconds:
-        return filled, None
-    sides = {arm: _arm_counts(filled, arm, now, rule) for arm in ("canary", "control")}
-    for arm, side in sides.items():
-        if side is None and _may_become_whole(filled, arm, now, rule):
-            return filled, None
-        if side is not None and not rule.has_enough(side):
-            other = sides["control" if arm == "canary" else "canary"]
-            if now - block.start_time < MAX_STALLED_BLOCK_LENGTHS * rule.block_seconds or not _is_arm_stalled(side, other, rule):
-                return filled, None
-    dropped: Counter[str] = Counter(reason for pod in filled.windows.values() if (reason := _exclusion_reason(pod, now, rule)))
-    closed = ClosedBlock(block.start_time, now, sides["canary"], sides["control"], dict(dropped))
-    return OpenBlock(now, {name: _next_window(pod, now, rule) for name, pod in pods.items()}), closed
+        return filled_block, None
+    arms = {arm: _arm_counts(filled_block, arm, now, rule) for arm in ("canary", "control")}
+    for arm, arm_counts in arms.items():
+        if arm_counts is None and _may_become_whole(filled_block, arm, now, rule):
+            return filled_block, None
+        if arm_counts is not None and not rule.has_enough(arm_counts):
+            other = arms["control" if arm == "canary" else "canary"]
+            if now - block.start_time < MAX_STALLED_BLOCK_LENGTHS * rule.block_seconds or not _is_arm_stalled(
+                arm_counts, other, rule
+            ):
+                return filled_block, None
+    excluded_pods: Counter[str] = Counter(
+        reason for window in filled_block.windows.values() if (reason := _exclusion_reason(window, now, rule))
+    )
+    closed = ClosedBlock(block.start_time, now, arms["canary"], arms["control"], dict(excluded_pods))
+    return OpenBlock(now, {name: _next_window(window, now, rule) for name, window in windows.items()}), closed
 
 
-def _is_arm_stalled(side: ArmCounts, other: ArmCounts | None, rule: BlockRule) -> bool:
-    """Whether the side gets hardly anything done of what it holds, while the other gets enough done."""
-    return other is not None and rule.has_enough(other) and side.is_stalled_against(other)
+def _is_arm_stalled(arm_counts: ArmCounts, other: ArmCounts | None, rule: BlockRule) -> bool:
+    """Return whether the arm finishes hardly any of the requests that it holds, while the other arm finishes enough."""
+    return other is not None and rule.has_enough(other) and arm_counts.is_stalled_against(other)
 
 
 def start_block(now: float, samples: Mapping[str, PodSample], rule: BlockRule) -> OpenBlock:
-    """The first open block, from a first round of scraping."""
+    """Return the first open block, from a first scrape cycle at `now`."""
     return add_scrapes(OpenBlock(now), now, samples, rule)[0]
 
 
-def _add_scrape(pod: PodWindow, reading: CounterSnapshot | None, now: float, began: float, rule: BlockRule) -> PodWindow:
-    """The pod after one scrape."""
-    if reading is None:
-        return pod
-    load, scrapes = (
-        (pod.load_sum, pod.scrape_count) if reading.load is None else (pod.load_sum + reading.load, pod.scrape_count + 1)
-    )
-    pod = replace(pod, load_sum=load, scrape_count=scrapes)
-    if pod.first is None or pod.last is None:
-        missing = pod.exclusion_reason or ("Joined" if now > began + rule.max_scrape_age_seconds else None)
-        return replace(pod, first=(now, reading), last=(now, reading), exclusion_reason=missing)
-    if has_restarted(pod.last[1], reading):
-        return replace(pod, last=(now, reading), exclusion_reason="Restarted")
-    return replace(pod, last=(now, reading))
+def _add_scrape(
+    window: PodWindow, counters: CounterSnapshot | None, now: float, block_start_time: float, rule: BlockRule
+) -> PodWindow:
+    """Return the window after one scrape; unchanged when the scrape failed."""
+    if counters is None:
+        return window
+    if counters.load is not None:
+        window = replace(window, load_sum=window.load_sum + counters.load, scrape_count=window.scrape_count + 1)
+    if window.first is None or window.last is None:
+        joined_late = now > block_start_time + rule.max_scrape_age_seconds
+        exclusion_reason = window.exclusion_reason or ("Joined" if joined_late else None)
+        return replace(window, first=(now, counters), last=(now, counters), exclusion_reason=exclusion_reason)
+    if has_restarted(window.last[1], counters):
+        return replace(window, last=(now, counters), exclusion_reason="Restarted")
+    return replace(window, last=(now, counters))
 
 
 def has_restarted(before: CounterSnapshot, after: CounterSnapshot) -> bool:
-    """Whether two readings of a pod are not of one run of one engine."""
+    """Return whether two snapshots of a pod are not of one run of one engine."""
     if (
         before.process_start_time is not None
         and after.process_start_time is not None
@@ -208,53 +228,77 @@ def has_restarted(before: CounterSnapshot, after: CounterSnapshot) -> bool:
     return before.engine_count != after.engine_count or (after.counts - before.counts).decreased_counter is not None
 
 
-def _exclusion_reason(pod: PodWindow, now: float, rule: BlockRule) -> ExclusionReason | None:
-    """Why the pod has no whole window that ends at `now`."""
-    if pod.exclusion_reason:
-        return pod.exclusion_reason
-    return "Stale" if pod.last is None or now - pod.last[0] > rule.max_scrape_age_seconds else None
+def _exclusion_reason(window: PodWindow, now: float, rule: BlockRule) -> ExclusionReason | None:
+    """Return the reason for which the pod has no whole window that ends at `now`; None where it has one."""
+    if window.exclusion_reason:
+        return window.exclusion_reason
+    return "Stale" if window.last is None or now - window.last[0] > rule.max_scrape_age_seconds else None
 
 
 def _arm_counts(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> ArmCounts | None:
-    whole = {name: pod for name, pod in block.windows.items() if pod.arm == arm and _exclusion_reason(pod, now, rule) is None}
-    if not whole:
+    """Return the counts of the arm's pods with a whole window; None when it has no such pod."""
+    whole_windows = {
+        name: window
+        for name, window in block.windows.items()
+        if window.arm == arm and _exclusion_reason(window, now, rule) is None
+    }
+    if not whole_windows:
         return None
-    by_pod = {name: pod.last[1].counts - pod.first[1].counts for name, pod in whole.items() if pod.first and pod.last}
-    loads = [pod.load_sum / pod.scrape_count for pod in whole.values() if pod.scrape_count]
-    load = sum(loads) / len(loads) if loads else None
-    return ArmCounts(len(whole), sum(by_pod.values(), EngineCounts()), load, by_pod, sum(map(_queue_growth, whole.values())))
+    counts_by_pod = {
+        name: window.last[1].counts - window.first[1].counts
+        for name, window in whole_windows.items()
+        if window.first and window.last
+    }
+    loads = [window.load_sum / window.scrape_count for window in whole_windows.values() if window.scrape_count]
+    return ArmCounts(
+        pod_count=len(whole_windows),
+        counts=sum(counts_by_pod.values(), EngineCounts()),
+        mean_load=sum(loads) / len(loads) if loads else None,
+        counts_by_pod=counts_by_pod,
+        queue_growth=sum(map(_queue_growth, whole_windows.values())),
+    )
 
 
-def _queue_growth(pod: PodWindow) -> float:
-    """By how many more requests wait than when its window began; 0 where a page does not say."""
-    waiting = [scrape[1].waiting_requests if scrape else None for scrape in (pod.first, pod.last)]
+def _queue_growth(window: PodWindow) -> float:
+    """Return by how many the waiting requests have grown since the window began; 0 where an exposition does not have them."""
+    waiting = [scrape[1].waiting_requests if scrape else None for scrape in (window.first, window.last)]
     return 0.0 if waiting[0] is None or waiting[1] is None else waiting[1] - waiting[0]
 
 
 def _may_become_whole(block: OpenBlock, arm: str, now: float, rule: BlockRule) -> bool:
-    """Whether the next scrapes may yet make a pod's window whole: it is only stale, and not for long."""
-    stale = any(pod.arm == arm and pod.exclusion_reason is None and pod.first is not None for pod in block.windows.values())
-    return stale and now - block.start_time < 2 * rule.block_seconds
+    """Return whether the next scrapes may still make a window of the arm whole: it is only stale, and the block not yet long."""
+    has_stale_window = any(
+        window.arm == arm and window.exclusion_reason is None and window.first is not None for window in block.windows.values()
+    )
+    return has_stale_window and now - block.start_time < 2 * rule.block_seconds
 
 
-def _next_window(pod: PodWindow, now: float, rule: BlockRule) -> PodWindow:
-    """The pod in the block that begins at `now`."""
-    fresh = pod.last is not None and now - pod.last[0] <= rule.max_scrape_age_seconds
-    return PodWindow(pod.arm, pod.last, pod.last) if fresh else PodWindow(pod.arm)
+def _next_window(window: PodWindow, now: float, rule: BlockRule) -> PodWindow:
+    """Return the pod's window in the block that begins at `now`."""
+    is_fresh = window.last is not None and now - window.last[0] <= rule.max_scrape_age_seconds
+    return PodWindow(window.arm, window.last, window.last) if is_fresh else PodWindow(window.arm)
 
 
-def _window_to_dict(pod: PodWindow) -> dict[str, Any]:
-    found: dict[str, Any] = {"arm": pod.arm, "load": pod.load_sum, "scrapes": pod.scrape_count}
-    if pod.exclusion_reason:
-        found["missing"] = pod.exclusion_reason
+def _window_to_dict(window: PodWindow) -> dict[str, Any]:
+    document: dict[str, Any] = {"arm": window.arm, "load": window.load_sum, "scrapes": window.scrape_count}
+    if window.exclusion_reason:
+        document["missing"] = window.exclusion_reason
     for name in ("first", "last"):
-        if scrape := getattr(pod, name):
-            found[name] = {"time": scrape[0], **scrape[1].to_dict()}
-    return found
+        if scrape := getattr(window, name):
+            document[name] = {"time": scrape[0], **scrape[1].to_dict()}
+    return document
 
 
-def _window_from_dict(found: Mapping[str, Any]) -> PodWindow:
-    scrapes = {name: (found[name]["time"], CounterSnapshot.from_dict(found[name])) for name in ("first", "last") if name in found}
+def _window_from_dict(document: Mapping[str, Any]) -> PodWindow:
+    scrapes = {
+        name: (document[name]["time"], CounterSnapshot.from_dict(document[name]))
+        for name in ("first", "last")
+        if name in document
+    }
     return PodWindow(
-        found["arm"], exclusion_reason=found.get("missing"), load_sum=found["load"], scrape_count=found["scrapes"], **scrapes
+        document["arm"],
+        exclusion_reason=document.get("missing"),
+        load_sum=document["load"],
+        scrape_count=document["scrapes"],
+        **scrapes,
     )

@@ -1,6 +1,6 @@
-"""What is kept for a program alone, as one word of text: for a status or a ConfigMap, which hold texts and are read by people.
+"""Packs state that only a program reads into one word of text: a status or a ConfigMap holds text, and people read it.
 
-Guarantee: what `pack` was given comes back; for anything else `unpack` raises ValueError.
+Guarantee: `unpack` returns the value that `pack` was given; for any other text it raises ValueError.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def pack(value: Any) -> str:
-    """As text."""
+    """Return the value as one word of text."""
     return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 9)).decode()
 
 
 def unpack(text: str) -> Any:
-    """What it was made of."""
+    """Return the value that `pack` made this text of; raise ValueError for any other text."""
     try:
         return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
     except zlib.error as error:

@@ -1,7 +1,7 @@
 """The few numbers of a scrape that an analysis keeps: small enough for a status, enough for every criterion.
 
-Guarantee: a reading holds plain sums, so readings add up over pods and their differences are windows; what is a share of what is
-said in `criteria`. A latency objective is moved to the nearest bucket edge, because a histogram knows nothing between edges.
+Guarantee: a snapshot holds plain sums, so snapshots add up over pods and their differences are windows. `criteria` defines which
+sum is a share of which. A latency objective is moved to the nearest bucket edge, because a histogram has no counts between edges.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from aerie.engine.metrics.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class SampleProjection:
-    """Which numbers of a sample are kept; fixed when an analysis begins."""
+    """The numbers of a sample that are kept; fixed when an analysis begins."""
 
     positions: int
-    """Draft positions whose accepted tokens count."""
+    """Draft positions whose accepted tokens are counted."""
     output_edge: float | None = None
     """Bucket edge, in seconds, of the objective for time per output token; None without one."""
     first_edge: float | None = None
@@ -28,19 +28,19 @@ class SampleProjection:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """Sums since an engine began, or in a window."""
+    """Sums since an engine started, or in a window."""
 
     drafts: float = 0.0
     accepted: float = 0.0
-    """Draft tokens accepted at the positions that count."""
+    """Draft tokens accepted at the positions that are counted."""
     draft_tokens: float = 0.0
     decode_tokens: float = 0.0
-    """Output tokens without first tokens."""
+    """Output tokens other than first tokens."""
     decode_seconds: float = 0.0
     output_tokens: float = 0.0
     finished: float = 0.0
     cut: float = 0.0
-    """Finished requests that reached their limit of tokens."""
+    """Finished requests that reached their token limit."""
     errors: float = 0.0
     preemptions: float = 0.0
     first_tokens: float = 0.0
@@ -50,15 +50,15 @@ class EngineCounts:
     timed: float = 0.0
     """Finished requests whose time per output token was measured."""
     slow_output: float = 0.0
-    """Those that took longer per output token than the objective."""
+    """Of the `timed` requests, those that took longer per output token than the objective."""
     request_steps: float = 0.0
     """Steps of the engine, once for each request in them."""
     iterations: float = 0.0
     """Steps of the engine."""
     given_up: float = 0.0
-    """Requests that got their first token, do not run any more and are not finished: their clients went away. vLLM counts these
-    nowhere (`request_success_total{finished_reason="abort"}` stays 0); it is a balance of counters and a gauge, and so may fall
-    by a few requests from one page to the next. 0 where the page has no such gauge."""
+    """Requests that got their first token, no longer run and are not finished: their clients disconnected. vLLM counts these
+    nowhere (`request_success_total{finished_reason="abort"}` stays 0). The value is a balance of counters and a gauge, so it may
+    decrease by a few requests from one scrape to the next. 0 where the exposition has no such gauge."""
 
     def __add__(self, other: EngineCounts) -> EngineCounts:
         return EngineCounts(*(getattr(self, name) + getattr(other, name) for name in _COUNT_FIELDS))
@@ -68,12 +68,12 @@ class EngineCounts:
 
     @property
     def busy_seconds(self) -> float:
-        """How long the engine has worked: its steps, each as long as requests had to wait for one in the mean."""
+        """Seconds that the engine has worked: its steps, each as long as requests waited for one on average."""
         return self.iterations * self.decode_seconds / self.request_steps if self.request_steps > 0 else 0.0
 
     @property
     def decreased_counter(self) -> str | None:
-        """The first sum that is negative: the engine began anew, or the page lies."""
+        """The first sum that is negative: the engine restarted, or the exposition is invalid. None where none is."""
         return next((name for name in _COUNT_FIELDS if getattr(self, name) < 0 and name != "given_up"), None)
 
 
@@ -82,18 +82,18 @@ _COUNT_FIELDS = tuple(field.name for field in fields(EngineCounts))
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:
-    """One scrape of one pod."""
+    """The counters of one scrape of one pod."""
 
     counts: EngineCounts
     load: float | None
-    """Requests running and waiting; None where the page does not say."""
+    """Requests running and waiting; None where the exposition does not have them."""
     process_start_time: float | None
     engine_count: int
     waiting_requests: float | None = None
-    """Those of the load that have no first token yet; None where the page does not say."""
+    """Requests of the load that have no first token yet; None where the exposition does not have them."""
 
     def to_dict(self) -> dict[str, object]:
-        """Zeros left out."""
+        """Return the snapshot as a dict, without the counts that are 0."""
         counts = {name: value for name, value in asdict(self.counts).items() if value}
         return {
             "counts": counts,
@@ -111,14 +111,14 @@ class CounterSnapshot:
 
 
 def read_counters(sample: Sample, projection: SampleProjection) -> CounterSnapshot:
-    """What is kept of a sample."""
+    """Return the numbers of a sample that the projection keeps."""
     counters, gauges, speculation = sample.counters, sample.gauges, sample.counters.speculation
-    known = [gauge for gauge in (gauges.running_requests, gauges.waiting_requests) if gauge is not None]
+    load_gauges = [gauge for gauge in (gauges.running_requests, gauges.waiting_requests) if gauge is not None]
     counts = EngineCounts(
         drafts=speculation.drafts if speculation else 0.0,
         accepted=sum(speculation.accepted_per_position[: projection.positions]) if speculation else 0.0,
         draft_tokens=speculation.draft_tokens if speculation else 0.0,
-        # Two counters of one page are not of one instant, so the difference may fall back by a few tokens.
+        # Two counters of one exposition are not of one instant, so the difference may decrease by a few tokens.
         decode_tokens=max(0.0, counters.generation_tokens - counters.first_tokens),
         decode_seconds=counters.step_seconds,
         output_tokens=counters.generation_tokens,
@@ -138,14 +138,16 @@ def read_counters(sample: Sample, projection: SampleProjection) -> CounterSnapsh
         else counters.first_tokens - sum(counters.finished.values()) - gauges.running_requests,
     )
     return CounterSnapshot(
-        counts, sum(known) if known else None, sample.process_start_time, len(sample.engines), gauges.waiting_requests
+        counts, sum(load_gauges) if load_gauges else None, sample.process_start_time, len(sample.engines), gauges.waiting_requests
     )
 
 
 def nearest_bucket_edge(objective_seconds: float, edges: Sequence[float]) -> float:
-    """The finite bucket edge nearest to an objective, by ratio: the one at which both arms are counted.
+    """Return the finite bucket edge nearest to an objective, by ratio: the edge at which both arms are counted.
 
-    >>> nearest_edge(0.04, (0.01, 0.025, 0.05, math.inf))
+    Raise ValueError where there is none, or the objective is not above 0.
+
+    >>> nearest_bucket_edge(0.04, (0.01, 0.025, 0.05, math.inf))
     0.05
     """
     finite = [edge for edge in edges if 0 < edge < math.inf]
@@ -155,7 +157,7 @@ def nearest_bucket_edge(objective_seconds: float, edges: Sequence[float]) -> flo
 
 
 def _count_over_edge(histogram: Histogram, edge: float | None) -> float:
-    """Observations beyond an edge; 0 without one. Raises ValueError when the histogram does not have it."""
+    """Return the number of observations beyond an edge; 0 without one. Raise ValueError when the histogram lacks the edge."""
     if edge is None:
         return 0.0
     if edge not in histogram.edges:

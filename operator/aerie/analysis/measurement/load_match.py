@@ -1,26 +1,27 @@
-"""Whether canary and control met a like load, so that their latencies can be compared.
+"""Tests whether canary and control received the same load, so that their latencies can be compared.
 
-What is compared is the demand: requests begun on a pod. Requests in flight are no measure of it, because a canary that is twice
-as fast has half as many. Begun is what got its first token, and by how many the waiting ones grew: an arm that cannot keep up
-still counts all that it was asked for.
+The load compared is the number of arrived requests on a pod. Requests in flight do not measure it, because a canary that is twice
+as fast has half as many. Arrived requests are those that got their first token, plus the growth of the waiting ones. So an arm
+that cannot keep up still counts every request that it received.
 
-Two arms of one demand differ by chance, the more the fewer requests there are: by three standard errors, which are 20 % with 450
-requests on each of two pods. So what is looked at is not a block but the requests of late, as many as tell 20 % from chance:
+Two arms under one load differ by chance, the more the fewer requests there are: by three standard errors, which are 20 % with 450
+requests on each of two pods. So the test covers the recent requests and not one block: as many as distinguish 20 % from chance.
 
-    few requests     the blocks before count too, the older the less     a difference that lasts shows, chance does not
-    many requests    the last block alone                                each block for itself
+    few requests     earlier blocks count too, the older the less        a difference that lasts shows, chance does not
+    many requests    the last block alone                                each block by itself
 
-What each way of routing does to it:
+Effect of each kind of routing:
 
-* at random, by turns, by weights: a pod's share does not depend on its speed. Demand is alike.
-* by fewest requests: the faster arm gets more of them and has as many in flight. So arms that are alike in flight are alike too:
+* random, round robin, weighted: a pod's share does not depend on its speed. The loads match.
+* fewest requests: the faster arm gets more requests and has as many in flight. So arms that match in flight are comparable too:
   each token is made in a batch of the same size.
-* by session or prefix: an arm may have more than its share for as long as a session lasts. Those blocks do not count.
-* an arm with several pods has as many times the demand of one: all of it is for a pod, of those with a whole window.
+* session or prefix: an arm may have more than its share for as long as a session lasts. Those blocks do not count.
+* an arm with several pods receives as many times the load of one: all numbers are per pod, of the pods with a whole window.
 
-Not guaranteed: that requests are of one kind. A tenant with long prompts may sit on one arm, and no count of requests shows it;
-how far that makes blocks scatter is in the history of stable pods, as it is for acceptance lengths. Nor anything about the blocks
-before a difference could be told from chance, but that what they said is forgotten when it shows in them.
+Not guaranteed: that requests are of one kind. A tenant with long prompts may be on one arm, and no count of requests shows it.
+The calibration of stable pods contains the dispersion that this causes, as it does for acceptance lengths. Nor is anything
+guaranteed about the blocks before a difference can be distinguished from chance; their counts are discarded when it shows in
+them.
 """
 
 from __future__ import annotations
@@ -31,57 +32,64 @@ from dataclasses import dataclass
 from aerie.analysis.measurement.blocks import ArmCounts
 
 LOAD_TOLERANCE = 0.2
-"""By how much the arms may differ, relative to their level."""
+"""Largest difference of the arms that counts as the same load, relative to their level."""
 LOAD_TOLERANCE_STANDARD_ERRORS = 3.0
-"""Standard errors by which they may differ in any case."""
+"""Standard errors by which the arms may differ in any case."""
 MIN_REQUEST_COUNT_VARIANCE = (LOAD_TOLERANCE_STANDARD_ERRORS / LOAD_TOLERANCE) ** 2
-"""The variance of a count of requests from which on the tolerance is as wide as so many standard errors."""
+"""Variance of a count of requests from which on the tolerance is as wide as `LOAD_TOLERANCE_STANDARD_ERRORS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMatch:
-    """The requests of late. The difference of the arms is `surplus / variance`, of which 1 / variance is the squared error: the
-    logarithm of the ratio of two rates, by Peto's one-step estimate."""
+    """Sums over the recent requests of both arms, which compare their loads.
+
+    The relative difference of the arms is `request_surplus / variance`, and 1 / variance is its squared error. It is the
+    logarithm of the ratio of two rates, by Peto's one-step estimate. The order of the fields is the saved format.
+    """
 
     request_surplus: float = 0.0
-    """Requests begun on the canary beyond its share."""
+    """Requests that arrived on the canary beyond its share."""
     variance: float = 0.0
-    """Of that, were demand alike."""
+    """Variance of the surplus under equal load."""
     in_flight_surplus: float = 0.0
-    """The relative difference in requests in flight, weighed by the variance of each block."""
+    """Relative difference in requests in flight, weighted by the variance of each block."""
 
     def add_block(self, canary: ArmCounts, control: ArmCounts) -> LoadMatch:
-        """With one more block; what came before weighs as much as is needed to have enough."""
-        share = canary.pod_count / (canary.pod_count + control.pod_count)
-        begun = canary.arrived_requests + control.arrived_requests
-        surplus, variance = canary.arrived_requests - share * begun, max(0.0, begun) * share * (1 - share)
-        flight = surplus
+        """Return the sums with one more block; earlier blocks keep as much weight as is needed to have enough requests."""
+        canary_share = canary.pod_count / (canary.pod_count + control.pod_count)
+        arrived_requests = canary.arrived_requests + control.arrived_requests
+        surplus = canary.arrived_requests - canary_share * arrived_requests
+        variance = max(0.0, arrived_requests) * canary_share * (1 - canary_share)
+        in_flight_surplus = surplus
         if canary.mean_load is not None and control.mean_load is not None:
-            flight = 2 * variance * (canary.mean_load - control.mean_load) / ((canary.mean_load + control.mean_load) or 1.0)
-        room = max(0.0, MIN_REQUEST_COUNT_VARIANCE - variance)
-        kept = room / self.variance if self.variance > room else 1.0
+            total_load = (canary.mean_load + control.mean_load) or 1.0
+            in_flight_surplus = 2 * variance * (canary.mean_load - control.mean_load) / total_load
+        missing_variance = max(0.0, MIN_REQUEST_COUNT_VARIANCE - variance)
+        past_weight = missing_variance / self.variance if self.variance > missing_variance else 1.0
         return LoadMatch(
-            kept * self.request_surplus + surplus, kept * self.variance + variance, kept * self.in_flight_surplus + flight
+            past_weight * self.request_surplus + surplus,
+            past_weight * self.variance + variance,
+            past_weight * self.in_flight_surplus + in_flight_surplus,
         )
 
     @property
     def has_enough_requests(self) -> bool:
-        """Whether a difference of more than the tolerance is told from chance."""
-        return self.variance >= 0.999 * MIN_REQUEST_COUNT_VARIANCE  # a sum of parts of it, rounded
+        """Whether a difference of more than the tolerance can be distinguished from chance."""
+        return self.variance >= 0.999 * MIN_REQUEST_COUNT_VARIANCE  # the sum of its parts is rounded
 
     @property
     def relative_difference(self) -> float:
-        """By how much the canary's pods got more requests than the control's, relative to their level."""
+        """Requests that the canary's pods got more than the control's, relative to their level."""
         return self.request_surplus / self.variance if self.variance > 0 else 0.0
 
     @property
     def is_matched(self) -> bool:
-        """Whether the arms were alike, in requests begun or in those in flight; not when no request began."""
+        """Whether the loads of the arms match, in arrived requests or in those in flight; not when no request arrived."""
         return self._is_within_tolerance(min(abs(self.request_surplus), abs(self.in_flight_surplus)))
 
     @property
     def is_matched_in_flight(self) -> bool:
-        """Whether the arms were alike in requests in flight; where no page tells these, in those begun."""
+        """Whether the arms match in requests in flight; where no exposition has these, in arrived requests."""
         return self._is_within_tolerance(abs(self.in_flight_surplus))
 
     def _is_within_tolerance(self, difference: float) -> bool:

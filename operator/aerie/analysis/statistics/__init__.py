@@ -1,1 +1,1 @@
-"""Confidence sequences, exact bounds of counts, and how blocks of equal arms scatter."""
+"""Confidence sequences, exact bounds of counts, and the dispersion of blocks of equal arms."""
