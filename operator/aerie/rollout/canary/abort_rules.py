@@ -1,7 +1,8 @@
-"""Faults of a canary that need no statistics: any of them ends it at once.
+"""Hard failures of a canary. They need no statistics: any of them aborts the canary immediately.
 
-Guarantees: only what the canary's own pods show is said, and only where the pods that it is compared with show it less: a fault
-of both is a fault of the cluster. No pod decides over a fleet: of many pods a few may crash, fail or lie (lateness.tolerated).
+Guarantees: a reason names only what the canary's own pods show, and only where the reference pods show it less. A fault of both
+is a fault of the cluster. No single pod decides for all: of many pods a few may crash, fail or report invalid metrics
+(late_pods.max_tolerated_failures).
 """
 
 from __future__ import annotations
@@ -23,48 +24,61 @@ def find_abort_reasons(
     last_lines: Mapping[str, str],
     now: datetime,
 ) -> Iterator[str]:
-    """Sentences on the canary's pods. `others`: the pods that it is compared with; `unreadable`: what is wrong with the metrics
-    page of a pod, by its name; `patience`: for how long all pods of the canary may be away; None: as long as they like."""
-    crashing = _crash_looping_pods(canary)
-    if _is_canary_fault(crashing, canary, _crash_looping_pods(reference), reference):
-        trouble = pod_failures.read_pod_failure(crashing[0], last_lines)
-        yield f"It crashes again and again: {trouble.message if trouble else crashing[0]['metadata']['name']}."
-    failing = _recently_failed_pods(canary, now)
-    if len(failing) >= pod_failures.MIN_CRASH_LOOP_RESTARTS and _is_canary_fault(
-        failing, canary, _recently_failed_pods(reference, now), reference
+    """Yield a message for each hard failure of the canary's pods.
+
+    `reference`: pods that the canary is compared with. `invalid_metrics`: what is wrong with the metrics of a pod, by pod name.
+    `not_ready_timeout`: how long all pods of the canary may be not ready; None: without limit.
+    """
+    crashing_pods = _crash_looping_pods(canary)
+    if _is_canary_fault(crashing_pods, canary, _crash_looping_pods(reference), reference):
+        pod_failure = pod_failures.read_pod_failure(crashing_pods[0], last_lines)
+        yield f"It crashes again and again: {pod_failure.message if pod_failure else crashing_pods[0]['metadata']['name']}."
+    failed_pods = _recently_failed_pods(canary, now)
+    if len(failed_pods) >= pod_failures.MIN_CRASH_LOOP_RESTARTS and _is_canary_fault(
+        failed_pods, canary, _recently_failed_pods(reference, now), reference
     ):
-        trouble = pod_failures.read_pod_failure(failing[0], last_lines)
-        said = trouble.message if trouble else failing[0]["metadata"]["name"]
-        yield f"Its pods fail again and again: {said.rstrip('.')}."
-    lying = [pod for pod in canary.live_pods if pod["metadata"]["name"] in invalid_metrics]
+        pod_failure = pod_failures.read_pod_failure(failed_pods[0], last_lines)
+        message = pod_failure.message if pod_failure else failed_pods[0]["metadata"]["name"]
+        yield f"Its pods fail again and again: {message.rstrip('.')}."
+    invalid_pods = [pod for pod in canary.live_pods if pod["metadata"]["name"] in invalid_metrics]
     if _is_canary_fault(
-        lying, canary, [pod for pod in reference.live_pods if pod["metadata"]["name"] in invalid_metrics], reference
+        invalid_pods, canary, [pod for pod in reference.live_pods if pod["metadata"]["name"] in invalid_metrics], reference
     ):
-        name = lying[0]["metadata"]["name"]
-        yield f"The metrics of pod {name} cannot be believed: {invalid_metrics[name].rstrip('.')}."
+        pod_name = invalid_pods[0]["metadata"]["name"]
+        yield f"The metrics of pod {pod_name} cannot be believed: {invalid_metrics[pod_name].rstrip('.')}."
     if not_ready_timeout is not None and canary.live_pods and not any(map(pod_failures.is_pod_ready, canary.live_pods)):
         since = max(
-            (moment for pod in canary.live_pods if (moment := pod_failures.not_ready_since(pod)) is not None), default=None
+            (not_ready_since for pod in canary.live_pods if (not_ready_since := pod_failures.not_ready_since(pod)) is not None),
+            default=None,
         )
         if since is not None and now >= since + not_ready_timeout:
             yield f"None of its pods has served since {since:%H:%M:%S}."
 
 
 def _is_canary_fault(
-    mine: Collection[KubernetesObject], canary: ArmPods, theirs: Collection[KubernetesObject], others: ArmPods
+    affected_canary_pods: Collection[KubernetesObject],
+    canary: ArmPods,
+    affected_reference_pods: Collection[KubernetesObject],
+    reference: ArmPods,
 ) -> bool:
-    """Whether the fault is the canary's: more of its pods have it than a node's fault explains, and a larger share of them
-    than of the others."""
-    if len(mine) <= max_tolerated_failures(canary.counts.requested):
+    """Return whether the fault is the canary's: it affects more canary pods than the fault of one node explains, and a larger
+    share of them than of the reference pods."""
+    if len(affected_canary_pods) <= max_tolerated_failures(canary.counts.requested):
         return False
-    return len(mine) * max(1, others.counts.requested) > len(theirs) * max(1, canary.counts.requested)
+    return len(affected_canary_pods) * max(1, reference.counts.requested) > len(affected_reference_pods) * max(
+        1, canary.counts.requested
+    )
 
 
-def _crash_looping_pods(group: ArmPods) -> list[KubernetesObject]:
-    return [pod for pod in group.live_pods if pod_failures.is_in_crash_loop(pod)]
+def _crash_looping_pods(arm_pods: ArmPods) -> list[KubernetesObject]:
+    return [pod for pod in arm_pods.live_pods if pod_failures.is_in_crash_loop(pod)]
 
 
-def _recently_failed_pods(group: ArmPods, now: datetime) -> list[KubernetesObject]:
-    """Pods of the last hour that have ended for good: evicted again and again, or refused by every node."""
-    made = ((pod, pod["metadata"].get("creationTimestamp")) for pod in group.terminal_pods)
-    return [pod for pod, at in made if at and datetime.fromisoformat(at) > now - pod_failures.MIN_STABLE_RUN]
+def _recently_failed_pods(arm_pods: ArmPods, now: datetime) -> list[KubernetesObject]:
+    """Return pods of the last hour that have terminated: evicted repeatedly, or rejected by every node."""
+    pods_with_creation = ((pod, pod["metadata"].get("creationTimestamp")) for pod in arm_pods.terminal_pods)
+    return [
+        pod
+        for pod, created_at in pods_with_creation
+        if created_at and datetime.fromisoformat(created_at) > now - pod_failures.MIN_STABLE_RUN
+    ]
