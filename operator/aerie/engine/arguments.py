@@ -1,11 +1,11 @@
-"""What a user's engine arguments say, read as vLLM's own parser reads them.
+"""A parser for the user's engine arguments that reads them as vLLM's own parser does.
 
-vLLM's `FlexibleArgumentParser` (vllm/utils/argparse_utils.py) is argparse with liberties, and so is this: `--flag=value` and
-`--flag value`, underscores for dashes, short names, JSON spelled with dots (`--compilation-config.mode 3`), `--no-` and, from
-0.33 on, `--disable-` before a switch; the last of several wins.
+vLLM's `FlexibleArgumentParser` (vllm/utils/argparse_utils.py) extends argparse, and so does this parser. It takes
+`--flag=value` and `--flag value`, underscores for dashes, short names, and JSON spelled with dots
+(`--compilation-config.mode 3`). It takes `--no-` and, from 0.33 on, `--disable-` before a switch. The last of several wins.
 
-Guarantees: a value that vLLM would refuse for its form is an `ArgumentError` that names the flag and the value; a flag that is
-not read here is left as it is. Not guaranteed: that vLLM knows every other flag, or that the values go together.
+Guarantees: a value whose form vLLM would reject is an `ArgumentError` that names the flag and the value. A flag that this module
+does not parse stays as it is. Not guaranteed: that vLLM knows every other flag, or that the values are compatible.
 """
 
 from __future__ import annotations
@@ -48,37 +48,37 @@ DEFAULT_GPU_MEMORY_UTILIZATION = 0.92
 
 
 class ArgumentError(ValueError):
-    """An argument that vLLM would refuse, or that Aerie does; the message is a sentence that begins with spec.engine.args."""
+    """An argument that vLLM or Aerie rejects; the message is a sentence that begins with spec.engine.args."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFlag:
-    """One flag of a command line with what belongs to it."""
+    """One flag of a command line with its values."""
 
     name: str
-    """In full and with dashes, like `--max-model-len`; `""` for words before the first flag."""
+    """The full name with dashes, like `--max-model-len`; `""` for the words before the first flag."""
     values: tuple[str, ...]
-    """None for a switch."""
+    """Its values; a switch has none."""
     raw_text: str
-    """As the user wrote it, for sentences."""
+    """The flag as the user wrote it, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineArguments:
-    """What arguments imply. Defaults are vLLM's; None: not given, so that vLLM decides by model and machine."""
+    """Parsed engine arguments. Defaults are vLLM's; None: not set, so that vLLM decides by model and machine."""
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
     api_server_count: int = 1
-    """API-server processes of one pod; as many as data-parallel ranks unless given (vllm/entrypoints/cli/serve.py)."""
+    """API-server processes of one pod; vLLM's default is the number of data-parallel ranks (vllm/entrypoints/cli/serve.py)."""
     enable_expert_parallel: bool = False
     max_model_len: int | None = None
     """Tokens; None also for `auto`."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     cudagraph_capture_sizes: tuple[int, ...] | None = None
-    """Batch sizes, in tokens, for which CUDA graphs are captured, where the user sets them; rising."""
+    """Batch sizes, in tokens, for which CUDA graphs are captured, where the user sets them; in ascending order."""
     max_cudagraph_capture_size: int | None = None
     """The largest of them, where only that is set."""
     enforce_eager: bool = False
@@ -87,7 +87,7 @@ class EngineArguments:
     model_impl: str | None = None
     quantization: str | None = None
     offload_flag: str | None = None
-    """The first flag that keeps a part of the weights in the CPU's memory, as the user wrote it."""
+    """The first flag that keeps a part of the weights in CPU memory, as the user wrote it."""
     kv_cache_dtype: str | None = None
     moe_backend: str | None = None
     enable_lora: bool = False
@@ -97,64 +97,65 @@ class EngineArguments:
     trust_remote_code: bool = False
     enable_sleep_mode: bool = False
     sleep_preserve_parameter_names: tuple[str, ...] = ()
-    """Patterns of the parameters that a sleep of level 2 keeps; those of the drafter are called draft.NAME."""
+    """Patterns of the parameters that a sleep of level 2 keeps; the drafter's are called draft.NAME."""
     has_kv_transfer_config: bool = False
     """Whether there is a KV transfer config."""
     has_logits_processors: bool = False
     structured_outputs_backend: str | None = None
-    """Of the structured outputs config."""
+    """The backend of the structured outputs config."""
     has_tool_or_reasoning_parser: bool = False
-    """Whether a tool or reasoning parser is on, whose strict tools are structured output."""
+    """Whether a tool or reasoning parser is on. Strict tools are structured output."""
 
     @property
     def gpus_per_replica(self) -> int:
-        """GPUs that one replica takes."""
+        """The number of GPUs that one replica takes."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
 def parse_flags(args: Sequence[str]) -> list[ParsedFlag]:
-    """Split arguments into flags with their values, in order; dotted flags are gathered into one JSON value at the end.
+    """Split arguments into flags with their values, in order; dotted flags are merged into one JSON value at the end.
 
-    Like vLLM, flags with dots replace an undotted one of the same name wherever it stands. Raises ArgumentError.
+    Dotted flags replace an undotted one of the same name at any position, as in vLLM. Raises ArgumentError.
     """
-    found: list[ParsedFlag] = []
+    flags: list[ParsedFlag] = []
     dotted: dict[str, tuple[dict[str, Any], str]] = {}
     for name, values, text in _split_words(args):
         base, dot, path = name.partition(".")
         if not dot:
-            found.append(ParsedFlag(_long_name(name), values, text))
+            flags.append(ParsedFlag(_long_name(name), values, text))
             continue
         if len(values) != 1:
             raise ArgumentError(f"spec.engine.args has '{text}' with {len(values)} values: write {name}=VALUE.")
         tree, _ = dotted.setdefault(base, ({}, text))
         _set_dotted_value(tree, path, values[0])
-    return [*found, *(ParsedFlag(_long_name(base), (_dump_json(base, tree),), text) for base, (tree, text) in dotted.items())]
+    return [*flags, *(ParsedFlag(_long_name(base), (_dump_json(base, tree),), text) for base, (tree, text) in dotted.items())]
 
 
 def parse_arguments(args: Sequence[str]) -> EngineArguments:
-    """What the arguments imply. Raises ArgumentError for a value whose form vLLM would refuse."""
+    """Parse the arguments. Raises ArgumentError for a value whose form vLLM would reject."""
     return interpret_flags(parse_flags(args))
 
 
 def interpret_flags(flags: Sequence[ParsedFlag]) -> EngineArguments:
-    """`read`, for arguments that have been split. Raises ArgumentError."""
-    last: dict[str, ParsedFlag] = {}
-    for option in flags:
-        last.pop(option.name, None)  # so that the order is that of each name's last use
-        last[option.name] = option
-        if (
-            option.name not in _LONG_FLAG_NAMES
-            and (meant := [name for name in _LONG_FLAG_NAMES if name.startswith(option.name)])
-            and option.name
-        ):
-            raise ArgumentError(
-                f"spec.engine.args has '{option.raw_text}', short for {' or '.join(sorted(meant))}: write it in full."
-            )
-    return _FlagReader(last).build_arguments()
+    """Do the second half of `parse_arguments`, for arguments that are split into flags. Raises ArgumentError."""
+    last_flags: dict[str, ParsedFlag] = {}
+    for flag in flags:
+        last_flags.pop(flag.name, None)  # keeps the order of each name's last use
+        last_flags[flag.name] = flag
+        _reject_abbreviation(flag)
+    return _FlagReader(last_flags).build_arguments()
+
+
+def _reject_abbreviation(flag: ParsedFlag) -> None:
+    """Raise ArgumentError for the beginning of a name, which argparse would complete."""
+    if not flag.name or flag.name in _LONG_FLAG_NAMES:
+        return
+    if full_names := sorted(name for name in _LONG_FLAG_NAMES if name.startswith(flag.name)):
+        raise ArgumentError(f"spec.engine.args has '{flag.raw_text}', short for {' or '.join(full_names)}: write it in full.")
 
 
 def parse_human_readable_int(text: str) -> int:
-    """vLLM's numbers: 8192, 8k (8000), 8K (8192), 25.6k; likewise m, g, t. Raises ValueError."""
+    """Parse a number as vLLM writes it: 8192, 8k (8000), 8K (8192), 25.6k; likewise m, g, t. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text.strip())
     if match is None:
         return int(text)
@@ -166,28 +167,28 @@ def parse_human_readable_int(text: str) -> int:
         raise ValueError(f"a number of {len(number)} digits") from None
 
 
-# ------------------------------------------------------------------------------------------------------------------ words
-_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse takes these for values
+# ------------------------------------------------------------------------------------------------------------------ tokens
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse takes these as values
 
 
 def _split_words(args: Sequence[str]) -> list[tuple[str, tuple[str, ...], str]]:
-    """(name with dashes before any dot, values, text) of each flag; the first may be "" with the words before any flag."""
-    found: list[tuple[str, list[str], str]] = []
+    """Return (name with dashes before any dot, values, text) of each flag; "" names the words before the first flag."""
+    flags: list[tuple[str, list[str], str]] = []
     for arg in args:
         if not arg.startswith("-") or _NEGATIVE_NUMBER.fullmatch(arg):
-            if not found:
-                found.append(("", [], arg))
-            found[-1][1].append(arg)
+            if not flags:
+                flags.append(("", [], arg))
+            flags[-1][1].append(arg)
             continue
         name, equals, value = arg.partition("=")
-        if not equals and name[:2] in SHORT_FLAG_NAMES:  # one letter, and its value right behind it: -qfp8
-            found.append((name[:2], [name[2:]] if name[2:] else [], arg))
+        if not equals and name[:2] in SHORT_FLAG_NAMES:  # one letter, directly followed by its value: -qfp8
+            flags.append((name[:2], [name[2:]] if name[2:] else [], arg))
             continue
         if name.startswith("--"):
             base, dot, path = name.partition(".")
             name = base.replace("_", "-") + dot + path
-        found.append((name, [value] if equals else [], arg))
-    return [(name, tuple(values), text) for name, values, text in found]
+        flags.append((name, [value] if equals else [], arg))
+    return [(name, tuple(values), text) for name, values, text in flags]
 
 
 def _dump_json(name: str, tree: Mapping[str, Any]) -> str:
@@ -216,10 +217,10 @@ def _set_dotted_value(tree: dict[str, Any], path: str, text: str) -> None:
                 value = text
     *parents, key = path.split(".")
     for parent in parents:
-        below = tree.setdefault(parent, {})
-        if not isinstance(below, dict):
-            below = tree[parent] = {}
-        tree = below
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            child = tree[parent] = {}
+        tree = child
     if isinstance(value, list) and isinstance(tree.get(key), list):
         tree[key] += value
     else:
@@ -232,7 +233,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class _FlagReader:
-    """Reads flags by name; `last` has the last of each, in the order given."""
+    """A reader of flags by name; `flags` holds the last use of each name, in order."""
 
     flags: Mapping[str, ParsedFlag]
 
@@ -262,7 +263,7 @@ class _FlagReader:
             dtype=self.read_text("--dtype"),
             model_impl=self.read_text("--model-impl"),
             quantization=self.read_text("--quantization"),
-            offload_flag=next((option.raw_text for name, option in self.flags.items() if name in _OFFLOAD_FLAGS), None),
+            offload_flag=next((flag.raw_text for name, flag in self.flags.items() if name in _OFFLOAD_FLAGS), None),
             kv_cache_dtype=self.read_text("--kv-cache-dtype"),
             moe_backend=self.read_text("--moe-backend") or _as_text(kernel.get("moe_backend")),
             enable_lora=self.read_switch("--enable-lora") or False,
@@ -280,17 +281,17 @@ class _FlagReader:
         )
 
     def read_value(self, name: str, parse: Callable[[str], _Value], expected: str) -> _Value | None:
-        """The value of a flag that takes one. None when it is not given or its value stands for none."""
-        option = self.flags.get(name)
-        if option is None:
+        """Return the value of a flag that takes one; None when the flag is absent or its value means none."""
+        flag = self.flags.get(name)
+        if flag is None:
             return None
-        if len(option.values) == 1:
+        if len(flag.values) == 1:
             try:
-                return parse(option.values[0])
+                return parse(flag.values[0])
             except ValueError:
                 pass
-        given = " ".join(option.values) or "nothing"
-        raise ArgumentError(f"spec.engine.args sets {name} to {given}: vLLM takes {expected} there.")
+        actual = " ".join(flag.values) or "nothing"
+        raise ArgumentError(f"spec.engine.args sets {name} to {actual}: vLLM takes {expected} there.")
 
     def read_count(self, name: str, default: int) -> int:
         return self.read_value(name, _parse_positive_int, "a whole number above 0") or default
@@ -299,52 +300,52 @@ class _FlagReader:
         return self.read_value(name, str, "one word")
 
     def read_json(self, name: str) -> Mapping[str, Any]:
-        """The object of a JSON flag; vLLM also takes a path or a level for some, which say nothing here."""
-        option = self.flags.get(name)
-        if option is None or len(option.values) != 1 or not option.values[0].lstrip().startswith("{"):
+        """Return the object of a JSON flag. vLLM also takes a path or a level for some flags; those are {} here."""
+        flag = self.flags.get(name)
+        if flag is None or len(flag.values) != 1 or not flag.values[0].lstrip().startswith("{"):
             return {}
         try:
-            value = json.loads(option.values[0])
+            value = json.loads(flag.values[0])
         except (ValueError, RecursionError) as error:
             raise ArgumentError(
-                f"spec.engine.args sets {name} to what cannot be read as JSON ({error}): {option.values[0]}"
+                f"spec.engine.args sets {name} to what cannot be read as JSON ({error}): {flag.values[0]}"
             ) from None
         return value if isinstance(value, dict) else {}
 
     def read_switch(self, name: str) -> bool | None:
-        """Whether a switch is on; None when it is not given. The last of its spellings decides."""
+        """Return whether a switch is on; None when it is absent. The last of its spellings decides."""
         spellings = _switch_names(name)
         state = None
-        for option in self.flags.values():
-            if option.name in spellings:
-                if option.values:
-                    given = " ".join(option.values)
-                    raise ArgumentError(f"spec.engine.args sets {option.name} to {given}: it is a switch and takes no value.")
-                state = spellings[option.name]
+        for flag in self.flags.values():
+            if flag.name in spellings:
+                if flag.values:
+                    value = " ".join(flag.values)
+                    raise ArgumentError(f"spec.engine.args sets {flag.name} to {value}: it is a switch and takes no value.")
+                state = spellings[flag.name]
         return state
 
     def read_capture_sizes(self, compilation: Mapping[str, Any]) -> list[int]:
-        option = self.flags.get("--cudagraph-capture-sizes")
-        if option is not None:
-            words = [word for value in option.values for word in value.replace(",", " ").split()]
+        flag = self.flags.get("--cudagraph-capture-sizes")
+        if flag is not None:
+            numbers = [text for value in flag.values for text in value.replace(",", " ").split()]
             try:
-                return [_parse_positive_int(word) for word in words]
+                return [_parse_positive_int(text) for text in numbers]
             except ValueError:
-                given = " ".join(option.values)
-                raise ArgumentError(f"spec.engine.args sets {option.name} to {given}: vLLM takes whole numbers there.") from None
-        sizes = compilation.get("cudagraph_capture_sizes")
-        found = [_as_positive_int(size) for size in sizes] if isinstance(sizes, list) else []
-        return [size for size in found if size is not None]
+                actual = " ".join(flag.values)
+                raise ArgumentError(f"spec.engine.args sets {flag.name} to {actual}: vLLM takes whole numbers there.") from None
+        items = compilation.get("cudagraph_capture_sizes")
+        sizes = [_as_positive_int(item) for item in items] if isinstance(items, list) else []
+        return [size for size in sizes if size is not None]
 
 
 def _switch_names(switch: str) -> dict[str, bool]:
-    """All names of a switch, and whether each turns it on."""
+    """Return all names of a switch, with whether each turns it on."""
     stem = switch.removeprefix("--")
-    found = {switch: True, f"--no-{stem}": False}
+    names = {switch: True, f"--no-{stem}": False}
     if stem.startswith("enable-"):
         inverse = stem.removeprefix("enable-")
-        found |= {f"--disable-{inverse}": False, f"--no-disable-{inverse}": True}
-    return found
+        names |= {f"--disable-{inverse}": False, f"--no-disable-{inverse}": True}
+    return names
 
 
 _SWITCH_FLAGS = (
@@ -387,7 +388,7 @@ _VALUE_FLAGS = (
     "--tool-call-parser",
 )
 _LONG_FLAG_NAMES = frozenset([*_VALUE_FLAGS, *(name for switch in _SWITCH_FLAGS for name in _switch_names(switch))])
-"""Every long name that is read. argparse also takes the beginning of a name that is no other's: such are refused, not guessed."""
+"""Every long name that is read. argparse also takes an unambiguous beginning of a name; Aerie rejects it and does not guess."""
 
 
 def _parse_positive_int(text: str) -> int:
@@ -420,7 +421,7 @@ def _as_text(value: object) -> str | None:
 
 
 def _as_positive_int(value: object) -> int | None:
-    """A whole number above 0, also as a string, as list elements spelled with dots are."""
+    """Return a whole number above 0, else None. List elements spelled with dots are strings, so strings count too."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

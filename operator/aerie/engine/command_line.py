@@ -1,8 +1,8 @@
-"""vLLM's command line from Aerie's side: what Aerie writes itself, what it therefore refuses, and what a release cannot run.
+"""vLLM's command line as Aerie writes it: the flags that are reserved for Aerie, and what a release cannot run.
 
-Guarantees: the speculative config always names its method, since vLLM would else guess it from the drafter's path; what a release
-is known to refuse, or to change without a word, is refused here with a sentence. Not guaranteed: that the model runs; the
-checkpoints are `preflight`'s business.
+Guarantees: the speculative config always names its method, since vLLM would otherwise guess it from the drafter's path. A setting
+that a release is known to reject, or to change silently, is rejected here with a message. Not guaranteed: that the model runs.
+`preflight` checks the checkpoints.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.engine import speculative_config as keys
 from aerie.engine.arguments import ArgumentError, EngineArguments, parse_flags
 from aerie.engine.releases import Feature, Version, describe_missing_feature, supports
 from aerie.engine.speculation import Adaptive, Off, Schedule, SpeculationSetting, max_speculative_tokens
+from aerie.engine.speculative_config import (
+    DRAFT_SAMPLING_METHODS,
+    find_config_problems,
+    format_problem,
+    validate_engine_options,
+)
 
 
-# ------------------------------------------------------------------------------------------------------------ owned flags
+# ------------------------------------------------------------------------------------------------------------ reserved flags
 @dataclass(frozen=True, slots=True)
 class ReservedFlags:
-    """Flags that users leave to Aerie, and what to do instead."""
+    """Flags that only Aerie sets, and what users do instead."""
 
     flags: tuple[str, ...]
-    """Full names; a name that ends in `*` stands for all with that beginning."""
+    """Full names; a name that ends in `*` stands for all names with that beginning."""
     alternative: str
 
 
@@ -72,53 +77,49 @@ RESERVED_FLAGS = (
 
 
 def validate_user_arguments(args: Sequence[str]) -> tuple[str, ...]:
-    """One sentence for each of the user's arguments that Aerie does not take. Raises ArgumentError for what cannot be read.
+    """Return one message for each of the user's arguments that Aerie reserves. Raises ArgumentError for unparsable arguments.
 
-    The beginning of a name, which argparse takes for the whole, is refused like the whole.
+    argparse completes the beginning of a name, so the beginning is rejected like the whole name.
     """
     return tuple(_reserved_flag_errors(args))
 
 
 def _reserved_flag_errors(args: Sequence[str]) -> Iterator[str]:
-    for option in parse_flags(args):
-        if not option.name:
-            yield f"spec.engine.args begins with '{option.raw_text}', which is no flag: the model belongs in spec.model.source."
+    for flag in parse_flags(args):
+        if not flag.name:
+            yield f"spec.engine.args begins with '{flag.raw_text}', which is no flag: the model belongs in spec.model.source."
             continue
-        owner = next((owned for owned in RESERVED_FLAGS if any(_may_match_flag(option.name, flag) for flag in owned.flags)), None)
-        if owner is None:
+        reserved = next((row for row in RESERVED_FLAGS if any(_may_match_flag(flag.name, name) for name in row.flags)), None)
+        if reserved is None:
             continue
-        yield f"spec.engine.args has '{option.raw_text}', which is Aerie's to set: leave it out; {owner.alternative}."
-        if (
-            option.name == "--speculative-config"
-            and len(option.values) == 1
-            and (sentence := _check_lossless_json(option.values[0]))
-        ):
-            yield sentence
+        yield f"spec.engine.args has '{flag.raw_text}', which is Aerie's to set: leave it out; {reserved.alternative}."
+        if flag.name == "--speculative-config" and len(flag.values) == 1 and (message := _check_lossless_json(flag.values[0])):
+            yield message
 
 
-def _may_match_flag(name: str, flag: str) -> bool:
-    """Whether vLLM may take `name` for `flag`: itself, or its beginning."""
-    if flag.endswith("*"):
-        return name.startswith(flag[:-1])
-    return name == flag or (name not in _USER_FLAG_NAMES and flag.startswith(name))
+def _may_match_flag(name: str, reserved_name: str) -> bool:
+    """Return whether vLLM may take `name` as `reserved_name`: the name itself, or its beginning."""
+    if reserved_name.endswith("*"):
+        return name.startswith(reserved_name[:-1])
+    return name == reserved_name or (name not in _USER_FLAG_NAMES and reserved_name.startswith(name))
 
 
 _USER_FLAG_NAMES = frozenset({"--data-parallel-size"})
-"""Flags of vLLM that are the beginning of an owned one and are the user's."""
+"""Flags of vLLM that users may set although they are the beginning of a reserved name."""
 
 
 # ------------------------------------------------------------------------------------------------------- lossy verification
 LOSSLESS_SAMPLING_METHODS = frozenset({"standard", "block", "strict", "probabilistic"})
-"""Rejection sampling methods whose output is distributed as the target's own; strict and probabilistic are older names of
-standard (vllm/config/speculative.py). All others, `synthetic` and `fly` among them, change what the model answers."""
+"""Rejection sampling methods whose output has the target's own distribution. strict and probabilistic are older names of
+standard (vllm/config/speculative.py). All others, `synthetic` and `fly` among them, change the model's output."""
 
 _LOSSY_KEY_PREFIXES = ("synthetic_", "fly_", "relaxed_", "typical_", "posterior_")
 
 
 def check_lossless(config: Mapping[str, Any]) -> str | None:
-    """A sentence if a speculative config makes the engine answer other than its target would, else None.
+    """Return a message if a speculative config makes the engine's output differ from its target's, else None.
 
-    A drafter's acceptance says nothing then: anything can be accepted.
+    With such a config a drafter's acceptance means nothing: anything can be accepted.
     """
     method = config.get("rejection_sample_method", config.get("acceptance_method"))
     if method is not None and method not in LOSSLESS_SAMPLING_METHODS:
@@ -126,10 +127,11 @@ def check_lossless(config: Mapping[str, Any]) -> str | None:
             f"the speculative config verifies by '{method}', which lets the drafter change what the model answers: "
             "leave rejection_sample_method out, or use 'standard' or 'block'."
         )
-    found = sorted(key for key in config if key.startswith(_LOSSY_KEY_PREFIXES))
-    if found:
+    lossy_keys = sorted(key for key in config if key.startswith(_LOSSY_KEY_PREFIXES))
+    if lossy_keys:
         return (
-            f"the speculative config has {', '.join(found)}, which lets the drafter change what the model answers: leave it out."
+            f"the speculative config has {', '.join(lossy_keys)}, which lets the drafter change what the model answers: "
+            "leave it out."
         )
     return None
 
@@ -142,25 +144,25 @@ def _check_lossless_json(text: str) -> str | None:
     return check_lossless(config) if isinstance(config, dict) else None
 
 
-# ----------------------------------------------------------------------------------------------------------- what Aerie writes
+# ----------------------------------------------------------------------------------------------------------- serve arguments
 @dataclass(frozen=True, slots=True)
 class DrafterArguments:
-    """A drafter as the engine's command line names it."""
+    """A drafter on the engine's command line."""
 
     model: str
-    """A folder in the pod, or a repository's name."""
+    """A folder in the pod, or the name of a repository."""
     method: str = "eagle3"
     """vLLM's method; `eagle3` for EAGLE 3.1 too."""
     revision: str | None = None
-    """Of the repository."""
+    """The revision of the repository."""
     draft_sampling: str | None = None
-    """spec.speculation.draftSampling: Greedy or Probabilistic; None: as the engine does."""
+    """spec.speculation.draftSampling: Greedy or Probabilistic; None: the engine's default."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """spec.speculation.engineOptions: further keys of the speculative config."""
 
 
 DRAFTER_METHODS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark", "draft_model", "medusa", "mlp_speculator"})
-"""Methods with a drafter of their own that Aerie writes a config for."""
+"""Methods with a drafter for which Aerie writes a config."""
 
 _FEATURE_BY_METHOD = {
     "dflash": Feature.DFLASH,
@@ -169,13 +171,13 @@ _FEATURE_BY_METHOD = {
     "mlp_speculator": Feature.MEDUSA,
 }
 _SCHEDULABLE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dflash", "draft_model"})
-"""Methods that take a schedule on model runner V1 too (vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1)."""
+"""Methods that support a schedule on model runner V1 too (vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1)."""
 
 
 def find_unsupported_reasons(
     setting: SpeculationSetting, drafter: DrafterArguments, version: Version, arguments: EngineArguments
 ) -> tuple[str, ...]:
-    """Why the engine cannot run the setting as it is meant: one sentence a reason, none when it can."""
+    """Return the reasons why the engine cannot run the setting as it is meant, one message each; empty when it can."""
     return tuple(_unsupported_reasons(setting, drafter, version, arguments))
 
 
@@ -190,10 +192,11 @@ def _unsupported_reasons(
     feature = _FEATURE_BY_METHOD.get(method)
     if feature is not None and not supports(version, feature):
         yield describe_missing_feature(version, feature)
-    yield from (misplaced := keys.validate_engine_options(drafter.engine_options))
-    if not misplaced:
+    option_errors = validate_engine_options(drafter.engine_options)
+    yield from option_errors
+    if not option_errors:
         config = _build_config(setting, drafter)
-        yield from map(keys.format_problem, keys.find_config_problems(config, version, tensor_parallel=arguments.tensor_parallel))
+        yield from map(format_problem, find_config_problems(config, version, tensor_parallel=arguments.tensor_parallel))
     if arguments.pipeline_parallel > 1 and method == "eagle3" and not supports(version, Feature.PIPELINE_PARALLEL):
         yield describe_missing_feature(version, Feature.PIPELINE_PARALLEL)
     if isinstance(setting, Schedule):
@@ -206,10 +209,15 @@ def _unsupported_schedule_reasons(method: str, version: Version, arguments: Engi
     if not supports(version, Feature.SCHEDULE):
         yield describe_missing_feature(version, Feature.SCHEDULE)
     if arguments.data_parallel > 1:
-        does = "ignores a schedule" if supports(version, Feature.SCHEDULE_DATA_PARALLEL_GUARD) else "may deadlock on a schedule"
-        yield f"vLLM {version} {does} with data parallel size {arguments.data_parallel}: use a fixed number of tokens."
+        behaviour = (
+            "ignores a schedule" if supports(version, Feature.SCHEDULE_DATA_PARALLEL_GUARD) else "may deadlock on a schedule"
+        )
+        yield f"vLLM {version} {behaviour} with data parallel size {arguments.data_parallel}: use a fixed number of tokens."
     if method in DRAFTER_METHODS - _SCHEDULABLE_METHODS:
-        yield f"a schedule does not go with the method '{method}': use a fixed number of tokens, or one of {_join_sorted(_SCHEDULABLE_METHODS)}."
+        yield (
+            f"a schedule does not go with the method '{method}': use a fixed number of tokens, or one of "
+            f"{_join_sorted(_SCHEDULABLE_METHODS)}."
+        )
 
 
 def _unsupported_adaptive_reasons(method: str, version: Version, arguments: EngineArguments) -> Iterator[str]:
@@ -219,13 +227,13 @@ def _unsupported_adaptive_reasons(method: str, version: Version, arguments: Engi
     if method in ("medusa", "mlp_speculator"):
         yield f"adaptive verification does not go with the method '{method}'."
     # vllm/config/vllm.py, _validate_adaptive_verification
-    for given, what in (
+    for is_enabled, feature_name in (
         (arguments.enable_lora, "LoRA (--enable-lora)"),
         (arguments.pipeline_parallel > 1, "pipeline parallelism (--pipeline-parallel-size)"),
         (arguments.enforce_eager, "eager execution (--enforce-eager)"),
     ):
-        if given:
-            yield f"adaptive verification does not go with {what}: leave one of them out."
+        if is_enabled:
+            yield f"adaptive verification does not go with {feature_name}: leave one of them out."
 
 
 def resolve_model_runner(
@@ -237,9 +245,9 @@ def resolve_model_runner(
     parallel_drafting: bool = False,
     uses_heterogeneous_vocab: bool = False,
 ) -> tuple[int, str]:
-    """1 or 2, and why: which of vLLM's two model runners will run (vllm/config/vllm.py, use_v2_model_runner).
+    """Return the version of vLLM's model runner that will run, 1 or 2, and why (vllm/config/vllm.py, use_v2_model_runner).
 
-    `experts`: whether the target is a mixture of experts; None: not known, and then taken for one.
+    `is_moe`: whether the target is a mixture of experts; None: unknown, and treated as one.
     """
     setting = environment.get("VLLM_USE_V2_MODEL_RUNNER")
     if setting is not None:
@@ -262,9 +270,9 @@ def _join_sorted(names: frozenset[str]) -> str:
 def build_speculative_config(
     setting: SpeculationSetting, drafter: DrafterArguments, version: Version, arguments: EngineArguments
 ) -> dict[str, Any] | None:
-    """The object for `--speculative-config`; None without speculation. The same input gives the same keys in the same order.
+    """Return the object for `--speculative-config`; None without speculation. Equal input gives equal keys in equal order.
 
-    Raises ArgumentError with every reason of `unsupported`.
+    Raises ArgumentError with every reason of `find_unsupported_reasons`.
     """
     if reasons := find_unsupported_reasons(setting, drafter, version, arguments):
         raise ArgumentError(" ".join(reasons))
@@ -281,34 +289,34 @@ def _build_config(setting: SpeculationSetting, drafter: DrafterArguments) -> dic
     if isinstance(setting, Adaptive):
         config["enable_adaptive_verification"] = True
     if drafter.draft_sampling is not None:
-        config["draft_sample_method"] = keys.DRAFT_SAMPLING_METHODS[drafter.draft_sampling]
+        config["draft_sample_method"] = DRAFT_SAMPLING_METHODS[drafter.draft_sampling]
     return config | {name: drafter.engine_options[name] for name in sorted(drafter.engine_options)}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerArguments:
-    """What Aerie sets of the server itself."""
+    """The flags of the server itself that Aerie sets."""
 
     model: str
-    """A folder in the pod, or a repository's name."""
+    """A folder in the pod, or the name of a repository."""
     served_name: str
     port: int
     shutdown_timeout_seconds: int
-    """Seconds that open streams get to finish (`--shutdown-timeout`)."""
+    """Seconds that open streams have to finish (`--shutdown-timeout`)."""
     revision: str | None = None
-    """Of the repository."""
+    """The revision of the repository."""
 
 
 def build_serve_arguments(
     server: ServerArguments, user_arguments: Sequence[str], speculative_config: Mapping[str, Any] | None
 ) -> list[str]:
-    """All arguments behind `vllm serve`. Raises ArgumentError when the user's include one of Aerie's."""
-    if sentences := validate_user_arguments(user_arguments):
-        raise ArgumentError(" ".join(sentences))
-    own = [server.model, "--served-model-name", server.served_name, "--port", str(server.port)]
+    """Return all arguments behind `vllm serve`. Raises ArgumentError when the user's include a reserved flag."""
+    if errors := validate_user_arguments(user_arguments):
+        raise ArgumentError(" ".join(errors))
+    arguments = [server.model, "--served-model-name", server.served_name, "--port", str(server.port)]
     if server.revision is not None:
-        own += ["--revision", server.revision]
-    own += ["--shutdown-timeout", str(server.shutdown_timeout_seconds), *user_arguments]
+        arguments += ["--revision", server.revision]
+    arguments += ["--shutdown-timeout", str(server.shutdown_timeout_seconds), *user_arguments]
     if speculative_config is not None:
-        own += ["--speculative-config", json.dumps(speculative_config, separators=(",", ":"))]
-    return own
+        arguments += ["--speculative-config", json.dumps(speculative_config, separators=(",", ":"))]
+    return arguments

@@ -1,9 +1,9 @@
-"""What engines are asked so that their greedy answers can be compared, and what they say, token by token.
+"""Greedy completion requests of the output-equivalence probe, and the parser of their responses, token by token.
 
-The request is vLLM's `/v1/completions` (vllm/entrypoints/openai/completion/protocol.py): temperature 0, no penalty that a model's
-generation_config.json might bring in, and with each token the likeliest ones by the target's own logits, unscaled. Tokens come by
-their ids, because several ids may read the same. Releases from 0.14 on draft for such requests as for any other; before, they
-did not (vLLM pull request 26060, issue 34497).
+The request goes to vLLM's `/v1/completions` (vllm/entrypoints/openai/completion/protocol.py). It has temperature 0, and no
+penalty that a model's generation_config.json might add. The response has, for each token, the most likely tokens by the target's own
+unscaled logits. Tokens are identified by their ids, because several ids may have the same text. Releases from 0.14 on draft for
+such requests as for any other; earlier ones did not (vLLM pull request 26060, issue 34497).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 COMPLETIONS_PATH = "/v1/completions"
 MAX_COMPLETION_TOKENS = 64
-"""Of one answer at most."""
+"""The most tokens of one completion."""
 TOP_LOGPROBS = 5
-"""Tokens that are told of a position, the given one besides."""
+"""Most likely tokens that the response has for a position, besides the generated one."""
 
 PROBE_PROMPTS = (
     "The lighthouse keeper climbed the stairs one last time, because",
@@ -44,32 +44,32 @@ PROBE_PROMPTS = (
     "\u041c\u043e\u0441\u043a\u0432\u0430 \u2014 \u0441\u0442\u043e\u043b\u0438\u0446\u0430",
     "ROMEO: But soft, what light through yonder window breaks?\n",
 )
-"""Texts to go on with, of several kinds: prose, letters, code, data, sums, lists, talk, other languages. Short, so that they cost
-next to nothing; no two begin alike for as long as a block of the prefix cache."""
+"""Prompts to continue, of several kinds: prose, letters, code, data, sums, lists, dialogue, other languages. They are short, so
+that they cost next to nothing. No two share a beginning as long as a block of the prefix cache."""
 
 
 VLLM_ERROR_TYPES = frozenset(
     ("BadRequestError", "NotFoundError", "InternalServerError", "NotImplementedError", "invalid_request_error")
 )
-"""What vLLM calls its errors (vllm/entrypoints/utils.py: create_error_response)."""
+"""Types of vLLM's errors (vllm/entrypoints/utils.py: create_error_response)."""
 
 
 class CompletionError(ValueError):
-    """What came is no such answer; the message says what is wrong with it."""
+    """A response that is no greedy completion; the message says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GreedyCompletion:
-    """A greedy answer."""
+    """A greedy completion."""
 
     tokens: tuple[str, ...]
     top_logprobs: tuple[Mapping[str, float], ...]
-    """At each position, logarithms of the probabilities of the likeliest tokens and of the given one, as the engine's own target
-    has them."""
+    """Log probabilities of the most likely tokens and of the generated one at each position, as the engine's own target
+    computes them."""
 
 
 def build_completion_request(model: str, prompt: str) -> bytes:
-    """The body of the request."""
+    """Return the body of the request."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -84,25 +84,25 @@ def build_completion_request(model: str, prompt: str) -> bytes:
 
 
 def parse_completion(body: bytes) -> GreedyCompletion:
-    """The answer in the body of a response. Raises AnswerError."""
+    """Parse the body of a response. Raises CompletionError."""
     try:
         (choice,) = json.loads(body)["choices"]
-        told = choice["logprobs"]
-        tokens = tuple(str(token) for token in told["tokens"])
-        likely = tuple({str(token): float(value) for token, value in found.items()} for found in told["top_logprobs"])
+        logprobs = choice["logprobs"]
+        tokens = tuple(str(token) for token in logprobs["tokens"])
+        top_logprobs = tuple({str(token): float(value) for token, value in row.items()} for row in logprobs["top_logprobs"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CompletionError("it holds no log probabilities as vLLM returns them") from error
-    if not tokens or len(tokens) > MAX_COMPLETION_TOKENS or len(tokens) != len(likely):
-        raise CompletionError(f"it has {len(tokens)} tokens and log probabilities of {len(likely)}")
-    if not all(token in found for token, found in zip(tokens, likely, strict=True)):
+    if not tokens or len(tokens) > MAX_COMPLETION_TOKENS or len(tokens) != len(top_logprobs):
+        raise CompletionError(f"it has {len(tokens)} tokens and log probabilities of {len(top_logprobs)}")
+    if not all(token in row for token, row in zip(tokens, top_logprobs, strict=True)):
         raise CompletionError("it has no log probability of a token of its own")
-    return GreedyCompletion(tokens, likely)
+    return GreedyCompletion(tokens, top_logprobs)
 
 
 def read_error_type(body: bytes) -> str:
-    """Which of vLLM's errors a refusal is; empty where it is none of them."""
+    """Return the type of vLLM's error in a response; empty if it is none of `VLLM_ERROR_TYPES`."""
     try:
-        kind = json.loads(body)["error"]["type"]
+        error_type = json.loads(body)["error"]["type"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return kind if isinstance(kind, str) and kind in VLLM_ERROR_TYPES else ""
+    return error_type if isinstance(error_type, str) and error_type in VLLM_ERROR_TYPES else ""

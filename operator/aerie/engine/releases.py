@@ -1,14 +1,14 @@
-"""vLLM's releases: reading a version from a string or an image tag, and which feature came or went with which release.
+"""vLLM's releases: a version parsed from a string or an image tag, and the release in which each feature came or went.
 
-Why a class of our own: engine images carry vendor suffixes that PEP 440 refuses (`v0.25.1-rocm`), and a tag that only looks
-like a version (`25.10-py3`, a vendor's calendar) has to be told from one that is.
+Why not the `packaging` library: engine images carry vendor suffixes that PEP 440 rejects (`v0.25.1-rocm`). A tag that only looks
+like a version (`25.10-py3`, a vendor's calendar) must be distinguished from a real one.
 
-Guarantees: the order is total and agrees with PEP 440 wherever both read the string; a feature never counts as present in a
-release that is not known to have it, nor in a pre-release of its first release. Not guaranteed: what an image really contains.
-Its tag is the only evidence, and `spec.engine.version` goes before it.
+Guarantees: the order is total and agrees with PEP 440 wherever both parse the string. A feature never counts as present in a
+release that is not known to have it, nor in a pre-release of its first release. Not guaranteed: the real content of an image. Its
+tag is the only evidence, and `spec.engine.version` takes precedence.
 
-The first and the last release of nearly every row were looked up in the published wheels of vLLM 0.15.1 to 0.33.0. A new vLLM
-release is one changed line, `NEWEST_KNOWN`, and a row for each feature that it brings or removes.
+The first and the last release of nearly every row were checked in the published wheels of vLLM 0.15.1 to 0.33.0. A new vLLM
+release changes `NEWEST_VERIFIED_VERSION`, and adds a row for each feature that it brings or removes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _PRE_RELEASE_ALIASES = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "prev
 
 
 class VersionError(ValueError):
-    """A string that is no vLLM version; the message is a sentence."""
+    """A string that is no vLLM version; the message is a full sentence."""
 
 
 @total_ordering
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One vLLM version: PEP 440 without epochs, and vendor suffixes read as a local part.
+    """One vLLM version: PEP 440 without epochs, with vendor suffixes as a local part.
 
     Two versions are equal when they are the same release of the same build: 0.33 == 0.33.0, but 0.32.0+cpu > 0.32.0.
     """
 
     release: tuple[int, int, int, int]
-    """Four components, missing ones 0. vLLM has released 0.9.0.1 and 0.10.1.1."""
+    """Four components; missing ones are 0. vLLM has released 0.9.0.1 and 0.10.1.1."""
     pre: tuple[str, int] | None = None
     """("a" | "b" | "rc", number)."""
     post: int | None = None
@@ -51,9 +51,9 @@ class Version:
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        """Read `0.33.0`, `v0.33.0`, `0.33.0rc1`, `0.32.0+cpu`, `0.29.0.post1` or `v0.25.1-rocm`.
+        """Parse `0.33.0`, `v0.33.0`, `0.33.0rc1`, `0.32.0+cpu`, `0.29.0.post1` or `v0.25.1-rocm`.
 
-        Raises VersionError with a sentence for anything else.
+        Raises VersionError with a message for anything else.
         """
         match = _VERSION_PATTERN.fullmatch(text.strip().lower()) if text.isascii() else None
         if match is None:
@@ -89,7 +89,7 @@ class Version:
         return hash(self._sort_key())
 
     def _sort_key(self) -> tuple[object, ...]:
-        """PEP 440's order: dev, then pre-releases, then the release, then post-releases; a local part is later than none."""
+        """Return the key of PEP 440's order: dev, pre-releases, the release, post-releases; a local part is later than none."""
         if self.pre is not None:
             pre = (1, *self.pre)
         else:
@@ -102,41 +102,32 @@ class Version:
 
 @dataclass(frozen=True)
 class UnknownVersion:
-    """No vLLM version can be had from what was given; the sentence says why and what to do."""
+    """The result where no vLLM version can be determined; the message says why and how to fix it."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class EngineVersion:
-    """The version that Aerie reckons with, and what a user should know about it."""
+    """The version that Aerie assumes, and warnings for the user about it."""
 
     version: Version
     warnings: tuple[str, ...] = ()
 
 
 NEWEST_VERIFIED_VERSION = Version.parse("0.33.0")
-"""The newest release that this table was checked against (2026-11)."""
+"""The newest release that this table was verified against (2026-11)."""
 
 MIN_SECURE_VERSION = Version.parse("0.24.0")
-"""Older releases can be stopped from afar by a request under speculation: vLLM pull request 44744."""
+"""The first release that a remote request cannot stop under speculation: vLLM pull request 44744."""
 
 RECOMMENDED_VERSION = Version.parse("0.25.0")
-"""The first release that loads every form of EAGLE 3.1 right: vLLM pull request 46488."""
-
-RECOMMENDED_DATA_PARALLEL = Version.parse("0.26.0")
-"""The first release that turns a schedule off under data parallelism instead of risking a deadlock: vllm/config/vllm.py."""
-
-RECOMMENDED_HOT_SWAP = Version.parse("0.26.0")
-"""The first release whose drafter weights can be replaced in a running engine: vllm/entrypoints/serve/dev."""
-
-RECOMMENDED_PIPELINE_PARALLEL = Version.parse("0.30.0")
-"""The first release with EAGLE 3 under pipeline parallelism: vLLM pull request 50514."""
+"""The first release that loads every form of EAGLE 3.1 correctly: vLLM pull request 46488."""
 
 
 @dataclass(frozen=True)
 class FeatureAvailability:
-    """One feature: in every release from `since` on, up to but without `until`."""
+    """One feature: present in every release from `since` on and before `removed_in`."""
 
     description: str
     since: Version
@@ -145,7 +136,7 @@ class FeatureAvailability:
     removed_in: Version | None = None
     """The first release without it."""
     limitations: str = ""
-    """What it does not do in the releases that have it."""
+    """Limitations in the releases that have it."""
 
 
 def _availability(
@@ -157,7 +148,7 @@ def _availability(
 
 
 class Feature(Enum):
-    """What vLLM can do, by release. Each value is a `Row`; its fields are also attributes of the member."""
+    """Features of vLLM, by release. Each value is a `FeatureAvailability`, whose fields are also attributes of the member."""
 
     EAGLE31_LLAMA = _availability("EAGLE 3.1 drafters of Llama form", "0.22.0", "pull request 42764")
     EAGLE31_MLA = _availability(
@@ -219,7 +210,8 @@ class Feature(Enum):
         "EAGLE 3 under pipeline parallelism",
         "0.30.0",
         "pull request 50514",
-        limitations="targets that opt in: Llama, Qwen2 and dense Qwen3, Sarvam, MiniMax-M3, DeepSeek-V4, Kimi-K3; not DeepSeek-V2/V3",
+        limitations="targets that opt in: Llama, Qwen2 and dense Qwen3, Sarvam, MiniMax-M3, DeepSeek-V4, Kimi-K3; "
+        "not DeepSeek-V2/V3",
     )
     HOT_DRAFTER_WEIGHTS = _availability(
         "replacing the drafter's weights in a running engine (/start_draft_weight_update)",
@@ -308,9 +300,9 @@ class Feature(Enum):
 
 
 def supports(version: Version, feature: Feature) -> bool:
-    """Whether the version has the feature. A version newer than the newest known is taken for the newest known.
+    """Return whether the version has the feature. A version newer than the newest verified one counts as the newest verified one.
 
-    A pre-release counts as lacking both what its release brings and what its release removes.
+    A pre-release counts as lacking both the features that its release brings and those that its release removes.
     """
     if feature.removed_in is not None and version.release >= feature.removed_in.release:
         return False
@@ -318,7 +310,7 @@ def supports(version: Version, feature: Feature) -> bool:
 
 
 def describe_missing_feature(version: Version, feature: Feature) -> str:
-    """The sentence for a version that does not support the feature: what is missing, and which version has it."""
+    """Return the message for a version that lacks the feature: what is missing, and which version has it."""
     if feature.removed_in is not None and version.release >= feature.removed_in.release:
         return f"vLLM {version} no longer has {feature.description}: the last releases with it came before {feature.removed_in}."
     limits = f" ({feature.limitations})" if feature.limitations else ""
@@ -326,59 +318,61 @@ def describe_missing_feature(version: Version, feature: Feature) -> str:
 
 
 def parse_image_version(image: str) -> Version | UnknownVersion:
-    """The vLLM version that an image's tag names, or a sentence that says to set `spec.engine.version`.
+    """Return the vLLM version that an image's tag names, or a message that says to set `spec.engine.version`.
 
-    Reads registries with ports, digests and vendor suffixes. A tag counts only where it is vLLM's own: of a repository that vLLM
-    publishes (`vllm-openai` and its builds, also in a mirror), or where the tag itself says `vllm_0.11.2`, as ROCm's do. The tags
-    of products that contain vLLM (llm-d, KServe, Dynamo, LMCache) count their own releases.
+    Handles registries with ports, digests and vendor suffixes. A tag counts only if it is vLLM's own: in a repository that vLLM
+    publishes (`vllm-openai` and its builds, also in a mirror), or in the form `vllm_0.11.2`, as in ROCm's tags. The tags of
+    products that contain vLLM (llm-d, KServe, Dynamo, LMCache) count the products' own releases.
     """
     repository, tag = _split_image(image)
-    ask = f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}."
+    fix = f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}."
     if not repository:
         return UnknownVersion(
             f"spec.engine.image is '{image}', which names no image: write it like vllm/vllm-openai:v{NEWEST_VERIFIED_VERSION}."
         )
     if not tag:
-        lacks = "only a digest" if "@" in image else "no tag"
-        return UnknownVersion(f"spec.engine.image '{image}' has {lacks}, which does not tell its vLLM version: {ask}")
-    inside = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
-    if inside is None and not _is_published_repository(repository):
+        reference = "only a digest" if "@" in image else "no tag"
+        return UnknownVersion(f"spec.engine.image '{image}' has {reference}, which does not tell its vLLM version: {fix}")
+    vllm_part = re.search(r"(?:^|[-_.])vllm[-_]?v?(\d+\.\d+\.\d+)(?:[-_]|$)", tag.lower())
+    if vllm_part is None and not _is_published_repository(repository):
         return UnknownVersion(
             f"spec.engine.image '{image}' is of a repository whose tags need not be versions of vLLM (those of vllm-openai are): "
-            f"{ask}"
+            f"{fix}"
         )
     try:
-        version = Version.parse(inside[1] if inside else tag)
+        version = Version.parse(vllm_part[1] if vllm_part else tag)
     except VersionError:
-        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is no vLLM version: {ask}")
-    if re.match(r"v?\d+\.\d+\.\d+", inside[1] if inside else tag.lower()) is None:
-        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a full vLLM version: {ask}")
+        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is no vLLM version: {fix}")
+    if re.match(r"v?\d+\.\d+\.\d+", vllm_part[1] if vllm_part else tag.lower()) is None:
+        return UnknownVersion(f"spec.engine.image '{image}' has the tag '{tag}', which is not a full vLLM version: {fix}")
     if version.release[0] > NEWEST_VERIFIED_VERSION.release[0]:
         return UnknownVersion(
             f"spec.engine.image '{image}' has the tag '{tag}', which reads as a version of something else than vLLM "
-            f"(the newest known is {NEWEST_VERIFIED_VERSION}): {ask}"
+            f"(the newest known is {NEWEST_VERIFIED_VERSION}): {fix}"
         )
     return version
 
 
 def is_published_image(image: str) -> bool:
-    """Whether the image is of a repository that vLLM publishes, or of a mirror of one, whatever its tag."""
+    """Return whether the image is from a repository that vLLM publishes, or from a mirror of one; its tag does not matter."""
     return _is_published_repository(_split_image(image)[0])
 
 
 def is_cpu_build(image: str, version: Version) -> bool:
-    """Whether an image's name, its tag or the version says that it is vLLM's build for CPUs.
+    """Return whether an image's name, its tag or the version marks it as vLLM's build for CPUs.
 
-    >>> for_cpu("ghcr.io/a/vllm-openai-cpu:v0.33.0", NEWEST_KNOWN), for_cpu("vllm/vllm-openai:v0.33.0", NEWEST_KNOWN)
-    (True, False)
+    >>> is_cpu_build("ghcr.io/a/vllm-openai-cpu:v0.33.0", Version.parse("0.33.0"))
+    True
+    >>> is_cpu_build("vllm/vllm-openai:v0.33.0", Version.parse("0.33.0"))
+    False
     """
     repository, tag = _split_image(image)
-    words = re.split(r"[-_.+]", f"{repository.rpartition('/')[2]}-{tag}".lower())
-    return "cpu" in words or "cpu" in version.local
+    name_parts = re.split(r"[-_.+]", f"{repository.rpartition('/')[2]}-{tag}".lower())
+    return "cpu" in name_parts or "cpu" in version.local
 
 
 def _split_image(image: str) -> tuple[str, str]:
-    """Repository and tag; the tag may be empty."""
+    """Return repository and tag; the tag may be empty."""
     name = image.partition("@")[0]
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:  # the last colon belongs to the registry's port
@@ -390,41 +384,43 @@ _PUBLISHED_REPOSITORY_NAMES = frozenset({"vllm-openai", "vllm-openai-cpu", "vllm
 
 
 def _is_published_repository(repository: str) -> bool:
-    """Whether the tags of a repository are versions of vLLM: its last element is one of vLLM's own, unless LMCache's, which has
-    the same."""
-    *before, last = repository.split("/")
-    return last in _PUBLISHED_REPOSITORY_NAMES and before[-1:] != ["lmcache"]
+    """Return whether the tags of a repository are versions of vLLM.
+
+    They are if its last path element is one of vLLM's own. LMCache's repository has the same name and does not count.
+    """
+    *owners, name = repository.split("/")
+    return name in _PUBLISHED_REPOSITORY_NAMES and owners[-1:] != ["lmcache"]
 
 
 def resolve_engine_version(image: str, declared_version: str | None = None) -> EngineVersion | UnknownVersion:
-    """The engine's version from `spec.engine.version`, else from the image's tag, with the warnings that belong to it."""
-    from_tag = parse_image_version(image)
+    """Return the engine's version from `spec.engine.version`, else from the image's tag, with warnings about it."""
+    tag_version = parse_image_version(image)
     if declared_version is None:
-        if isinstance(from_tag, UnknownVersion):
-            return from_tag
-        return EngineVersion(from_tag, _version_warnings(from_tag))
+        if isinstance(tag_version, UnknownVersion):
+            return tag_version
+        return EngineVersion(tag_version, _version_warnings(tag_version))
     try:
         version = Version.parse(declared_version)
     except VersionError:
         return UnknownVersion(
-            f"spec.engine.version is '{declared_version}', which is no vLLM version: write it like {NEWEST_VERIFIED_VERSION}, or omit it where the "
-            "image's tag is the version."
+            f"spec.engine.version is '{declared_version}', which is no vLLM version: write it like "
+            f"{NEWEST_VERIFIED_VERSION}, or omit it where the image's tag is the version."
         )
     warnings = _version_warnings(version)
-    if isinstance(from_tag, Version) and from_tag.release != version.release:
-        disagree = (
-            f"spec.engine.version is {version} but the tag of spec.engine.image '{image}' says {from_tag}: Aerie goes by "
+    if isinstance(tag_version, Version) and tag_version.release != version.release:
+        mismatch = (
+            f"spec.engine.version is {version} but the tag of spec.engine.image '{image}' says {tag_version}: Aerie goes by "
             "spec.engine.version; omit it if the tag is right."
         )
-        warnings += (disagree,)
+        warnings += (mismatch,)
     return EngineVersion(version, warnings)
 
 
 def _version_warnings(version: Version) -> tuple[str, ...]:
     if version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]:
-        newer = (
+        warning = (
             f"vLLM {version} is newer than any that this release of Aerie knows: it is taken for {NEWEST_VERIFIED_VERSION}. "
             "Upgrade Aerie, or watch the first rollout."
         )
-        return (newer,)
+        return (warning,)
     return ()

@@ -1,7 +1,7 @@
-"""What a whole command line of `vllm serve` says: the model and the drafter besides what `arguments` reads.
+"""A parser for a complete command line of `vllm serve`: model and drafter besides what `arguments` parses.
 
-Aerie writes these flags itself for its own engines; this is for engines that somebody else started. Guarantees and limits are
-those of `arguments`; the model is named as vLLM would take it, whether it is a repository or a path.
+Aerie writes these flags itself for its own engines. This module is for engines that somebody else started. Guarantees and limits
+are those of `arguments`. The model has the name that vLLM would use, whether it is a repository or a path.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from aerie.engine.arguments import ArgumentError, EngineArguments, ParsedFlag, i
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
-    """What an engine with this command line serves."""
+    """The model, drafter and arguments of an engine with this command line."""
 
     model: str | None
-    """A repository or a path; None: not named."""
+    """A repository or a path; None: not named on the command line."""
     revision: str | None
-    """Of the repository."""
+    """The revision of the repository."""
     speculative_config: Mapping[str, Any]
     """The speculative config, whichever flags it was written with; empty without speculation."""
     arguments: EngineArguments
     multi_pod_flag: str
-    """The flag by which one engine is more than one pod; empty: it is one."""
+    """The flag that makes one engine span several pods; empty: it is one pod."""
     has_config_file: bool
-    """Whether further flags are in a file of the pod."""
+    """Whether further flags are in a file inside the pod."""
 
 
 def parse_serve_command(args: Sequence[str]) -> ServeCommand:
-    """What the words behind `vllm serve` say. Raises ArgumentError."""
-    found = parse_flags(args)
-    positional = found.pop(0) if found and not found[0].name else None
+    """Parse the arguments behind `vllm serve`. Raises ArgumentError."""
+    flags = parse_flags(args)
+    positional = flags.pop(0) if flags and not flags[0].name else None
     if positional is not None and len(positional.values) > 1:
         raise ArgumentError(f"spec.engine.args begins with {len(positional.values)} words, and vLLM takes one model there.")
-    last = {option.name: option for option in found}
-    own = {name: _single_value(last[name]) for name in ("--model", "--revision") if name in last}
-    # `--model` is the beginning of another flag's name too, and no shortened one.
-    arguments = interpret_flags([option for option in found if option.name not in ("--model", "--revision")])
+    last_flags = {flag.name: flag for flag in flags}
+    model_values = {name: _single_value(last_flags[name]) for name in ("--model", "--revision") if name in last_flags}
+    # `interpret_flags` would reject `--model` as the beginning of another flag's name.
+    arguments = interpret_flags([flag for flag in flags if flag.name not in ("--model", "--revision")])
     return ServeCommand(
-        model=positional.values[0] if positional is not None else own.get("--model"),
-        revision=own.get("--revision"),
-        speculative_config=_parse_speculative_config(last),
+        model=positional.values[0] if positional is not None else model_values.get("--model"),
+        revision=model_values.get("--revision"),
+        speculative_config=_parse_speculative_config(last_flags),
         arguments=arguments,
-        multi_pod_flag=next((option.raw_text for option in last.values() if _is_multi_pod_flag(option)), ""),
-        has_config_file="--config" in last,
+        multi_pod_flag=next((flag.raw_text for flag in last_flags.values() if _is_multi_pod_flag(flag)), ""),
+        has_config_file="--config" in last_flags,
     )
 
 
@@ -64,33 +64,33 @@ _MULTI_POD_FLAGS = frozenset(
 )
 
 
-def _is_multi_pod_flag(option: ParsedFlag) -> bool:
-    if option.name == "--distributed-executor-backend":
-        return option.values == ("ray",)
-    return option.name in _MULTI_POD_FLAGS and option.values != ("1",)
+def _is_multi_pod_flag(flag: ParsedFlag) -> bool:
+    if flag.name == "--distributed-executor-backend":
+        return flag.values == ("ray",)
+    return flag.name in _MULTI_POD_FLAGS and flag.values != ("1",)
 
 
 _SPECULATIVE_CONFIG_KEY_BY_FLAG = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 """Flags for single keys of the speculative config (vllm/engine/arg_utils.py, create_speculative_config)."""
 
 
-def _parse_speculative_config(last: Mapping[str, ParsedFlag]) -> dict[str, Any]:
+def _parse_speculative_config(last_flags: Mapping[str, ParsedFlag]) -> dict[str, Any]:
     config: dict[str, Any] = {}
-    if (option := last.get("--speculative-config")) is not None:
-        text = _single_value(option)
+    if (flag := last_flags.get("--speculative-config")) is not None:
+        text = _single_value(flag)
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ArgumentError(f"spec.engine.args sets {option.name} to what cannot be read as JSON ({error}).") from None
+            raise ArgumentError(f"spec.engine.args sets {flag.name} to what cannot be read as JSON ({error}).") from None
         if not isinstance(document, dict):
-            raise ArgumentError(f"spec.engine.args sets {option.name} to {text[:80]}: vLLM takes an object there.")
+            raise ArgumentError(f"spec.engine.args sets {flag.name} to {text[:80]}: vLLM takes an object there.")
         config = {key.replace("-", "_"): value for key, value in document.items()}
-    for flag, key in _SPECULATIVE_CONFIG_KEY_BY_FLAG.items():
-        if flag not in last:
+    for name, key in _SPECULATIVE_CONFIG_KEY_BY_FLAG.items():
+        if name not in last_flags:
             continue
         if key in config:
-            raise ArgumentError(f"spec.engine.args has {flag} and {key} in --speculative-config, and vLLM takes one of them.")
-        config[key] = _single_value(last[flag])
+            raise ArgumentError(f"spec.engine.args has {name} and {key} in --speculative-config, and vLLM takes one of them.")
+        config[key] = _single_value(last_flags[name])
     if (tokens := config.get("num_speculative_tokens")) is not None:
         config["num_speculative_tokens"] = _parse_num_speculative_tokens(tokens)
     for key in ("model", "revision", "method"):
@@ -107,7 +107,7 @@ def _parse_num_speculative_tokens(value: object) -> int:
     return value
 
 
-def _single_value(option: ParsedFlag) -> str:
-    if len(option.values) != 1:
-        raise ArgumentError(f"spec.engine.args has {option.name} with {len(option.values)} values, and vLLM takes one there.")
-    return option.values[0]
+def _single_value(flag: ParsedFlag) -> str:
+    if len(flag.values) != 1:
+        raise ArgumentError(f"spec.engine.args has {flag.name} with {len(flag.values)} values, and vLLM takes one there.")
+    return flag.values[0]
