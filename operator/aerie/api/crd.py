@@ -1,12 +1,13 @@
-"""The CustomResourceDefinition of the models: a structural OpenAPI v3 schema, as the API server asks for it.
+"""The CustomResourceDefinition of the models: a structural OpenAPI v3 schema, as the API server requires it.
 
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 
-Pydantic's JSON Schema is turned into that form: references are put in place, an optional field is one that is not required
-(never a nullable one), and what is no keyword of the API server stops the generation instead of being dropped. The default
-of a nested object is written out whole: the API server runs the rules on it before it fills in the defaults inside.
+Pydantic's JSON Schema is converted to that form. References are replaced by their targets. An optional field is one that is not
+required, never a nullable one. A keyword that the API server does not know stops the generation instead of being dropped. The
+default of a nested object is written in full, because the API server runs the rules on it before it fills in the inner
+defaults.
 
-`annotated_schema` keeps two keywords of our own for the docs: x-bounds and x-type.
+`build_annotated_schema` keeps two keywords of Aerie's own for the docs: x-bounds and x-type.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ _ALLOWED_KEYWORDS = _DOC_KEYWORDS | {
 
 
 class SchemaError(Exception):
-    """A model says something that the API server's schema cannot."""
+    """A model declares something that the API server's schema cannot express."""
 
 
 class _StructuralSchemaGenerator(GenerateJsonSchema):
-    """Pydantic's generator where it would write what a structural schema must not hold."""
+    """Pydantic's generator, changed where its output would not be a structural schema."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -76,13 +77,13 @@ class _StructuralSchemaGenerator(GenerateJsonSchema):
 
 
 def build_annotated_schema(model: type[ResourceModel]) -> JsonObject:
-    """The structural schema of a model, with our own keywords. Raises SchemaError."""
+    """Return the structural schema of a model, with Aerie's own keywords. Raises SchemaError."""
     document = model.model_json_schema(by_alias=True, schema_generator=_StructuralSchemaGenerator)
     return _to_structural_schema(document, document.get("$defs", {}), model.__name__)
 
 
 def _to_structural_schema(node: JsonObject, definitions: JsonObject, path: str) -> JsonObject:
-    """One schema without references and titles, its parts in the order of `_KEYWORDS`' meaning: what it is comes first."""
+    """Return a schema node without references and titles. Raises SchemaError: an unknown keyword."""
     if "$ref" in node:
         target = definitions[node["$ref"].rpartition("/")[2]]
         node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
@@ -97,23 +98,24 @@ def _to_structural_schema(node: JsonObject, definitions: JsonObject, path: str) 
         node["properties"] = {
             name: _to_structural_schema(child, definitions, f"{path}.{name}") for name, child in node["properties"].items()
         }
-    for key, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+    for key, path_suffix in (("items", "[]"), ("additionalProperties", "{}")):
         if key in node:
-            node[key] = _to_structural_schema(node[key], definitions, path + suffix)
+            node[key] = _to_structural_schema(node[key], definitions, path + path_suffix)
     return node
 
 
 def _to_published_schema(node: JsonObject) -> JsonObject:
-    """Without our own keywords; default and bounds are told in the description, because `kubectl explain` tells no others."""
-    found = {key: value for key, value in node.items() if key not in _DOC_KEYWORDS}
+    """Return the schema without Aerie's own keywords. Descriptions state default and bounds, because `kubectl explain` prints
+    no others."""
+    published = {key: value for key, value in node.items() if key not in _DOC_KEYWORDS}
     if "description" in node:
-        found["description"] = " ".join([node["description"], *_describe_bounds(node)])
+        published["description"] = " ".join([node["description"], *_describe_bounds(node)])
     if "properties" in node:
-        found["properties"] = {name: _to_published_schema(child) for name, child in node["properties"].items()}
+        published["properties"] = {name: _to_published_schema(child) for name, child in node["properties"].items()}
     for key in ("items", "additionalProperties"):
         if key in node:
-            found[key] = _to_published_schema(node[key])
-    return found
+            published[key] = _to_published_schema(node[key])
+    return published
 
 
 def _describe_bounds(node: JsonObject) -> Iterator[str]:
@@ -143,13 +145,13 @@ PRINTER_COLUMNS = [
 
 
 def build_root_schema() -> JsonObject:
-    """The schema of the whole object, with our own keywords."""
+    """Return the schema of the whole object, with Aerie's own keywords."""
     root = build_annotated_schema(SpeculativeDeployment)
-    names = {
+    type_fields = {
         "apiVersion": f"{GROUP}/{VERSION}.",
         "kind": f"{KIND}.",
     }
-    root["properties"] |= {name: {"type": "string", "description": text} for name, text in names.items()}
+    root["properties"] |= {name: {"type": "string", "description": text} for name, text in type_fields.items()}
     root["properties"]["metadata"] = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": MAX_NAME_CHARACTERS}},
@@ -159,7 +161,7 @@ def build_root_schema() -> JsonObject:
 
 
 def build_custom_resource_definition() -> JsonObject:
-    """The CustomResourceDefinition, as plain objects."""
+    """Return the CustomResourceDefinition as a plain object."""
     version = {
         "name": VERSION,
         "served": True,

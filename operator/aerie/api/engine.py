@@ -1,10 +1,10 @@
 """The engine's container: image and version, arguments, environment, resources, and what is merged into its pod.
 
-Flags of vLLM that Aerie sets itself, or that would take away what it works with, are refused one by one, each with the
-field to use instead (`_OWNED`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`, takes `--flag value`,
-`--flag=value` and, for flags that hold JSON, `--flag.key value`, and as any argparse the unambiguous beginning of a name;
-the rules see all of these (`--model` and `--config` are themselves the beginnings of other names). `--tokenizer` and
-`--tokenizer-revision` stay with the user: another tokenizer is a choice that Aerie has no field for.
+Flags of vLLM that Aerie sets itself, or that would remove what it relies on, are rejected one by one, each with the field to
+use instead (`_RESERVED_FLAGS`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`. It takes `--flag value`,
+`--flag=value` and, for flags that hold JSON, `--flag.key value`; like any argparse parser, it takes the unambiguous beginning
+of a name. The rules match all of these (`--model` and `--config` are themselves the beginnings of other names). `--tokenizer`
+and `--tokenizer-revision` stay with the user: Aerie has no field for another tokenizer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _VERSION_PATTERN = r"[0-9]+[.][0-9]+[.][0-9]+"
 _OFFICIAL_IMAGE_PATTERN = f"([^@]*/)?vllm-openai(-cpu|-rocm|-xpu)?:v?{_VERSION_PATTERN}[^/@]*"
 _VLLM_TAG_PATTERN = f"[^@]*:([^/@]*[-_.])?vllm[-_]?v?{_VERSION_PATTERN}([-_][^/@]*)?"
 VERSIONED_IMAGE_PATTERN = f"^({_OFFICIAL_IMAGE_PATTERN}|{_VLLM_TAG_PATTERN})(@.*)?$"
-"""An image reference whose tag is a version of vLLM; for Python's `re` and for RE2 alike. What the version is, and the few that
-look so and are none, `aerie.engine.releases` knows."""
+"""Image reference whose tag is a version of vLLM; for Python's `re` and for RE2 alike. `aerie.engine.releases` extracts the
+version, and knows the few tags that only look like one."""
 LMCACHE_IMAGE_PATTERN = "(^|/)lmcache/vllm-openai:v?[0-9]"
-"""LMCache's image has the name of vLLM's, and counts LMCache's releases."""
+"""LMCache's image has the name of vLLM's image, and is tagged with LMCache's versions."""
 
-_FLAG_NAME_REST = "[^=.]*"  # the rest of a name, for those whose beginning is Aerie's alone
+_FLAG_NAME_REST = "[^=.]*"  # the rest of a name, for flags whose beginning is reserved as a whole
 _SERVICE_HINT = "and clients use the Service that bears the name of the resource"
 _RESERVED_FLAGS = {
     "--model": ("--model", "the model belongs in spec.model.source"),
@@ -50,11 +50,11 @@ _RESERVED_FLAGS = {
     "--disable-log-stats": (f"--disable[-_]log[-_]s{_FLAG_NAME_REST}", "without the engine's metrics no drafter can be judged"),
     "--ssl-*": (f"--ssl{_FLAG_NAME_REST}", "probes and metrics use plain HTTP, TLS belongs at the gateway"),
 }
-"""Flags that are Aerie's: as a person knows them, as a regular expression of their names, and what to do instead."""
+"""Flags that Aerie reserves, by the name that a user knows: a regular expression of the flag's names, and what to do instead."""
 
 
 def _reserved_flag_rule(flag: str, name_pattern: str, fix: str) -> ValidationRule:
-    # What follows the name ends it: `--model` has to leave `--model-impl` alone.
+    # The character after the name ends it: `--model` must not match `--model-impl`.
     return ValidationRule(f"!self.matches('^{name_pattern}([=.]|$)')", f"leave {flag} out: {fix}")
 
 
@@ -173,7 +173,8 @@ class EngineSpec(ResourceModel):
     model_config = ConfigDict(
         json_schema_extra=schema_extra(
             ValidationRule(
-                f"has(self.version) || (self.image.matches('{VERSIONED_IMAGE_PATTERN}') && !self.image.matches('{LMCACHE_IMAGE_PATTERN}'))",
+                f"has(self.version) || (self.image.matches('{VERSIONED_IMAGE_PATTERN}') "
+                f"&& !self.image.matches('{LMCACHE_IMAGE_PATTERN}'))",
                 "engine.version is missing, and the tag of engine.image is no version of vLLM that Aerie goes by (those of "
                 "vllm-openai are, also in a mirror): write the version of vLLM in the image, "
                 "such as 0.33.0, because flags and metrics differ from version to version",

@@ -1,11 +1,12 @@
-"""The keys of vLLM's speculative config, as data: which of them spec.speculation.engineOptions takes, and why not the others.
+"""Keys of vLLM's speculative config, as data: the keys that spec.speculation.engineOptions allows, and why it rejects the
+others.
 
-A row is a key of `SpeculativeConfig` in vllm/config/speculative.py, looked up in the published wheels of vLLM 0.15.1 to 0.33.0:
-0.21.0, of which there is no such wheel, counts as lacking what 0.22.0 brings. The schema of the field is made of the rows, and
-docs/reference.md of the schema; `aerie.engine.speculative_config` holds what is given against a version of vLLM.
+A row is a key of `SpeculativeConfig` in vllm/config/speculative.py, read from the published wheels of vLLM 0.15.1 to 0.33.0.
+0.21.0 has no such wheel, and counts as lacking what 0.22.0 adds. The schema of the field is generated from the rows, and
+docs/reference.md from the schema. `aerie.engine.speculative_config` checks the user's options against a version of vLLM.
 
-Guarantees: a key that is taken cannot change what the model answers, nor anything that another field of the resource says. The
-schema keeps keys that it does not know, so that the operator refuses them by name; the API server would drop them in silence.
+Guarantees: an allowed key can change neither the model's answers nor anything that another field of the resource sets. The
+schema preserves unknown keys, so that the operator rejects them by name; the API server would drop them silently.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from pydantic import Field, WithJsonSchema
 
 from aerie.api.types.base import JsonObject, ValidationRule, schema_extra
 
-VLLM_CONFIG_SOURCE = "vllm/config/speculative.py, SpeculativeConfig"
 JsonSchemaType = Literal["boolean", "integer", "number", "string", "array", "object"]
-"""As JSON schema calls it."""
+"""Type of a value, in the words of JSON Schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class EngineOption:
     name: str
     json_type: JsonSchemaType
     since_version: str
-    """The first release that has it; 0.15.1 is the oldest that was read."""
+    """First release with the key; 0.15.1 is the oldest release that was read."""
     description: str = ""
-    """What it does, as sentences; empty where it is refused."""
+    """Description in full sentences; empty for a rejected key."""
     rejection_reason: str = ""
-    """Why it is not taken and what to do instead, as a part of a sentence; empty where it is taken."""
+    """Why the key is rejected and what to do instead, as a part of a sentence; empty for an allowed key."""
     allowed_values: tuple[str, ...] = ()
-    """Its values, where they are few."""
+    """All allowed values, where they are few."""
     minimum: int | None = None
     pattern: str = ""
-    """Of its text."""
+    """Regular expression of a string value."""
     model_runner: Literal[1, 2] | None = None
-    """The only model runner of vLLM that obeys it; None: both do, or the drafter decides."""
+    """The only model runner of vLLM that obeys the key; None: both do, or the drafter decides."""
 
 
 _FILLED_BY_VLLM = "vLLM fills it in itself: leave it out"
@@ -146,7 +146,7 @@ ENGINE_OPTIONS = (
         "0.17.0",
         "Finds the best draft on each tensor rank instead of gathering all logits. Not with draftSampling Probabilistic.",
     ),
-    # ------------------------------------------------------------------------------------------- what other fields say
+    # ------------------------------------------------------------------------------------------- set by other fields
     EngineOption("draft_sample_method", "string", "0.22.0", rejection_reason="it belongs in spec.speculation.draftSampling"),
     EngineOption(
         "enable_adaptive_verification",
@@ -173,7 +173,7 @@ ENGINE_OPTIONS = (
     EngineOption("fly_window_size", "integer", "0.33.0", rejection_reason=_LOSSY_VERIFICATION),
     EngineOption("synthetic_acceptance_length", "number", "0.20.0", rejection_reason=_LOSSY_VERIFICATION),
     EngineOption("synthetic_acceptance_rates", "array", "0.20.0", rejection_reason=_LOSSY_VERIFICATION),
-    # ----------------------------------------------------------------------- other methods than those of spec.drafter
+    # ----------------------------------------------------------------------- methods that spec.drafter does not offer
     EngineOption(
         "dspark_draft_topk",
         "integer",
@@ -201,7 +201,7 @@ ENGINE_OPTIONS = (
     EngineOption(
         "xpress_topc", "integer", "0.33.0", rejection_reason="it is for XPress drafters, which Aerie does not run: leave it out"
     ),
-    # ---------------------------------------------------------------------------------------------- the engine's own
+    # ---------------------------------------------------------------------------------------------- set by the engine itself
     EngineOption(
         "draft_load_config",
         "object",
@@ -213,25 +213,25 @@ ENGINE_OPTIONS = (
     EngineOption("target_model_config", "object", "0.15.1", rejection_reason=_FILLED_BY_VLLM),
     EngineOption("target_parallel_config", "object", "0.15.1", rejection_reason=_FILLED_BY_VLLM),
 )
-"""All keys that vLLM 0.26.0 to 0.33.0 have; first those that are taken."""
+"""All keys of vLLM 0.26.0 to 0.33.0, the allowed ones first."""
 
-ENGINE_OPTIONS_BY_NAME = {key.name: key for key in ENGINE_OPTIONS}
+ENGINE_OPTIONS_BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 
 
 def _option_schema(option: EngineOption) -> JsonObject:
     bounds: JsonObject = {"enum": list(option.allowed_values), "pattern": option.pattern, "minimum": option.minimum}
-    found = {name: value for name, value in bounds.items() if value not in ([], "", None)}
+    keywords = {name: value for name, value in bounds.items() if value not in ([], "", None)}
     if option.json_type == "string" and not option.allowed_values:
-        found["maxLength"] = 253
+        keywords["maxLength"] = 253
     if option.rejection_reason:
         return {
             "type": option.json_type,
-            **found,
+            **keywords,
             "description": "Refused.",
             **schema_extra(ValidationRule("false", option.rejection_reason)),
         }
     since = "" if option.since_version == "0.15.1" else f" vLLM {option.since_version} or newer."
-    return {"type": option.json_type, **found, "description": option.description + since}
+    return {"type": option.json_type, **keywords, "description": option.description + since}
 
 
 EngineOptions = Annotated[
@@ -242,9 +242,11 @@ EngineOptions = Annotated[
             "type": "object",
             "maxProperties": 64,
             "x-kubernetes-preserve-unknown-fields": True,
-            # Lists and objects are refused by the operator: a rule at one would have to know what is in it.
-            "properties": {key.name: _option_schema(key) for key in ENGINE_OPTIONS if key.kind not in ("array", "object")},
+            # The operator rejects lists and objects: a rule on one would need a schema of its content.
+            "properties": {
+                option.name: _option_schema(option) for option in ENGINE_OPTIONS if option.json_type not in ("array", "object")
+            },
         }
     ),
 ]
-"""Further keys of the speculative config, as vLLM calls them."""
+"""Further keys of the speculative config, with vLLM's names."""

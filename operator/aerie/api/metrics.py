@@ -1,7 +1,7 @@
-"""How Aerie gets at the engines' metrics: from the pods themselves, or from a Prometheus server that scrapes them.
+"""Source of the engines' metrics: the pods themselves, or a Prometheus server that scrapes them.
 
-No credentials stand here. Whoever may write a resource could have them sent to a server of their own, and the operator would need
-the right to read Secrets; so tokens belong to the operator's own settings, each with the one address that it is for.
+The resource holds no credentials. Whoever may write a resource could send them to a server of their own, and the operator would
+need the right to read Secrets. So tokens are settings of the operator, each with the one address that it is for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a user may merge into the engine's pods, and what is refused of it at apply.
+"""Fields that a user may merge into the engine's pods, and those that are rejected at apply.
 
-A pod's spec is not repeated here: any field of it is kept as it is written and merged (aerie.manifests.pod.strategic_merge). Only the fields
-without which Aerie would not find its engine again, or would judge another one than it preflights, are declared, so that the
-API server can run rules on them. What only shows in the merged pod, manifests/pod/engine_pod.py refuses, and what Kubernetes refuses of
-the rest ends up in a condition.
+A pod's spec is not repeated here: any field is preserved as it is written and merged (aerie.manifests.pod.strategic_merge).
+Declared are only the fields without which Aerie would not find its engine, or would run an engine other than the one that
+preflight checks. So the API server can run rules on them. manifests/pod/pod_template_policy.py rejects what is visible only in
+the merged pod. A rejection of the rest by Kubernetes is shown in a condition.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ _CONTAINER_SCHEMA: JsonObject = {
             field_path=".image",
         ),
         ValidationRule(
-            f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.ports)) || self.ports.all(port, !has(port.name) || !has(port.containerPort) "
-            "|| (port.name == 'http') == (port.containerPort == 8000))",
+            f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.ports)) || "
+            "self.ports.all(port, !has(port.name) || !has(port.containerPort) || "
+            "(port.name == 'http') == (port.containerPort == 8000))",
             "the engine listens on port 8000, and Services, probes and metrics find it by the name http: give other ports other "
             "names and numbers",
             field_path=".ports",

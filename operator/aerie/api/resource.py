@@ -1,7 +1,8 @@
 """The resource itself, `SpeculativeDeployment` of aerie.dev/v1alpha1.
 
-Everything of the spec may change, and makes a new revision that is rolled out, but for the name by which clients ask for the
-model: two revisions serve side by side during a rollout, and each would refuse the requests that bear the other's name.
+Every field of the spec may change, except the name by which clients request the model. A change makes a new revision that is
+rolled out. The name is fixed because two revisions serve side by side during a rollout, and each would reject requests with the
+other's name.
 """
 
 from __future__ import annotations
@@ -73,12 +74,13 @@ class ObjectMeta(ResourceModel):
     def _drop_unknown_fields(cls, document: object) -> object:
         if not isinstance(document, Mapping):
             return document
-        known = {field.alias for field in cls.model_fields.values()}
-        return {key: value for key, value in document.items() if key in known and value is not None}
+        aliases = {field.alias for field in cls.model_fields.values()}
+        return {key: value for key, value in document.items() if key in aliases and value is not None}
 
 
 MAX_NAME_CHARACTERS = 40
-"""Characters of the longest name. A Job's name is a label of its pods, at most 63, and Aerie's Jobs bear a revision besides."""
+"""Characters of the longest name. A Job's name is a label of its pods, at most 63 characters, and Aerie's Jobs add a revision
+to it."""
 
 _SERVED_NAME_CEL = "(has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name)"
 
@@ -110,5 +112,5 @@ class SpeculativeDeployment(ResourceModel):
 
     @property
     def served_name(self) -> str:
-        """The name by which clients ask for the model."""
+        """Name by which clients request the model."""
         return self.spec.model.served_name or self.metadata.name

@@ -1,8 +1,8 @@
-"""How a change reaches the fleet: the canary, what decides about it, its traffic, and its time limits.
+"""Rollout of a change: the canary, its analysis, its traffic, and its time limits.
 
-What the analysis fields mean is in docs/reference.md, what becomes of them in docs/rollouts.md; the sequential test behind them
-is a confidence sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which may be looked at after every
-block.
+docs/reference.md describes the analysis fields, docs/rollouts.md their effect. The sequential test behind them is a confidence
+sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which is anytime-valid: it may be evaluated after
+every block.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ PodCountOrPercent = Annotated[
         }
     ),
 ]
-"""A number of pods or a share of them."""
+"""A number of pods or a percentage of them."""
 
 
 class DisruptionSpec(ResourceModel):
@@ -269,9 +269,9 @@ class DisruptionSpec(ResourceModel):
 
     @property
     def max_unavailable_or_default(self) -> int | str:
-        """As a PodDisruptionBudget has it."""
-        given = self.max_unavailable or "10%"
-        return int(given) if given.isdecimal() else given
+        """The value as a PodDisruptionBudget takes it, 10% where it is not set."""
+        value = self.max_unavailable or "10%"
+        return int(value) if value.isdecimal() else value
 
 
 class PreflightSpec(ResourceModel):
@@ -300,7 +300,8 @@ class PreflightSpec(ResourceModel):
     """Ids of checks whose refusals are accepted, such as C2, in mode Enforce. PreflightPassed goes on listing them."""
 
     def allows(self, failed_check_ids: Collection[str]) -> bool:
-        """Whether a revision goes on which the checks with these ids refuse; none: what refuses it is no check."""
+        """Return whether a revision proceeds although the checks with these ids fail; no ids: the rejection comes from no
+        check."""
         return self.mode != "Enforce" or (bool(failed_check_ids) and set(failed_check_ids) <= set(self.accept))
 
 

@@ -1,8 +1,8 @@
-"""Where a model's files come from, and the two models of a resource: the target and its drafter.
+"""Source of a model's files, and the two models of a resource: the target and its drafter.
 
-A source that can change under its name is refused where the schema can see it. A pod reads its files when it starts, so
-pods of one revision would otherwise serve different weights, and a canary would be compared with something else than what
-it replaces. What lies on a volume claim is out of the schema's sight: there the path has to name a version.
+A source that can change under its name is rejected where the schema can detect it. A pod reads its files when it starts. Pods
+of one revision would otherwise serve different weights, and a canary would be compared with something other than what it
+replaces. The schema cannot see the content of a volume claim: there the path has to name a version.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ class ModelSource(ResourceModel):
 
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:
-        given = [source for source in (self.hugging_face, self.volume_claim, self.image) if source is not None]
-        if len(given) != 1:
-            raise ValueError(f"{_EXACTLY_ONE_MESSAGE}, not {len(given)} of them")
+        variants = [variant for variant in (self.hugging_face, self.volume_claim, self.image) if variant is not None]
+        if len(variants) != 1:
+            raise ValueError(f"{_EXACTLY_ONE_MESSAGE}, not {len(variants)} of them")
         return self
 
     @property
     def variant(self) -> HuggingFaceSource | VolumeClaimSource | ImageSource:
-        """The one that is given."""
-        found = self.hugging_face or self.volume_claim or self.image
-        assert found is not None  # by the validator above
-        return found
+        """The one source that is set."""
+        variant = self.hugging_face or self.volume_claim or self.image
+        assert variant is not None  # by the validator above
+        return variant
 
 
 class TargetSpec(ResourceModel):

@@ -1,4 +1,4 @@
-"""How many tokens are proposed per step, and how far Aerie may change that by itself."""
+"""Number of draft tokens per verification step, and the limits within which Aerie may change it automatically."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from aerie.api.engine_options import EngineOptions
 from aerie.api.types.base import DurationRange, ResourceModel, ValidationRule, cel_any_malformed_duration, schema_extra
 
 MAX_SPECULATIVE_TOKENS = 15
-"""Most tokens that may be proposed per step."""
+"""Maximum of draft tokens per verification step."""
 
 DraftSampling = Literal["Greedy", "Probabilistic"]
-"""How the drafter chooses its tokens."""
+"""How the drafter samples its tokens."""
 
 
 class LatencyObjective(ResourceModel):
@@ -38,15 +38,17 @@ class LatencyObjective(ResourceModel):
     """Percent of the requests that have to be within the times."""
 
     def is_stricter_than(self, other: LatencyObjective | None) -> bool:
-        """Whether something may keep the other one and not this one."""
+        """Return whether a setting may meet the other objective and miss this one."""
         if other is None:
             return True
         pairs = (
             (self.time_per_output_token, other.time_per_output_token),
             (self.time_to_first_token, other.time_to_first_token),
         )
-        lower = any(mine is not None and (theirs is None or mine < theirs) for mine, theirs in pairs)
-        return lower or self.percentile > other.percentile
+        has_lower_limit = any(
+            own_limit is not None and (other_limit is None or own_limit < other_limit) for own_limit, other_limit in pairs
+        )
+        return has_lower_limit or self.percentile > other.percentile
 
 
 class TuningSpec(ResourceModel):

@@ -1,11 +1,11 @@
-"""What Aerie writes about a resource: the state from which any replica of the operator goes on, and what a person reads.
+"""The status of a resource: the state from which any replica of the operator continues, and what users read.
 
     arms       the pods of each revision, and the phases of a rollout
-    analysis   how a canary compares with its control, and how rollouts have ended
-    tuning     the speculation setting, its trials, and what they have brought
-    whole      conditions, and the status of all these
+    analysis   how a canary compares with its control, and the outcomes of rollouts
+    tuning     the speculation setting, its trials, and their savings
+    status     conditions, and the status as a whole
 
-Figures are rounded by whoever writes them, so that a status changes when something happened and not because time passed.
+The writers round metrics, so that a status changes when something happened and not because time passed.
 """
 
 from aerie.api.status.analysis import AnalysisStatus, BlockedRollbackCause, MetricComparison, RolloutOutcome

@@ -1,4 +1,4 @@
-"""How a canary compares with its control, and how rollouts have ended."""
+"""Comparison of a canary with its control, and the outcomes of rollouts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AnalysisStatus(ResourceModel):
 
 
 BlockedRollbackCause = Literal["StableLost", "GivenUp"]
-"""Why a rollback that could not end was turned round."""
+"""Why a rollback that could not complete was reversed."""
 
 
 class RolloutOutcome(ResourceModel):

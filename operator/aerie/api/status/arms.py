@@ -32,7 +32,7 @@ Phase = Literal[
 RolloutPurpose = Literal["Rollout", "Trial"]
 CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
 TRAFFIC_SHIFT_PHASES: tuple[CanaryPhase, ...] = ("Ramping", "Promoting")
-"""Phases in which an accepted canary is compared with the stable pods, whatever its control."""
+"""Phases in which a canary that passed its analysis is compared with the stable pods, whatever its control."""
 
 
 class TierStatus(ResourceModel):

@@ -31,7 +31,7 @@ class Condition(ResourceModel):
 
 
 MAX_SELECTED_DRAFTERS = 8
-"""Targets whose drafters a status remembers."""
+"""Targets whose drafters a status keeps."""
 
 
 class SelectedDrafter(ResourceModel):
@@ -102,13 +102,13 @@ class Status(ResourceModel):
     """The last ten rollouts, the newest first."""
 
     def to_dict(self) -> JsonObject:
-        """As the API server takes it; empty lists are left out, because `kubectl describe` shows a line for each."""
-        found: JsonObject = _drop_empty_lists(super().to_dict())
-        return found
+        """Return the document for the API server; empty lists are left out, because `kubectl describe` prints a line for each."""
+        document: JsonObject = _drop_empty_lists(super().to_dict())
+        return document
 
 
 def _drop_empty_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        told = {name: _drop_empty_lists(below) for name, below in value.items()}
-        return {name: below for name, below in told.items() if below != []}
-    return [_drop_empty_lists(below) for below in value] if isinstance(value, list) else value
+        fields = {name: _drop_empty_lists(item) for name, item in value.items()}
+        return {name: item for name, item in fields.items() if item != []}
+    return [_drop_empty_lists(item) for item in value] if isinstance(value, list) else value

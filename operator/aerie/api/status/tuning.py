@@ -1,4 +1,4 @@
-"""The speculation setting in force, its trials, and what they have brought."""
+"""The active speculation setting, its trials, and their savings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aerie.api.status.types import Count, ShortText
 from aerie.api.types.base import ResourceModel, Timestamp
 
 MAX_TRIAL_RECORDS = 5
-"""Trials that a status remembers."""
+"""Trials that a status keeps."""
 
 
 class PerformanceGain(ResourceModel):
@@ -91,7 +91,7 @@ class TrialRecord(ResourceModel):
 TrialFailureReason = Literal["NoRoom", "Worse", "Failed"]
 """Why a trial counts as failed."""
 MAX_TRIAL_FAILURES = 16
-"""Settings whose failures a status remembers."""
+"""Settings whose failures a status keeps."""
 
 
 class TrialFailure(ResourceModel):
@@ -134,7 +134,7 @@ class TuningSavings(ResourceModel):
 
 
 MAX_EXPLORATION_TIMES = 8
-"""Explorations whose moments a status remembers."""
+"""Explorations whose times a status keeps."""
 
 
 class SpeculationStatus(ResourceModel):

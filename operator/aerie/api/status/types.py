@@ -1,4 +1,4 @@
-"""The types of texts, words and counts in the status, with their bounds."""
+"""Types of strings and counts in the status, with their bounds."""
 
 from __future__ import annotations
 

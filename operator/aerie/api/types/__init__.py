@@ -1,1 +1,1 @@
-"""The types that all models of the resource are built of."""
+"""Types from which all models of the resource are built."""

@@ -1,11 +1,11 @@
-"""What all models of the resource have in common: their configuration, schema rules, and the types of single values.
+"""Common base of all models of the resource: their configuration, schema rules, and the types of single values.
 
-A model says everything about its fields once: type, bounds, default, and in the docstring below the field what it is for.
-crd.py makes the CustomResourceDefinition of it, and docs/reference.md is made of that.
+A model declares everything about its fields once: type, bounds, default, and the purpose in the docstring below the field.
+crd.py generates the CustomResourceDefinition from it, and docs/reference.md is generated from that.
 
-Reading is lenient about what is there besides (an object that a newer Aerie wrote), and exact about what is known. The
-schema's CEL rules (`Rule`) are run by the API server, and by admission.py before anything is applied: a model does not repeat
-them, apart from the few that later code leans on.
+Reading is lenient about unknown fields (an object that a newer Aerie wrote), and exact about known ones. The API server runs
+the schema's CEL rules (`ValidationRule`), and validation/admission.py runs them before anything is applied. A model does not
+repeat them, except for the few that later code relies on.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 
 
 class ResourceError(ValueError):
-    """A document is no valid resource: one sentence per field, each with the field, what was found and what is expected."""
+    """A document is not a valid resource. The message has a line per field: the field, its value and the expected value."""
 
     def __init__(self, message: str, paths: Sequence[tuple[str | int, ...]] = ()) -> None:
         super().__init__(message)
         self.paths = paths
-        """Paths of all fields that cannot be read, where that is what is wrong."""
+        """Paths of all fields that cannot be read, where that is the problem."""
 
 
 @dataclass(frozen=True)
 class ValidationRule:
     """One CEL rule that the API server checks at apply (https://kubernetes.io/docs/reference/using-api/cel/).
 
-    `self` in the rule is the value that the rule stands at.
+    `self` in the rule is the value to which the rule is attached.
     """
 
     rule: str
     message: str
-    """What is wrong and what to write instead."""
+    """The problem and what to write instead."""
     message_expression: str = ""
-    """CEL expression of a message that names the values found; `message` stands in for it when it fails."""
+    """CEL expression of a message that contains the values found; `message` replaces it when it fails."""
     field_path: str = ""
-    """The field to name in the error, as a path below the value that the rule stands at, such as ".maxTokens"."""
+    """Field to name in the error, as a path below the value to which the rule is attached, such as ".maxTokens"."""
     is_missing_field: bool = False
-    """Whether the field is missing, rather than wrong: the error then says "Required value"."""
+    """Whether the field is missing rather than wrong: the error then says "Required value"."""
 
     def to_json(self) -> JsonObject:
-        """As an entry of x-kubernetes-validations."""
+        """Return the rule as an entry of x-kubernetes-validations."""
         document: JsonObject = {"rule": self.rule, "message": self.message, "messageExpression": self.message_expression}
         document |= {"fieldPath": self.field_path, "reason": "FieldValueRequired" if self.is_missing_field else ""}
         return {key: value for key, value in document.items() if value}
 
 
 def schema_extra(*rules: ValidationRule, **keywords: Any) -> Any:
-    """What `json_schema_extra` takes: the rules, and further keywords of the schema.
+    """Return a value for `json_schema_extra`: the rules, and further keywords of the schema.
 
     Typed Any because pydantic's own types of that argument differ from place to place.
     """
@@ -93,28 +93,26 @@ class ResourceModel(BaseModel):
     )
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any], *, unknown_fields: Literal["ignore", "refuse"] = "ignore") -> Self:
-        """Read what the API server returned, or with unknown="refuse" what a person wrote. Raises ResourceError."""
+    def from_dict(cls, document: Mapping[str, Any], *, unknown_fields: Literal["ignore", "forbid"] = "ignore") -> Self:
+        """Read what the API server returned, or with unknown_fields="forbid" what a user wrote. Raises ResourceError."""
         try:
-            return cls.model_validate(
-                document, extra="ignore" if unknown_fields == "ignore" else "forbid", by_alias=True, by_name=False
-            )
+            return cls.model_validate(document, extra=unknown_fields, by_alias=True, by_name=False)
         except ValidationError as error:
             details = error.errors()
-            said = [_format_error(detail) for detail in details[:_MAX_REPORTED_ERRORS]]
-            if len(details) > len(said):
-                said.append(f"There are {len(details) - len(said)} more.")
-            raise ResourceError("\n".join(said), [detail["loc"] for detail in details]) from None
+            messages = [_format_error(detail) for detail in details[:_MAX_REPORTED_ERRORS]]
+            if len(details) > len(messages):
+                messages.append(f"There are {len(details) - len(messages)} more.")
+            raise ResourceError("\n".join(messages), [detail["loc"] for detail in details]) from None
 
     def to_dict(self) -> JsonObject:
-        """As the API server takes it: camelCase, without the fields that are None."""
+        """Return the document for the API server: camelCase, without the fields that are None."""
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 _MAX_REPORTED_ERRORS = 20
 _VALUE_REPR = reprlib.Repr()
 _VALUE_REPR.maxstring = _VALUE_REPR.maxother = _VALUE_REPR.maxlong = 80
-"""Shows a value whatever its size; also of what an alias of YAML has put in many times."""
+"""Formats a value of any size, also one that YAML aliases have expanded many times."""
 
 
 def _format_error(detail: ErrorDetails) -> str:
@@ -138,7 +136,8 @@ def _format_error(detail: ErrorDetails) -> str:
 
 @dataclass(frozen=True)
 class DurationRange:
-    """Makes an `Annotated[timedelta, Between("10s", "1h")]` a duration of the resource with these bounds, both allowed."""
+    """Bounds of a duration: `Annotated[timedelta, DurationRange("10s", "1h")]` is a duration of the resource from 10s to 1h,
+    both allowed."""
 
     minimum: str
     maximum: str
@@ -153,7 +152,7 @@ class DurationRange:
             f"self.matches('{duration.DURATION_PATTERN}')",
             "no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m",
         )
-        inside = ValidationRule(
+        within_range = ValidationRule(
             f"{cel_any_malformed_duration('self')} || (duration(self) >= duration('{self.minimum}') "
             f"&& duration(self) <= duration('{self.maximum}'))",
             f"write a duration from {self.minimum} to {self.maximum}",
@@ -161,30 +160,30 @@ class DurationRange:
         return {
             "type": "string",
             "maxLength": duration.MAX_DURATION_CHARACTERS,
-            **schema_extra(well_formed, inside),
+            **schema_extra(well_formed, within_range),
             "x-bounds": f"{self.minimum} to {self.maximum}",
             "x-type": "duration",
         }
 
     def _validate(self, value: object) -> timedelta:
-        length = duration.parse_duration(value) if isinstance(value, str) else value
-        if not isinstance(length, timedelta):
+        parsed = duration.parse_duration(value) if isinstance(value, str) else value
+        if not isinstance(parsed, timedelta):
             raise ValueError(f"{_VALUE_REPR.repr(value)} is no duration: write it as a string, such as 30s, 5m or 1h30m")
-        if not duration.parse_duration(self.minimum) <= length <= duration.parse_duration(self.maximum):
+        if not duration.parse_duration(self.minimum) <= parsed <= duration.parse_duration(self.maximum):
             raise ValueError(f"{value} is out of range: write a duration from {self.minimum} to {self.maximum}")
-        return length
+        return parsed
 
 
 def cel_any_malformed_duration(*durations: str) -> str:
-    """CEL that is true when one of the durations is none; that has a rule and a message of its own already.
+    """Return CEL that is true when one of the durations is malformed; another rule reports that with a message of its own.
 
-    To be followed by `||`: CEL takes the true side of it even when the other one fails.
+    It has to be followed by `||`: CEL takes the true side even when the other side fails.
     """
     return " || ".join(f"!{name}.matches('{duration.DURATION_PATTERN}')" for name in durations)
 
 
 def int_to_text(value: object) -> object:
-    """A whole number as its text, for fields that take either."""
+    """Return an integer as its text, and any other value as it is, for fields that take either."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -199,14 +198,15 @@ Quantity = Annotated[
             "x-kubernetes-int-or-string": True,
             "pattern": f"^{_QUANTITY_PATTERN}",
             "maxLength": 32,
-            # A pattern is about strings alone.
+            # A pattern applies to strings alone.
             **schema_extra(ValidationRule("type(self) != int || self >= 0", "write an amount of 0 or more")),
             "x-type": "Quantity",
         }
     ),
 ]
-"""An amount as Kubernetes writes it: "1", "500m", "16Gi"; a whole number is read as its text. One below 0, which definitions of
-earlier releases took as a number, is read too: the rest of its fleet is cared for, and Kubernetes says what it refuses of it."""
+"""An amount as Kubernetes writes it: "1", "500m", "16Gi"; an integer is read as its text. A negative amount, which definitions
+of earlier releases accepted, is read too: the rest of its resource is still reconciled, and Kubernetes reports what it rejects.
+"""
 
 
 def _parse_timestamp(value: object) -> object:
@@ -214,7 +214,7 @@ def _parse_timestamp(value: object) -> object:
 
 
 def format_timestamp(value: datetime) -> str:
-    """RFC 3339, in UTC to the millisecond."""
+    """Return the time in RFC 3339, in UTC to the millisecond."""
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -224,7 +224,7 @@ Timestamp = Annotated[
     PlainSerializer(format_timestamp, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
-"""A moment, RFC 3339 with a time zone; written in UTC to the millisecond."""
+"""A time in RFC 3339 with a time zone; written in UTC to the millisecond."""
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN_PATTERN)]
-"""The name of a Kubernetes object."""
+"""Name of a Kubernetes object."""

@@ -1,11 +1,11 @@
 """Durations as the resource writes them: "15s", "2m", "1h30m", "500ms".
 
-The grammar is the one of the Gateway API (GEP-2257, https://gateway-api.sigs.k8s.io/geps/gep-2257/): one to four whole
-numbers of at most five digits, each with one of the units h, m, s, ms. It is a subset of what Go's time.ParseDuration and
-CEL's duration() read, so a schema rule, a Go client and this module see the same length of time.
+The grammar is that of the Gateway API (GEP-2257, https://gateway-api.sigs.k8s.io/geps/gep-2257/): one to four integers of at
+most five digits, each with one of the units h, m, s, ms. It is a subset of the grammar of Go's time.ParseDuration and CEL's
+duration(). So a schema rule, a Go client and this module read the same duration.
 
-Guarantees: what `parse` accepts, `format` writes in the shortest usual form, and `parse(format(d)) == d` for every whole
-number of milliseconds up to `LONGEST`.
+Guarantees: `format_duration` writes every duration that `parse_duration` reads in the shortest usual form.
+`parse_duration(format_duration(d)) == d` for every whole number of milliseconds up to `MAX_DURATION`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DURATION_PATTERN = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"
 """The grammar, for Python's `re` and for RE2 alike."""
 
 MAX_DURATION_CHARACTERS = 28
-"""Characters of the longest text that PATTERN matches."""
+"""Characters of the longest text that DURATION_PATTERN matches."""
 
 MAX_DURATION = timedelta(hours=99999, minutes=59, seconds=59, milliseconds=999)
-"""The longest duration that `format` writes."""
+"""Longest duration that `format_duration` writes."""
 
 _DURATION = re.compile(DURATION_PATTERN)
 _DURATION_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
@@ -33,9 +33,9 @@ _UNIT_LENGTHS = {
 
 
 def parse_duration(text: str) -> timedelta:
-    """The length of time that `text` stands for. Raises ValueError with a sentence.
+    """Return the duration of `text`. Raises ValueError with a message.
 
-    >>> parse("1h30m")
+    >>> parse_duration("1h30m")
     datetime.timedelta(seconds=5400)
     """
     if _DURATION.fullmatch(text) is None:
@@ -44,9 +44,9 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """`duration` in the shortest usual form. Raises ValueError for one that the grammar cannot write.
+    """Return `duration` in the shortest usual form. Raises ValueError for one that the grammar cannot express.
 
-    >>> format(timedelta(minutes=90)), format(timedelta(0))
+    >>> format_duration(timedelta(minutes=90)), format_duration(timedelta(0))
     ('1h30m', '0s')
     """
     rest, microseconds = divmod(duration, timedelta(milliseconds=1))

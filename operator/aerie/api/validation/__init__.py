@@ -1,1 +1,1 @@
-"""What the API server would refuse of a manifest, where there is no API server."""
+"""Validation of a manifest without an API server."""

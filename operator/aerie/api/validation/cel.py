@@ -1,11 +1,12 @@
-"""Evaluates the rules of the resource (CEL) where there is no API server: before a manifest is applied.
+"""Evaluation of the resource's CEL rules without an API server: before a manifest is applied.
 
-The rules themselves are the only source; nothing repeats them in Python. This is the part of CEL that they use: literals, fields,
-indices, operators, `? :`, has(), all(), exists(), exists_one(), filter(), and the functions in `_METHODS` and `_FUNCTIONS`
-(https://github.com/google/cel-spec/blob/master/doc/langdef.md, https://kubernetes.io/docs/reference/using-api/cel/).
+The rules themselves are the only source; nothing repeats them in Python. This is the part of CEL that they use: literals,
+fields, indices, operators, `? :`, has(), all(), exists(), exists_one(), filter(), and the functions in `_METHODS` and
+`_FUNCTIONS` (https://github.com/google/cel-spec/blob/master/doc/langdef.md,
+https://kubernetes.io/docs/reference/using-api/cel/).
 
-Guarantees: an expression that needs more than that raises CelError when it is compiled, so a test finds it; `&&` and `||` take
-the side that decides even when the other one fails, as CEL does; `^` and `$` are the ends of the text, as in RE2. Not guaranteed:
+Guarantees: an expression that needs more than that raises CelError when it is compiled, so a test finds it. `&&` and `||` take
+the deciding side even when the other one fails, as CEL does. `^` and `$` are the ends of the text, as in RE2. Not guaranteed:
 static types (the API server checks these when the definition is applied), RE2's running time, limits on cost.
 """
 
@@ -27,17 +28,18 @@ CelExpression = Callable[[CelScope], Any]
 
 
 class CelError(Exception):
-    """The expression is none of this part of CEL, or fails with these values."""
+    """The expression is not in the supported part of CEL, or fails with these values."""
 
 
 @functools.cache
 def compile_expression(text: str) -> CelExpression:
-    """A function from variables to the value of the expression, which raises CelError. Raises CelError."""
+    """Return a function from variables to the value of the expression. Raises CelError, and so does the function when it is
+    called."""
     parser = _Parser(text)
-    found = parser.parse_conditional()
+    expression = parser.parse_conditional()
     if parser.token:
         parser.fail()
-    return found
+    return expression
 
 
 # -- Values --------------------------------------------------------------------------------------------------------------
@@ -61,21 +63,21 @@ def _matches(text: str, pattern: str) -> bool:
 
 @functools.cache
 def _compile_re2(pattern: str) -> re.Pattern[str]:
-    # Python's `$` also matches before a last line feed; in a class of characters it is one of them.
-    ends = re.sub(r"\\.|\[\]?[^\]]*\]|\$", lambda match: r"\Z" if match[0] == "$" else match[0], pattern)
-    return re.compile(ends, re.ASCII)
+    # Python's `$` also matches before a final line feed. Inside a character class it is a literal.
+    translated = re.sub(r"\\.|\[\]?[^\]]*\]|\$", lambda match: r"\Z" if match[0] == "$" else match[0], pattern)
+    return re.compile(translated, re.ASCII)
 
 
 def _format_template(template: str, values: list[Any]) -> str:
-    left = list(values)
+    remaining = list(values)
 
-    def written(match: re.Match[str]) -> str:
-        value = left.pop(0)
+    def format_next(match: re.Match[str]) -> str:
+        value = remaining.pop(0)
         if match[0] == "%d" and not _has_exact_type(value, int):
             raise CelError("%d takes an int")
         return _to_text(value)
 
-    return re.sub("%[sd]", written, template)
+    return re.sub("%[sd]", format_next, template)
 
 
 def _to_text(value: Any) -> str:
@@ -96,7 +98,7 @@ _METHODS: dict[str, tuple[type, Callable[..., Any]]] = {
     "split": (str, str.split),
     "format": (str, _format_template),
     "size": (object, len),
-    "isSorted": (list, lambda entries: all(one <= other for one, other in itertools.pairwise(entries))),
+    "isSorted": (list, lambda entries: all(first <= second for first, second in itertools.pairwise(entries))),
     "getSeconds": (timedelta, lambda length: length // timedelta(seconds=1)),
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"size": len, "type": _cel_type, "duration": duration.parse_duration}
@@ -124,7 +126,7 @@ def _require_bool(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _FieldAccess:
-    """`of.name`, whose presence has() asks for."""
+    """Field access `operand.name`; has() tests its presence."""
 
     operand: CelExpression
     name: str
@@ -142,16 +144,16 @@ class _FieldAccess:
 
 
 def _any_part_equals(parts: list[CelExpression], scope: CelScope, deciding_value: bool) -> bool:
-    """Whether a part has the value that decides; a part that fails counts only where none does."""
-    failed: CelError | None = None
+    """Return whether a part has the deciding value; a part that fails counts only where none has it."""
+    first_error: CelError | None = None
     for part in parts:
         try:
             if _require_bool(part(scope)) is deciding_value:
                 return True
         except CelError as error:
-            failed = failed or error
-    if failed:
-        raise failed
+            first_error = first_error or error
+    if first_error:
+        raise first_error
     return False
 
 
@@ -164,8 +166,8 @@ def _evaluate_macro(macro: str, operand: CelExpression, variable: str, body: Cel
         return not _any_part_equals(parts, scope, False)
     if macro == "exists":
         return _any_part_equals(parts, scope, True)
-    held = [value for value, part in zip(values, parts, strict=True) if _require_bool(part(scope))]
-    return held if macro == "filter" else len(held) == 1
+    matching = [value for value, part in zip(values, parts, strict=True) if _require_bool(part(scope))]
+    return matching if macro == "filter" else len(matching) == 1
 
 
 # -- Syntax --------------------------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ _LITERALS = {"true": True, "false": False, "null": None}
 
 
 class _Parser:
-    """One method for each level of CEL's grammar, from the weakest operator to the strongest."""
+    """Parser with one method for each level of CEL's grammar, from the weakest operator to the strongest."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
@@ -198,12 +200,12 @@ class _Parser:
         raise CelError(f"{self.token or 'the end'} cannot stand there in {self.text}")
 
     def accept(self, *tokens: str) -> str:
-        """The next token, where it is one of these; else nothing."""
+        """Consume and return the next token, if it is one of these; else return an empty string."""
         if self.token_kind not in ("mark", "name") or self.token not in tokens:
             return ""
-        taken = self.token
+        token = self.token
         self.advance()
-        return taken
+        return token
 
     def expect(self, expected_token: str) -> None:
         if not self.accept(expected_token):
@@ -212,18 +214,18 @@ class _Parser:
     def parse_name(self) -> str:
         if self.token_kind != "name":
             self.fail()
-        taken = self.token
+        name = self.token
         self.advance()
-        return taken
+        return name
 
     def parse_conditional(self) -> CelExpression:
         condition = self.parse_logical("||", True)
         if not self.accept("?"):
             return condition
-        yes = self.parse_logical("||", True)
+        if_true = self.parse_logical("||", True)
         self.expect(":")
-        no = self.parse_conditional()
-        return lambda scope: yes(scope) if _require_bool(condition(scope)) else no(scope)
+        if_false = self.parse_conditional()
+        return lambda scope: if_true(scope) if _require_bool(condition(scope)) else if_false(scope)
 
     def parse_logical(self, operator_token: str, deciding_value: bool) -> CelExpression:
         def part() -> CelExpression:
@@ -244,30 +246,30 @@ class _Parser:
         def part() -> CelExpression:
             return self.parse_binary(*stronger) if stronger else self.parse_unary()
 
-        found = part()
-        while mark := self.accept(*operators):
-            found = _binary_expression(operators[mark], found, part())
-        return found
+        expression = part()
+        while token := self.accept(*operators):
+            expression = _binary_expression(operators[token], expression, part())
+        return expression
 
     def parse_unary(self) -> CelExpression:
         if self.accept("!"):
-            negated = self.parse_unary()
-            return lambda scope: not _require_bool(negated(scope))
+            operand = self.parse_unary()
+            return lambda scope: not _require_bool(operand(scope))
         if self.accept("-"):
-            amount = self.parse_unary()
-            return lambda scope: _apply(operator.neg, amount(scope))
+            operand = self.parse_unary()
+            return lambda scope: _apply(operator.neg, operand(scope))
         return self.parse_member()
 
     def parse_member(self) -> CelExpression:
-        found = self.parse_primary()
-        while mark := self.accept(".", "["):
-            if mark == "[":
-                found = _binary_expression(operator.getitem, found, self.parse_conditional())
+        expression = self.parse_primary()
+        while token := self.accept(".", "["):
+            if token == "[":
+                expression = _binary_expression(operator.getitem, expression, self.parse_conditional())
                 self.expect("]")
                 continue
             name = self.parse_name()
-            found = self.parse_method_call(found, name) if self.accept("(") else _FieldAccess(found, name)
-        return found
+            expression = self.parse_method_call(expression, name) if self.accept("(") else _FieldAccess(expression, name)
+        return expression
 
     def parse_method_call(self, operand: CelExpression, method_name: str) -> CelExpression:
         if method_name in _MACROS:
@@ -290,18 +292,18 @@ class _Parser:
         return call
 
     def parse_list(self, end: str) -> list[CelExpression]:
-        found: list[CelExpression] = []
+        elements: list[CelExpression] = []
         while not self.accept(end):
-            if found:
+            if elements:
                 self.expect(",")
-            found.append(self.parse_conditional())
-        return found
+            elements.append(self.parse_conditional())
+        return elements
 
     def parse_primary(self) -> CelExpression:
         if self.accept("("):
-            found = self.parse_conditional()
+            expression = self.parse_conditional()
             self.expect(")")
-            return found
+            return expression
         if self.accept("["):
             entries = self.parse_list("]")
             return lambda scope: [entry(scope) for entry in entries]
@@ -339,9 +341,9 @@ def _name_expression(name: str) -> CelExpression:
 
 
 def _unescape(text: str) -> str:
-    def letter(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         if match[1] not in _ESCAPES:
             raise CelError(f"\\{match[1]} is no escape")
         return _ESCAPES[match[1]]
 
-    return re.sub(r"\\(.)", letter, text[1:-1])
+    return re.sub(r"\\(.)", replacement, text[1:-1])

@@ -34,7 +34,8 @@ def _find_problems(base_spec: Mapping[str, Any], merged_spec: Mapping[str, Any])
     before, after = _find_engine_container(base_spec), _find_engine_container(merged_spec)
     if after is None or before is None:
         yield (
-            f"{_POD_SPEC_FIELD}.containers removes the container {naming.ENGINE_CONTAINER}, which is the engine: change it instead."
+            f"{_POD_SPEC_FIELD}.containers removes the container {naming.ENGINE_CONTAINER}, which is the engine: "
+            "change it instead."
         )
         return
     if after.get("args") != before["args"]:
