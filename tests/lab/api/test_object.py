@@ -46,7 +46,7 @@ def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> Non
 
 
 def test_what_is_stored_reads_back(chat: dict[str, Any]) -> None:
-    read = SpeculativeDeployment.from_dict(chat, unknown_fields="refuse")
+    read = SpeculativeDeployment.from_dict(chat, unknown_fields="forbid")
     assert read.metadata.uid == chat["metadata"]["uid"]
     assert read.metadata.generation == 1
     assert read.served_name == "chat"

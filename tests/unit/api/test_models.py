@@ -54,8 +54,8 @@ def test_defaults_are_those_of_the_design(least: JsonObject) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_reads_strictly_and_back(example: Path) -> None:
-    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown_fields="refuse")
-    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown_fields="refuse") == read
+    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown_fields="forbid")
+    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown_fields="forbid") == read
 
 
 minutes = st.integers(0, 1440).map(lambda count: timedelta(minutes=count))
@@ -106,7 +106,7 @@ def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: JsonOb
 
 def test_what_a_user_may_say_of_metadata_is_never_refused(least: JsonObject) -> None:
     least["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
-    read = SpeculativeDeployment.from_dict(least, unknown_fields="refuse")
+    read = SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
     assert read.metadata.annotations == {"a": "b"}
 
 
@@ -160,7 +160,7 @@ def _set(*path: str, to: Any) -> Callable[[JsonObject], None]:
 def test_bad_input_gets_a_sentence(least: JsonObject, change: Callable[[JsonObject], None], sentence: str) -> None:
     change(least)
     with pytest.raises(ResourceError) as caught:
-        SpeculativeDeployment.from_dict(least, unknown_fields="refuse")
+        SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
     assert str(caught.value) == sentence
 
 

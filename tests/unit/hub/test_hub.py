@@ -181,7 +181,7 @@ MANIFESTS = [*sorted((ROOT / "examples").glob("*.yaml")), *(show.manifest for sh
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda path: path.stem)
 def test_the_hub_has_what_examples_and_demo_name(file: Path, known: dict[str, Repository]) -> None:
-    spec = SpeculativeDeployment.from_dict(yaml.safe_load(file.read_text()), unknown_fields="refuse").spec
+    spec = SpeculativeDeployment.from_dict(yaml.safe_load(file.read_text()), unknown_fields="forbid").spec
     sources = [spec.model.source] + ([spec.drafter.source] if spec.drafter else [])
     for source in sources:
         if isinstance(source.variant, HuggingFaceSource):

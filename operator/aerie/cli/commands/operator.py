@@ -140,7 +140,7 @@ def _parse_preflight_env(text: str | None) -> tuple[dict[str, Any], ...]:
         given = json.loads(text or "[]")
         if not isinstance(given, list):
             raise ResourceError("it is no list.")
-        return tuple(EnvVar.from_dict(one, unknown_fields="refuse").to_dict() for one in given)
+        return tuple(EnvVar.from_dict(one, unknown_fields="forbid").to_dict() for one in given)
     except (ResourceError, ValueError) as error:
         raise CommandError(f"--preflight-env: {error}") from None
 
@@ -157,7 +157,7 @@ def _parse_preflight_resources(text: str | None) -> ResourceRequirements:
             f'--preflight-resources is {text}: write JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.'
         )
     try:
-        return ResourceRequirements.from_dict(read, unknown_fields="refuse")
+        return ResourceRequirements.from_dict(read, unknown_fields="forbid")
     except ResourceError as error:
         raise CommandError(f"--preflight-resources: {error}") from None
 

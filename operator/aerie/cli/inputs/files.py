@@ -32,7 +32,7 @@ def parse_deployment(document: dict[str, Any]) -> SpeculativeDeployment:
     document = prune_manifest(document)
     if said := find_manifest_errors(document):
         raise ResourceError("\n".join(said))
-    return SpeculativeDeployment.from_dict(document, unknown_fields="refuse")
+    return SpeculativeDeployment.from_dict(document, unknown_fields="forbid")
 
 
 CATALOG_HELP = "A ConfigMap with catalog entries of your own: its manifest, or the folder that it is mounted at."
