@@ -1,9 +1,9 @@
 """Greedy completion requests of the output-equivalence probe, and the parser of their responses, token by token.
 
 The request goes to vLLM's `/v1/completions` (vllm/entrypoints/openai/completion/protocol.py). It has temperature 0, and no
-penalty that a model's generation_config.json might add. The response has, for each token, the most likely tokens by the target's own
-unscaled logits. Tokens are identified by their ids, because several ids may have the same text. Releases from 0.14 on draft for
-such requests as for any other; earlier ones did not (vLLM pull request 26060, issue 34497).
+penalty that a model's generation_config.json might add. The response has, for each token, the most likely tokens by the target's
+own unscaled logits. Tokens are identified by their ids, because several ids may have the same text. Releases from 0.14 on draft
+for such requests as for any other; earlier ones did not (vLLM pull request 26060, issue 34497).
 """
 
 from __future__ import annotations

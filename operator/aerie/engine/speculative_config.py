@@ -1,8 +1,8 @@
 """Checks of the speculative config's further keys against a version of vLLM: keys that it lacks, rejects, or silently ignores.
 
 The keys themselves are data (`aerie.api.engine_options`). Guarantees: a key of `spec.speculation.engineOptions` that is unknown,
-or that users may not set, is rejected by a message with field, value and fix. Not guaranteed: that the image has a backend or type
-that a key names; the engine reports that when it starts.
+or that users may not set, is rejected by a message with field, value and fix. Not guaranteed: that the image has a backend or
+type that a key names; the engine reports that when it starts.
 
 Sources, 0.22 to 0.33: vllm/config/speculative.py (_verify_args, __post_init__), vllm/config/vllm.py
 (_get_v1_model_runner_unsupported_features, _get_v2_model_runner_unsupported_features),

@@ -1,1 +1,1 @@
-"""Checkpoints: their files, their configs as vLLM reads them, the memory they take, and published drafters."""
+"""Models as vLLM sees them: checkpoint files, configs, layer ids, GPU memory, and the published drafters."""

@@ -1,12 +1,12 @@
-"""Target and drafter as vLLM will see them: one view over the formats that their config.json comes in.
+"""Target and drafter as vLLM sees them: one view of the formats of config.json.
 
-A drafter comes in one of two formats: native (the keys at the top level, as `LlamaForCausalLMEagle3` checkpoints have them)
-or that of the speculators library (`transformer_layer_config` inside, and defaults of its own). A target may keep what
-matters here in `text_config`. The rules are those of vLLM 0.32: transformers_utils/configs/eagle.py,
-configs/speculators/algos.py (update_eagle3), models/{llama,qwen3,deepseek}_eagle3.py.
+A drafter has one of two formats: native (the keys at the top level, as in `LlamaForCausalLMEagle3` checkpoints) or that of the
+speculators library (`transformer_layer_config` inside, and defaults of its own). A target may have its language model in
+`text_config`. The rules are those of vLLM 0.32: transformers_utils/configs/eagle.py, configs/speculators/algos.py
+(update_eagle3), models/{llama,qwen3,deepseek}_eagle3.py.
 
-Guarantees: pure and total. A key of the wrong type counts as absent, so that no config can break a check; what is absent is
-None, and the check that needs it says so.
+Guarantees: pure and total. A key of the wrong type counts as absent, so that no config can break a check. An absent value is
+None, and the check that needs it reports that. Not guaranteed: that the weights match the config; preflight compares them.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ _FAMILY_BY_ARCHITECTURE: dict[str, DrafterFamily] = {
     "Eagle3DeepseekV2ForCausalLM": "mla",
     "Eagle3DeepseekV3ForCausalLM": "mla",
 }
-"""vLLM's EAGLE 3 classes (model_executor/models/registry.py), by the file that implements them and its rules."""
+"""The file that implements each of vLLM's EAGLE 3 classes (model_executor/models/registry.py), and so its rules."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What decides the size of the KV cache of one model."""
+    """The parameters that determine the size of the KV cache of one model."""
 
     layer_count: int | None
     heads: int | None
     kv_heads: int | None
     head_dim: int | None
     kv_lora_rank: int | None
-    """Set: multi-head latent attention, which caches one vector of `kv_lora_rank + rope_dim` per token and layer."""
+    """The rank of multi-head latent attention, which caches one vector of `kv_lora_rank + rope_dim` per token and layer; else
+    None."""
     rope_dim: int | None
     sliding_window: int | None
-    """Tokens that a sliding layer keeps."""
+    """Tokens that a sliding-window layer caches."""
     sliding_layer_count: int
-    """How many of the layers keep no more than `sliding_window` tokens."""
+    """The number of layers that cache no more than `sliding_window` tokens."""
     linear_layer_count: int
-    """How many of the layers keep a state of fixed size instead of a KV cache (Mamba, gated delta nets, ...)."""
+    """The number of layers that have a state of fixed size instead of a KV cache (Mamba, gated delta nets, ...)."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,21 @@ class TargetModel:
 
     @property
     def default_aux_layer_ids(self) -> tuple[int, ...] | None:
-        """The layers that vLLM reads where the drafter names none (interfaces.py, SupportsEagle3), or None if unknown."""
+        """The layers that vLLM reads if the drafter names none (interfaces.py, SupportsEagle3), or None if unknown."""
         return None if self.layer_count is None else vllm_default_layer_ids(self.layer_count)
 
 
 @dataclass(frozen=True)
 class DrafterModel:
-    """An EAGLE 3 or 3.1 drafter. Of any other method only the fields up to `quantized` mean anything."""
+    """An EAGLE 3 or 3.1 drafter. For any other method only the fields up to `is_quantized` are meaningful."""
 
     format: Literal["native", "speculators"]
     architecture: str | None
-    """As vLLM calls it under the method eagle3, which puts `Eagle3` before a name that does not have it yet."""
+    """The class name that vLLM uses under the method eagle3, which adds the prefix `Eagle3` if the name lacks it."""
     family: DrafterFamily
     model_type: str | None
     kind: str
-    """`eagle3`, or what else the config says that it is: `peagle`, `dflash`, `dspark`, `medusa`, ..."""
+    """The kind of drafter according to the config: `eagle3`, `peagle`, `dflash`, `dspark`, `medusa`, ..."""
     hidden_size: int | None
     vocab_size: int | None
     max_position: int | None
@@ -98,29 +99,29 @@ class DrafterModel:
     target_hidden_size: int | None
     fc_norm: bool
     norm_output: bool | None
-    """None: the config does not say, so vLLM takes False."""
+    """The key of the config; None: absent, and vLLM uses False."""
     norm_before_fc: bool
     norm_before_residual: bool | None
-    """None: the config does not say. vLLM then takes False for the native format and True for speculators'."""
+    """The key of the config; None: absent, and vLLM uses False for the native format and True for speculators'."""
     uses_aux_hidden_states: bool
     num_aux_hidden_states: int | None
     top_level_aux_layer_ids: tuple[int, ...] | None
-    """eagle_aux_hidden_state_layer_ids at the top level."""
+    """The value of eagle_aux_hidden_state_layer_ids at the top level."""
     nested_aux_layer_ids: tuple[int, ...] | None
-    """The same inside eagle_config."""
+    """The value of eagle_aux_hidden_state_layer_ids inside eagle_config."""
     v2_runner_aux_layer_ids: tuple[int, ...] | None
-    """eagle_config.layer_ids, another name for them that only model runner V2 knows, from 0.27 on."""
+    """The value of eagle_config.layer_ids, another name for them that only model runner V2 reads, from 0.27 on."""
     verifier: str | None
-    """speculators format: the target that the drafter was trained for."""
+    """The target that the drafter was trained for; only the speculators format has it."""
 
     @property
     def aux_layer_ids(self) -> tuple[int, ...] | None:
-        """The auxiliary layers that the checkpoint means, wherever they are written."""
+        """The auxiliary layers that the checkpoint names, at the top level or inside eagle_config."""
         return self.top_level_aux_layer_ids or self.nested_aux_layer_ids
 
     @property
     def expected_aux_hidden_states(self) -> int:
-        """How many hidden states vLLM expects: this sizes fc and fc_norm. The classes differ in where they look."""
+        """The number of hidden states that vLLM expects, which sizes fc and fc_norm. vLLM's classes read different keys."""
         if self.num_aux_hidden_states is not None:
             return self.num_aux_hidden_states
         ids = self.nested_aux_layer_ids if self.family != "qwen3" else self.aux_layer_ids
@@ -128,12 +129,12 @@ class DrafterModel:
 
     @property
     def is_eagle31(self) -> bool:
-        """Whether the config asks for any part of EAGLE 3.1."""
+        """Whether the config enables any part of EAGLE 3.1."""
         return self.fc_norm or bool(self.norm_output)
 
 
 def parse_target_model(config: Mapping[str, Any]) -> TargetModel:
-    """The view of a target's config.json."""
+    """Parse a target's config.json."""
     text = _text_config(config)
     return TargetModel(
         model_type=_as_text(text.get("model_type")) or _as_text(config.get("model_type")),
@@ -153,10 +154,10 @@ _EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "m
 
 
 def parse_drafter_model(config: Mapping[str, Any]) -> DrafterModel:
-    """The view of a drafter's config.json."""
+    """Parse a drafter's config.json, in either format."""
     speculators = _as_text(config.get("speculators_model_type"))
     layer = _as_mapping(config.get("transformer_layer_config")) if speculators else _text_config(config)
-    # update_eagle3 copies these from the top level over the layer's config, and nothing else.
+    # update_eagle3 copies only these from the top level over the layer's config.
     flags = config if speculators else layer
     eagle = _as_mapping(layer.get("eagle_config"))
     architecture: str | None
@@ -224,10 +225,10 @@ def _parse_attention(text: Mapping[str, Any]) -> AttentionConfig:
     head_dim = _as_positive_int(text.get("head_dim")) or (hidden // heads if hidden and heads else None)
     window = _as_positive_int(text.get("sliding_window")) if text.get("use_sliding_window") is not False else None
     types = text.get("layer_types")
-    named = [kind for kind in types if isinstance(kind, str)] if isinstance(types, list) else None
-    if named is not None:
-        sliding = sum("sliding" in kind or "chunked" in kind for kind in named)
-        linear = sum("attention" not in kind or kind == "linear_attention" for kind in named)
+    if isinstance(types, list):
+        layer_types = [layer_type for layer_type in types if isinstance(layer_type, str)]
+        sliding = sum("sliding" in layer_type or "chunked" in layer_type for layer_type in layer_types)
+        linear = sum("attention" not in layer_type or layer_type == "linear_attention" for layer_type in layer_types)
     else:
         sliding, linear = layers or 0, 0
     return AttentionConfig(
@@ -244,18 +245,18 @@ def _parse_attention(text: Mapping[str, Any]) -> AttentionConfig:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that describes the language model: Llama 4, Kimi-K2.5, Gemma and others keep it in `text_config`."""
+    """Return the config of the language model: Llama 4, Kimi-K2.5, Gemma and others have it in `text_config`."""
     return _as_mapping(config.get("text_config")) or config
 
 
 def _rope_type(layer: Mapping[str, Any]) -> str:
     for key in ("rope_parameters", "rope_scaling"):
         rope = _as_mapping(layer.get(key))
-        found = _as_text(rope.get("rope_type")) or _as_text(rope.get("type"))
-        if found == "mrope" and "mrope_section" in rope:
+        rope_type = _as_text(rope.get("rope_type")) or _as_text(rope.get("type"))
+        if rope_type == "mrope" and "mrope_section" in rope:
             return "default"  # transformers_utils/config.py, patch_legacy_rope_type
-        if found:
-            return found
+        if rope_type:
+            return rope_type
     return "default"
 
 
@@ -284,7 +285,7 @@ def _as_bool(value: Any) -> bool | None:
 
 
 def _as_ints(value: Any) -> tuple[int, ...] | None:
-    """None for an empty list too: vLLM treats both alike."""
+    """Return a list of integers as a tuple, else None. An empty list is None too, as in vLLM."""
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return tuple(value)
     return None

@@ -1,12 +1,12 @@
-"""Which layers of the target the ids of a drafter's config mean, and which of them vLLM reads.
+"""The target's layers that the ids of a drafter's config mean, and those that vLLM reads.
 
-Layers are counted in two ways. vLLM's id k is the state that enters layer k. SpecForge, TorchSpec and ModelOpt write k for the
-state that layer k gives, which is k + 1 to vLLM: they capture the output of layer k (SpecForge algorithms/model_providers.py,
-TorchSpec inference/engine/vllm_engine.py, ModelOpt speculative/plugins/hf_eagle.py), and all three default to
-[1, L/2 - 1, L - 4], which is vLLM's default (2, L/2, L - 3) in the other way to count. SGLang (pull request 25454) tells the two
-apart by the first id: 1 is the output of layer 1.
+There are two ways to number layers. vLLM's id k is the state that enters layer k. SpecForge, TorchSpec and ModelOpt write k for
+the state that leaves layer k, which is k + 1 in vLLM: they capture the output of layer k (SpecForge
+algorithms/model_providers.py, TorchSpec inference/engine/vllm_engine.py, ModelOpt speculative/plugins/hf_eagle.py). All three
+default to [1, L/2 - 1, L - 4], which is vLLM's default (2, L/2, L - 3) in the other numbering. SGLang (pull request 25454)
+distinguishes the two by the first id: 1 is the output of layer 1.
 
-Guarantees: pure; a way to count is named only where a project's mark, the first id or a default decides, else None.
+Guarantees: pure. A numbering is returned only if a project's mark, the first id or a default determines it, else None.
 Not guaranteed: that the ids are those that the drafter was trained with. A config can be edited.
 """
 
@@ -21,19 +21,19 @@ LayerIds = tuple[int, ...]
 
 
 class LayerNumbering(Enum):
-    """How a config counts layers; the value is what is added for vLLM's id."""
+    """The numbering of layers in a config; the value is the offset to vLLM's ids."""
 
     INPUTS = 0
-    """k is the state that enters layer k: vLLM."""
+    """Id k is the state that enters layer k: vLLM."""
     OUTPUTS = 1
-    """k is the state that layer k gives: SpecForge, TorchSpec, ModelOpt."""
+    """Id k is the state that leaves layer k: SpecForge, TorchSpec, ModelOpt."""
 
     def to_vllm(self, ids: Sequence[int]) -> LayerIds:
-        return tuple(one + self.value for one in ids)
+        return tuple(layer_id + self.value for layer_id in ids)
 
 
 def vllm_default_layer_ids(layer_count: int) -> LayerIds:
-    """What vLLM reads of a target with so many layers where the drafter names none (models/interfaces.py, SupportsEagle3)."""
+    """Return the layers that vLLM reads of a target if the drafter names none (models/interfaces.py, SupportsEagle3)."""
     return (2, layer_count // 2, layer_count - 3)
 
 
@@ -46,9 +46,10 @@ def detect_layer_numbering(
     model_type: str | None = None,
     layer_count: int | None = None,
 ) -> LayerNumbering | None:
-    """How `ids` are counted, or None where nothing decides.
+    """Return the numbering of `ids`, or None if nothing determines it.
 
-    `named`: a person named the origin. `vllm_names`: the layer is `layers.0.` and not `midlayer.`. `layers`: the target's number.
+    `is_origin_explicit`: the user named the origin. `has_vllm_tensor_names`: the layer is `layers.0.` and not `midlayer.`.
+    `layer_count`: the number of the target's layers.
     """
     default = None if layer_count is None else set(vllm_default_layer_ids(layer_count))
     if origin is CheckpointOrigin.AERIE:
@@ -61,7 +62,7 @@ def detect_layer_numbering(
         return LayerNumbering.INPUTS
     if ids[0] == 1:
         return LayerNumbering.OUTPUTS
-    if origin is CheckpointOrigin.TORCHSPEC:  # its exporter for vLLM adds 1 for this one model_type only
+    if origin is CheckpointOrigin.TORCHSPEC:  # its exporter for vLLM adds 1 only for this model_type
         return LayerNumbering.INPUTS if has_vllm_tensor_names and model_type == "kimi_k2" else LayerNumbering.OUTPUTS
     if default is not None and set(ids) == default:
         return LayerNumbering.INPUTS
@@ -78,8 +79,8 @@ def resolve_layer_ids(
     model_runner: int,
     default_ids: LayerIds | None,
 ) -> LayerIds | None:
-    """The ids that vLLM 0.22 to 0.33 goes by, or None where only the target tells them and its number of layers is unknown.
+    """Return the ids that vLLM 0.22 to 0.33 uses. None if they depend on the target and its number of layers is unknown.
 
-    `layer_ids` are those of eagle_config.layer_ids, which model runner V2 reads from 0.27 on, and V1 never.
+    `v2_runner_ids` are those of eagle_config.layer_ids, which model runner V2 reads from 0.27 on, and V1 never.
     """
     return top_level_ids or (nested_ids if model_runner == 1 else v2_runner_ids) or default_ids

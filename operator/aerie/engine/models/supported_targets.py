@@ -1,13 +1,13 @@
-"""Which target classes have EAGLE 3 in vLLM, by release.
+"""The target classes that have EAGLE 3 in vLLM, by release.
 
-vLLM asks the loaded target for its auxiliary hidden states, and only classes with `SupportsEagle3` hand them out; any other ends
-the start with "Model does not support EAGLE3 interface", after minutes of loading (v1/worker/gpu/spec_decode/eagle/
-eagle3_utils.py, set_eagle3_aux_hidden_state_layers).
+vLLM requests auxiliary hidden states from the loaded target, and only classes with `SupportsEagle3` provide them. With any other
+class the engine fails to start with "Model does not support EAGLE3 interface", after minutes of loading
+(v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, set_eagle3_aux_hidden_state_layers).
 
 The table was made from the sources of vLLM 0.22 to 0.33: each class of model_executor/models/registry.py (text generation and
-multimodal), followed through its base classes. Not in it, and so unknown: classes that the registry loads by platform from
-vllm/models (DeepSeek-V4, Kimi-K3, MiniMax-M3, ...), out-of-tree models, and those that vLLM runs through Transformers, whose
-wrapper has the interface.
+multimodal), followed through its base classes. Guarantees: a class outside the table is UNKNOWN, never NO. Not in it: classes
+that the registry loads by platform from vllm/models (DeepSeek-V4, Kimi-K3, MiniMax-M3, ...), out-of-tree models, and models that
+vLLM runs through Transformers, whose wrapper has the interface.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SUPPORTED_CLASS_NAMES = """
     TeleChatForCausalLM TeleFLMForCausalLM XverseForCausalLM
 """
 _SUPPORTED_CLASSES = frozenset(_SUPPORTED_CLASS_NAMES.split())
-"""Classes that have it in the last release that registers them."""
+"""Classes that have EAGLE 3 in the last release that registers them."""
 
 _UNSUPPORTED_CLASS_NAMES = {
     "0.22.0": """
@@ -124,7 +124,7 @@ _UNSUPPORTED_CLASS_NAMES = {
         WhisperForConditionalGeneration Zamba2ForCausalLM
     """,
 }
-"""By the last release that registers the class without it."""
+"""Classes by the last release that registers them without EAGLE 3."""
 
 _LAST_UNSUPPORTED_VERSION = {
     name: Version.parse(release) for release, names in _UNSUPPORTED_CLASS_NAMES.items() for name in names.split()
@@ -132,7 +132,7 @@ _LAST_UNSUPPORTED_VERSION = {
 
 
 class Eagle3Support(Enum):
-    """What is known of a class in a release."""
+    """Whether a class has EAGLE 3 in a release, as far as known."""
 
     YES = "yes"
     NO = "no"
@@ -140,18 +140,18 @@ class Eagle3Support(Enum):
 
 
 def lookup_eagle3_support(architecture: str | None, version: Version) -> Eagle3Support:
-    """Whether the class hands out auxiliary hidden states in this release."""
+    """Return whether the class provides auxiliary hidden states in this release."""
     if architecture is None or version < _OLDEST_VERSION or version.release[:2] > NEWEST_VERIFIED_VERSION.release[:2]:
         return Eagle3Support.UNKNOWN
-    last = _LAST_UNSUPPORTED_VERSION.get(architecture)
-    if last is not None and version.release[:2] <= last.release[:2]:
+    last_without = _LAST_UNSUPPORTED_VERSION.get(architecture)
+    if last_without is not None and version.release[:2] <= last_without.release[:2]:
         return Eagle3Support.NO
     return Eagle3Support.YES if architecture in _SUPPORTED_CLASSES else Eagle3Support.UNKNOWN
 
 
 def first_supported_version(architecture: str) -> Version | None:
-    """The first release in which a class that once lacked it has it, or None where none is known."""
-    last = _LAST_UNSUPPORTED_VERSION.get(architecture)
-    if last is None or architecture not in _SUPPORTED_CLASSES:
+    """Return the first release in which a class that once lacked EAGLE 3 has it, or None if none is known."""
+    last_without = _LAST_UNSUPPORTED_VERSION.get(architecture)
+    if last_without is None or architecture not in _SUPPORTED_CLASSES:
         return None
-    return Version.parse(f"0.{last.release[1] + 1}.0")
+    return Version.parse(f"0.{last_without.release[1] + 1}.0")
