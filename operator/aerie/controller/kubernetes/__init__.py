@@ -1,1 +1,1 @@
-"""The API server: client, cache, watches, and what is read from and written to it."""
+"""API server: client, informer cache, watches, and what is read from it and written to it."""

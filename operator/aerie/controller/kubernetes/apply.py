@@ -1,11 +1,13 @@
-"""Carries out a plan: applies, deletes, writes the status, tells events.
+"""Carries out a plan: applies objects, deletes objects, writes the status, posts events.
 
-Guarantees: objects first, deletions after them, then the status, on the version that was read; each part does the same when it
-is done twice, so that a crash anywhere is mended by the next pass. Every object is tried, whatever the API server answers to the
-others, and the status and its events are written in any case; an answer that may be another one next time then ends the pass,
-which is repeated. What the API server refuses ends up in the status in its own words. While a Deployment, a Service or the route
-could not be applied, nothing is deleted, because something may stand in for what goes. An object of somebody else is never
-written to (client.apply) nor deleted (by uid). Dry, nothing is written and the plan is printed.
+Guarantees: objects are applied first, then deletions follow, then the status is written, on the version that was read. Each part
+is idempotent, so the next reconcile repairs a crash at any point. Every object is tried, whatever the API server answers to the
+others, and the status and its events are written in any case. A failure that may be temporary then ends the reconcile, which is
+repeated.
+
+A rejection by the API server is reported in the status in the API server's own words. While a Deployment, a Service or the route
+could not be applied, nothing is deleted, because an old object may still be needed in its place. An object of another owner is
+never written to (client.apply) and never deleted (deletion is by uid). In a dry run nothing is written, and the plan is printed.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from aerie.rollout.reconcile import with_apply_errors
 _log = logging.getLogger(__name__)
 
 _REJECTION_STATUS_CODES = frozenset({400, 403, 404, 422})
-"""Answers that mean: not this object. Others may pass, and the whole pass is repeated."""
+"""Status codes that reject this object. Other failures may be temporary, and the whole reconcile is repeated."""
 _UNKNOWN_FIELD_MESSAGES = ("field not declared in schema", "typed patch object")
-"""What server-side apply says, with status 500, of a field that does not exist (kubernetes/kubernetes#122480)."""
+"""Messages of server-side apply, with status 500, about a field that does not exist (kubernetes/kubernetes#122480)."""
 _TRAFFIC_KINDS = frozenset({"Deployment", "Service", "HTTPRoute"})
 """Kinds that requests depend on."""
 _MAX_EVENT_NOTE_BYTES = 1024
-"""Bytes of an event's note."""
+"""Size limit of an event's note in bytes."""
 
 
 def has_changes(plan: ReconcilePlan, document: ObjectDict) -> bool:
-    """Whether carrying the plan out would write anything."""
+    """Return True if carrying the plan out would write anything."""
     return bool(
         plan.objects_to_apply
         or plan.objects_to_delete
@@ -45,9 +47,9 @@ def has_changes(plan: ReconcilePlan, document: ObjectDict) -> bool:
 
 
 def build_status_to_write(plan: ReconcilePlan, document: ObjectDict) -> ObjectDict:
-    """The status to write: the plan's, with the fields of another release that are there."""
-    made, before = plan.status.to_dict(), document.get("status")
-    return made if before is None or made == before else preserve_unknown_fields(made, before)
+    """Return the status to write: the plan's, with those existing fields that belong to another release."""
+    new_status, old_status = plan.status.to_dict(), document.get("status")
+    return new_status if old_status is None or new_status == old_status else preserve_unknown_fields(new_status, old_status)
 
 
 async def apply_plan(
@@ -60,27 +62,31 @@ async def apply_plan(
     *,
     is_persistent_failure: bool = False,
 ) -> ReconcilePlan:
-    """Carry the plan out; the plan as it was carried out. The mirror hears the answers, and so what is written is known to the
-    next pass, which it causes, before any watch tells. Raises ApiError for what may be tried again, after all the rest was done;
-    `lasting`: it was tried several times already, and is told."""
-    refusals, failures = [], []
-    carried = True
+    """Carry the plan out, and return the plan as it was carried out.
+
+    The answers go into the cache, so the next reconcile, which they cause, knows what was written before any watch event arrives.
+    Raises ApiError for a failure that may be temporary, after everything else was done.
+
+    `is_persistent_failure`: earlier reconciles have failed too, so such failures are reported in the status.
+    """
+    rejections, failures = [], []
+    can_delete = True
     key = f"{document['metadata']['namespace']}/{document['metadata']['name']}"
-    for item in plan.objects_to_apply:
-        what = f"{item['kind']} {item['metadata']['name']}"
+    for desired in plan.objects_to_apply:
+        object_name = f"{desired['kind']} {desired['metadata']['name']}"
         try:
-            cache.put(await _apply_object(cluster, snapshot, item))
-            _log.info("%s: applied %s", key, what)
+            cache.put(await _apply_object(cluster, snapshot, desired))
+            _log.info("%s: applied %s", key, object_name)
         except ApiError as error:
-            carried = carried and item["kind"] not in _TRAFFIC_KINDS
+            can_delete = can_delete and desired["kind"] not in _TRAFFIC_KINDS
             if _is_rejection(error):
-                refusals.append(f"{what}: {error}")
+                rejections.append(f"{object_name}: {error}")
             else:
-                failures.append((what, error))
-    told = [*refusals, *(f"{what}: {failure}" for what, failure in failures if is_persistent_failure)]
-    if told:
-        plan = with_apply_errors(plan, snapshot.resource.status, told, now)
-    for reference in plan.objects_to_delete if carried else ():
+                failures.append((object_name, error))
+    errors = [*rejections, *(f"{object_name}: {failure}" for object_name, failure in failures if is_persistent_failure)]
+    if errors:
+        plan = with_apply_errors(plan, snapshot.resource.status, errors, now)
+    for reference in plan.objects_to_delete if can_delete else ():
         try:
             await cluster.delete(
                 RESOURCE_KIND_BY_NAME[reference.kind], document["metadata"]["namespace"], reference.name, reference.uid
@@ -93,42 +99,43 @@ async def apply_plan(
         cache.put(await cluster.replace_status(document, status))
     for event in plan.events:
         await _post_event(cluster, document, event, now)
-    for what, failure in failures[:1]:
-        raise ApiError(failure.status, failure.reason, f"{what}: {failure}") from failure
+    for object_name, failure in failures[:1]:
+        raise ApiError(failure.status, failure.reason, f"{object_name}: {failure}") from failure
     return plan
 
 
 def _is_rejection(error: ApiError) -> bool:
-    unknown = error.status == 500 and any(words in str(error) for words in _UNKNOWN_FIELD_MESSAGES)
-    return error.status in _REJECTION_STATUS_CODES or unknown
+    is_unknown_field = error.status == 500 and any(text in str(error) for text in _UNKNOWN_FIELD_MESSAGES)
+    return error.status in _REJECTION_STATUS_CODES or is_unknown_field
 
 
-async def _apply_object(cluster: Cluster, snapshot: Snapshot, item: ObjectDict) -> ObjectDict:
-    """Apply the object, over edits that stand in the way."""
-    live = snapshot.child(item["kind"], item["metadata"]["name"])
+async def _apply_object(cluster: Cluster, snapshot: Snapshot, desired: ObjectDict) -> ObjectDict:
+    """Apply the object, over edits that prevent it."""
+    live = snapshot.child(desired["kind"], desired["metadata"]["name"])
     uid = live["metadata"]["uid"] if live is not None and is_owned_by(live, snapshot.resource.metadata.uid) else None
     try:
-        return await cluster.apply(item, uid=uid)
+        return await cluster.apply(desired, uid=uid)
     except ApiError as error:
-        if error.status != 422 or item["kind"] != SERVICES.kind or uid is None:
+        if error.status != 422 or desired["kind"] != SERVICES.kind or uid is None:
             raise
-    # Ports are told apart by number: one that somebody has renumbered is theirs beside ours, and two of a name are refused.
-    await cluster.merge_patch(item, {"spec": {"ports": item["spec"]["ports"]}})
-    return await cluster.apply(item, uid=uid)
+    # Server-side apply identifies ports by number. A port that somebody has renumbered would therefore stay, beside ours. The API
+    # server rejects two ports of one name.
+    await cluster.merge_patch(desired, {"spec": {"ports": desired["spec"]["ports"]}})
+    return await cluster.apply(desired, uid=uid)
 
 
 async def _post_event(cluster: Cluster, document: ObjectDict, event: Event, now: datetime) -> None:
-    """Post an event; one that cannot be posted is not worth a failure."""
+    """Post an event. A failure is only logged."""
     metadata = document["metadata"]
-    moment = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    distinct = hashlib.sha256(f"{metadata['uid']}{event}{moment}".encode()).hexdigest()[:16]
+    event_time = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    suffix = hashlib.sha256(f"{metadata['uid']}{event}{event_time}".encode()).hexdigest()[:16]
     try:
         await cluster.create(
             {
                 "apiVersion": "events.k8s.io/v1",
                 "kind": "Event",
-                "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{distinct}"},
-                "eventTime": moment,
+                "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{suffix}"},
+                "eventTime": event_time,
                 "type": event.type,
                 "reason": event.reason,
                 "note": event.message.encode()[:_MAX_EVENT_NOTE_BYTES].decode(errors="ignore"),

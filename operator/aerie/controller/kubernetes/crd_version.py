@@ -1,12 +1,12 @@
-"""Whether the cluster's CustomResourceDefinition is older than the operator, and writes that have no effect because it is.
+"""Detects a CustomResourceDefinition that is older than the operator, and writes that have no effect because of it.
 
     the definition, where it may be read ────┐
                                              ├─► fields that the API server drops ─► log, metric, condition Degraded
-    else what a write was answered with ─────┘
-    a status that was written, and what of it was stored ─► the same status is not written again
+    else the answers to status writes ───────┘
+    a status that was written, and the part of it that was stored ─► the same status is not written again
 
-Guarantees: a status of which the API server stores only a part is written once, and not with each look; after an hour once more,
-because a newer definition may have come. What is missing is told once for each change.
+Guarantees: a status that the API server stores only in part is written once, and not in each reconcile. It is written again after
+an hour, because a newer definition may have been installed. Missing fields are reported once per change.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ from aerie.controller.work_queue import NamespacedName
 _log = logging.getLogger(__name__)
 CUSTOM_RESOURCE_DEFINITIONS = ResourceKind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 CRD_CHECK_INTERVAL_SECONDS = 300.0
-"""Seconds between two looks at the definition."""
+"""Seconds between two checks of the definition."""
 PARTIAL_WRITE_TTL_SECONDS = 3600.0
-"""Seconds for which it is remembered that a write had no effect."""
+"""Seconds after which a write that was stored in part may be repeated."""
 _MAX_LISTED_FIELDS = 5
 
 
 class CrdVersionMonitor:
-    """See the module. To be used from one event loop."""
+    """Monitor of the installed definition, for use from one event loop."""
 
     def __init__(self, metrics: OperatorMetrics) -> None:
         self._metrics = metrics
         self._missing_fields: tuple[str, ...] = ()
         self._is_readable = False
-        """Whether the definition has been read, and answers need not tell what it lacks."""
+        """True when the definition has been read, so that the answers to writes are not needed to find missing fields."""
         self._partial_writes: dict[NamespacedName, tuple[ObjectDict, ObjectDict, float]] = {}
-        """What was written, what was stored of it, and until when that is remembered."""
+        """Per resource: the status that was written, the status that was stored, and the time until which this record
+        is valid.
+        """
 
     @property
     def problem(self) -> str:
-        """What is amiss with the definition, as a sentence without an end; empty where nothing is."""
+        """Problem with the definition, as a sentence without a period; empty when there is none."""
         if not self._missing_fields:
             return ""
-        shown = ", ".join(self._missing_fields[:_MAX_LISTED_FIELDS]) + (
+        names = ", ".join(self._missing_fields[:_MAX_LISTED_FIELDS]) + (
             " and others" if len(self._missing_fields) > _MAX_LISTED_FIELDS else ""
         )
         return (
-            f"the CustomResourceDefinition is older than the operator, and the API server drops {shown}: apply the definition of "
+            f"the CustomResourceDefinition is older than the operator, and the API server drops {names}: apply the definition of "
             "this release (crds/, or the chart's with crds.enabled)"
         )
 
     async def run(self, cluster: Cluster) -> None:
-        """Look at the definition now and then, until cancelled."""
+        """Check the definition periodically until cancelled."""
         name = build_custom_resource_definition()["metadata"]["name"]
         while True:
             try:
                 definition = await cluster.request("GET", CUSTOM_RESOURCE_DEFINITIONS.path(None, name))
-            except ApiError as error:  # with rights in namespaces alone it may not be read
+            except ApiError as error:  # not readable with rights in namespaces alone
                 _log.debug("the CustomResourceDefinition cannot be read: %s", error)
             else:
                 self._is_readable = True
@@ -67,7 +69,7 @@ class CrdVersionMonitor:
             await asyncio.sleep(CRD_CHECK_INTERVAL_SECONDS)
 
     def record_write(self, key: NamespacedName, written: ObjectDict, stored: ObjectDict) -> None:
-        """The status of the resource was written."""
+        """Record that the status of the resource was written, and what was stored of it."""
         if written == stored:
             self._partial_writes.pop(key, None)
             return
@@ -77,12 +79,16 @@ class CrdVersionMonitor:
             self._report_missing_fields(tuple(sorted({*self._missing_fields, *missing})))
 
     def is_partial_write(self, key: NamespacedName, status: ObjectDict, stored: ObjectDict) -> bool:
-        """Whether this status has been written, and this is what the API server made of it."""
-        known = self._partial_writes.get(key)
-        return known is not None and known[:2] == (status, stored) and asyncio.get_running_loop().time() < known[2]
+        """Return True when this status has been written before, and `stored` is what the API server stored of it."""
+        partial_write = self._partial_writes.get(key)
+        return (
+            partial_write is not None
+            and partial_write[:2] == (status, stored)
+            and asyncio.get_running_loop().time() < partial_write[2]
+        )
 
     def forget(self, key: NamespacedName) -> None:
-        """The resource is gone."""
+        """Drop the state of a resource that was deleted."""
         self._partial_writes.pop(key, None)
 
     def _report_missing_fields(self, missing_fields: tuple[str, ...]) -> None:

@@ -1,6 +1,6 @@
-"""Why a Job has no pod. Its status does not say: what the API server answered stands only in the Job's events.
+"""Reads why a Job has no pod. The Job's status does not tell; only its events contain the API server's answer.
 
-The end of a pod's name, drawn anew with each attempt, is left out, so that the same refusal is the same sentence.
+The suffix of the pod's name is random in each attempt. It is left out, so that the same rejection gives the same message.
 """
 
 from __future__ import annotations
@@ -13,26 +13,31 @@ from aerie.controller.kubernetes.client import EVENTS, ApiError, Cluster
 
 
 async def read_pod_creation_errors(cluster: Cluster, namespace: str, jobs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the latest event of each Job says of a pod that could not be made, by name of the Job; nothing where there is none."""
-    found = {}
+    """Return the latest event's message about a pod that could not be created, by name of the Job.
+
+    Jobs without one are left out.
+    """
+    messages = {}
     for job in jobs:
         name = job["metadata"]["name"]
-        if words := await _read_latest_message(cluster, namespace, job["metadata"].get("uid") or ""):
-            found[name] = re.sub(rf'"{re.escape(name)}-[a-z0-9]+"', f'"{name}-..."', words)
-    return found
+        if message := await _read_latest_message(cluster, namespace, job["metadata"].get("uid") or ""):
+            messages[name] = re.sub(rf'"{re.escape(name)}-[a-z0-9]+"', f'"{name}-..."', message)
+    return messages
 
 
 async def _read_latest_message(cluster: Cluster, namespace: str, uid: str) -> str:
     query = [("fieldSelector", f"regarding.uid={uid},reason=FailedCreate"), ("limit", "100")]
     try:
-        listed = (await cluster.request("GET", EVENTS.path(namespace), query))["items"]
+        events = (await cluster.request("GET", EVENTS.path(namespace), query))["items"]
     except ApiError:
-        return ""  # the Job goes on without the words
-    latest = max(listed, key=_event_time, default=None)
+        return ""  # the message is not essential
+    latest = max(events, key=_event_time, default=None)
     return str(latest.get("note") or "") if latest is not None else ""
 
 
 def _event_time(event: Mapping[str, Any]) -> str:
     series: Mapping[str, Any] = event.get("series") or {}
-    moments = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
-    return max((str(moment) for moment in moments if moment), default=str(event["metadata"].get("creationTimestamp") or ""))
+    timestamps = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
+    return max(
+        (str(timestamp) for timestamp in timestamps if timestamp), default=str(event["metadata"].get("creationTimestamp") or "")
+    )

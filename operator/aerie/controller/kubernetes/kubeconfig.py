@@ -1,10 +1,10 @@
 """Credentials for the API server: the service account of the pod, or a kubeconfig.
 
-The client's own loader lets whatever is wrong with a kubeconfig out as the error that came of it (KeyError, SSLError, ...), and
-after an exec plugin that failed it asks without credentials, which ends as a 401 that names nothing.
+The client's own loader raises whatever a broken kubeconfig leads to (KeyError, SSLError, ...). After an exec plugin that failed,
+it sends requests without credentials, which end as a 401 that names no cause.
 
-Guarantees: what cannot be used is a ConnectError that names the file and the way out; no request goes out without the credentials
-that the kubeconfig asks for. Not guaranteed: that the server takes them.
+Guarantees: unusable credentials raise a ConnectError that names the file and the fix. No request is sent without the credentials
+that the kubeconfig names. Not guaranteed: that the server accepts them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _log = logging.getLogger("kubernetes.aio.config.kube_config")
 
 
 class ConnectError(Exception):
-    """No cluster can be asked; `str(error)` is a sentence that says why and what to do."""
+    """Error for a cluster that cannot be reached; `str(error)` is a message with the cause and the fix."""
 
 
 @dataclass(frozen=True)
 class KubeconfigSelection:
-    """Which kubeconfig, and which context of it; None: as kubectl has it."""
+    """Selected kubeconfig and context. None: the one that kubectl would use."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -40,7 +40,7 @@ DEFAULT_KUBECONFIG = KubeconfigSelection()
 
 
 async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, str]:
-    """A client, and the namespace that the context names. Raises ConnectError."""
+    """Return a client, and the namespace of the context. Raises ConnectError."""
     if selection == DEFAULT_KUBECONFIG:
         try:
             load_incluster_config()  # type: ignore[no-untyped-call]
@@ -48,16 +48,16 @@ async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, 
         except ConfigException:
             pass  # not in a pod
     files = _find_kubeconfig_files(selection)
-    shown = ":".join(files)
+    paths = ":".join(files)
     for file in files:
         _check_kubeconfig(file)
     configuration = Configuration()
     try:
-        with _capture_loader_errors() as complaints:
-            loader = await load_kube_config(shown, selection.context, configuration)  # type: ignore[no-untyped-call]
-        if complaints:
+        with _capture_loader_errors() as loader_errors:
+            loader = await load_kube_config(paths, selection.context, configuration)  # type: ignore[no-untyped-call]
+        if loader_errors:
             raise ConnectError(
-                f"{shown}: the credentials plugin of the user failed ({complaints[0]}): install it, log in, or choose another "
+                f"{paths}: the credentials plugin of the user failed ({loader_errors[0]}): install it, log in, or choose another "
                 "context."
             )
         namespace = str(loader.current_context["context"].get("namespace") or "default")
@@ -66,30 +66,30 @@ async def create_api_client(selection: KubeconfigSelection) -> tuple[ApiClient, 
         raise
     except ConfigException as error:
         reason = str(error).removeprefix("Invalid kube-config file. ").rstrip(".")
-        raise ConnectError(f"{shown} cannot be used ({reason}): choose a context that it has, or correct it.") from error
+        raise ConnectError(f"{paths} cannot be used ({reason}): choose a context that it has, or correct it.") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
-        raise ConnectError(f"{shown} cannot be used ({reason}): correct it; `kubectl config view` shows what it says.") from error
+        raise ConnectError(f"{paths} cannot be used ({reason}): correct it; `kubectl config view` shows what it says.") from error
 
 
 def _find_kubeconfig_files(selection: KubeconfigSelection) -> list[str]:
-    named = selection.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    files = [str(Path(one).expanduser()) for one in named.split(":") if one]
-    present = [one for one in files if Path(one).exists()]
-    if not present:
+    path_list = selection.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    files = [str(Path(path).expanduser()) for path in path_list.split(":") if path]
+    existing_files = [path for path in files if Path(path).exists()]
+    if not existing_files:
         raise ConnectError(f"no cluster is known, because there is no kubeconfig {':'.join(files)}: set KUBECONFIG to one.")
-    return present
+    return existing_files
 
 
 def _check_kubeconfig(file: str) -> None:
-    """Refuse what is no kubeconfig at all, such as the empty file that a failed `> kubeconfig` leaves."""
+    """Reject a file that is not a kubeconfig at all, such as the empty one that a failed `> kubeconfig` leaves."""
     try:
         documents = read_yaml_documents(file)
     except YamlDocumentError as error:
         raise ConnectError(str(error).replace("give a YAML file", "set KUBECONFIG to a kubeconfig")) from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
-        what = f"a {type(documents[0]).__name__}" if len(documents) == 1 and documents[0] is not None else "empty"
-        raise ConnectError(f"{file} is no kubeconfig (it is {what}): set KUBECONFIG to one.")
+        content = f"a {type(documents[0]).__name__}" if len(documents) == 1 and documents[0] is not None else "empty"
+        raise ConnectError(f"{file} is no kubeconfig (it is {content}): set KUBECONFIG to one.")
     for name in ("clusters", "contexts", "users"):
         if not isinstance(documents[0].get(name) or [], list):
             raise ConnectError(f"{file} is no kubeconfig ({name} is no list): set KUBECONFIG to one.")
@@ -97,18 +97,18 @@ def _check_kubeconfig(file: str) -> None:
 
 @contextmanager
 def _capture_loader_errors() -> Iterator[list[str]]:
-    """What the loader logs as an error instead of raising it."""
-    found: list[str] = []
+    """Yield a list that receives what the loader logs as an error instead of raising it."""
+    messages: list[str] = []
 
-    class Keep(logging.Handler):
+    class CapturingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    handler, propagates = Keep(logging.ERROR), _log.propagate
+    handler, propagate = CapturingHandler(logging.ERROR), _log.propagate
     _log.addHandler(handler)
     _log.propagate = False
     try:
-        yield found
+        yield messages
     finally:
         _log.removeHandler(handler)
-        _log.propagate = propagates
+        _log.propagate = propagate
