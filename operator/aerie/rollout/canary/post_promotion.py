@@ -1,15 +1,17 @@
-"""After a promotion: pods of the revision before stay for a while, and what is promoted is watched with them at hand.
+"""Post-promotion monitoring: pods of the previous revision are retained for a while, as the promoted revision is monitored.
 
-    Watching     they get no requests. Blocks of the promoted pods are held against the level of the acceptance (analysis/drift)
-    Rechecking   that has fallen, which may be the traffic's doing: they get requests again, and both are compared in pairs
+    Watching     the retained pods get no requests. Blocks of the promoted pods are compared with the acceptance level at the
+                 promotion (aerie.analysis.post_promotion)
+    Rechecking   that level has regressed, perhaps because of the traffic. The retained pods get requests again, and both are
+                 compared in pairs
 
-Either ends by time, which takes them away; or with the promotion taken back, by a person, by a fault or by the comparison: then
-they are the stable revision again, serve at once as many requests as they can, and the promoted pods go as more of them serve,
-as in any other rollback.
+Either phase ends by time, which removes the retained pods, or with a rollback of the promotion: by a user, by a hard failure or
+by the comparison. After a rollback the previous revision is stable again, and its pods immediately serve as many requests as they
+can. The promoted pods are scaled down as more of its pods become ready, as in any other rollback.
 
-Guarantees: pure; all that must survive a crash is in the `PreviousArm` and the `AnalysisStatus` that come back. Kept is what a
-promotion has left, within the places that the rollout had: nothing is started to be kept. Not guaranteed: that there is anything
-to keep; with capacity Reuse there is not.
+Guarantees: pure. The returned `PreviousArm` and `AnalysisStatus` contain all that must survive a crash. Only pods left by a
+promotion are retained, within the capacity that the rollout had: no pod is started to be retained. Not guaranteed: that there are
+pods to retain; with capacity Reuse there are none.
 """
 
 from __future__ import annotations
@@ -40,25 +42,25 @@ from aerie.rollout.facts.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class PostPromotionTransition:
-    """Where the watch is after this look."""
+    """State of the post-promotion monitoring after this reconcile."""
 
     previous: PreviousArm | None
-    """None: it is over."""
+    """The retained arm; None: the monitoring is over."""
     analysis: AnalysisStatus | None
     weights: Mapping[str, int]
-    """Share of the traffic by arm, in parts of traffic.ALL."""
+    """Share of the traffic by arm, in parts of traffic_weights.TOTAL_WEIGHT."""
     progressing: ConditionUpdate
     rollback: CanaryTransition | None = None
-    """The way back, where the promotion is taken back."""
+    """The rollback, where the promotion is rolled back."""
     rollback_revision: str | None = None
-    """The revision that is stable again then."""
+    """The revision that is stable again after the rollback."""
     requeue_after: timedelta | None = None
 
 
 def start_monitoring(
     snapshot: Snapshot, old_stable: Arm, promoted: CanaryArm, analysis: AnalysisStatus | None, now: datetime
 ) -> PostPromotionTransition:
-    """A revision has been promoted just now over the old one."""
+    """Return the monitoring that begins now: a revision has just been promoted and replaces `old_stable`."""
     rollout, fleet = (
         snapshot.resource.spec.rollout,
         RolloutPods.from_snapshot(snapshot, old_stable.revision, promoted.revision, now),
@@ -72,70 +74,91 @@ def start_monitoring(
         change=promoted.change,
         started_at=promoted.started_at,
     )
-    evidence = _read_analysis_run(analysis)
-    analysis = _store_analysis_run(analysis, evidence and evidence.reset_guard(now))
+    analysis_run = _read_analysis_run(analysis)
+    analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
     return _continue_monitoring(snapshot, promoted, previous, fleet, analysis, rollout.canary.scale_down_delay)
 
 
 def read_reference_acceptance_length(analysis: AnalysisStatus | None) -> float | None:
-    """The acceptance length with which a canary was accepted, as the status shows it."""
-    evidence = _read_analysis_run(analysis)
-    length = post_promotion.compute_reference_acceptance_length(evidence.state, evidence.plan) if evidence is not None else None
+    """Return the acceptance length with which a canary was promoted, rounded for the status; None without one."""
+    analysis_run = _read_analysis_run(analysis)
+    length = (
+        post_promotion.compute_reference_acceptance_length(analysis_run.state, analysis_run.plan)
+        if analysis_run is not None
+        else None
+    )
     return None if length is None else round(length, 2)
 
 
 def advance_monitoring(snapshot: Snapshot, stable: Arm, previous: PreviousArm, now: datetime) -> PostPromotionTransition:
-    """The watch, one look later; the spec asks for the stable revision."""
+    """Return the monitoring after this reconcile. The spec asks for the stable revision."""
     resource, status = snapshot.resource, snapshot.resource.status or Status()
     fleet = RolloutPods.from_snapshot(snapshot, previous.revision, stable.revision, now)
-    needed = min(previous.replicas, count_required_previous_pods(fleet))
-    count = max(needed, min(replica_counts.max_retained_replicas(fleet.capacity), previous.replicas))
+    required = min(previous.replicas, count_required_previous_pods(fleet))
+    count = max(required, min(replica_counts.max_retained_replicas(fleet.capacity), previous.replicas))
     if not count:
         return _finish_monitoring(stable, status.analysis)
     previous = previous.model_copy(update={"replicas": count})
-    stage = CanaryState(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
-    patience = resource.spec.rollout.progress_deadline
-    faults = list(
-        find_abort_reasons(fleet.canary, fleet.stable, snapshot.invalid_metrics, patience, snapshot.last_log_lines, now)
+    state = CanaryState(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
+    progress_deadline = resource.spec.rollout.progress_deadline
+    abort_reasons = list(
+        find_abort_reasons(fleet.canary, fleet.stable, snapshot.invalid_metrics, progress_deadline, snapshot.last_log_lines, now)
     )
-    evidence = _with_restarts(_read_analysis_run(status.analysis), fleet)
-    evidence, judgement, fallen = _evaluate_blocks(snapshot, previous, evidence, len(fleet.canary.live_pods), faults, now)
-    looks = CanaryObservation(
+    analysis_run = _with_restarts(_read_analysis_run(status.analysis), fleet)
+    analysis_run, verdict, regression = _evaluate_blocks(
+        snapshot, previous, analysis_run, len(fleet.canary.live_pods), abort_reasons, now
+    )
+    abort_message = " ".join(abort_reasons)
+    if not abort_message and analysis_run and analysis_run.guard_state:
+        abort_message = post_promotion.abort_message(analysis_run.guard_state, analysis_run.plan)
+    observation = CanaryObservation(
         ready=True,
-        abort_message=" ".join(faults)
-        or (post_promotion.abort_message(evidence.guard_state, evidence.plan) if evidence and evidence.guard_state else ""),
-        regression_message=fallen,
-        has_suspicious_crashes=bool(_crash_message(evidence)),
-        verdict="Rollback" if judgement and judgement.outcome == "Rollback" else "Continue",
-        verdict_message=judgement.message if judgement else "",
+        abort_message=abort_message,
+        regression_message=regression,
+        has_suspicious_crashes=bool(_crash_message(analysis_run)),
+        verdict="Rollback" if verdict and verdict.outcome == "Rollback" else "Continue",
+        verdict_message=verdict.message if verdict else "",
         manual_action=transition.read_manual_action(resource, stable.revision),
     )
-    frozen = status.analysis.parameters if status.analysis else resource.spec.rollout.analysis
-    step = advance_state(stage, looks, CanaryPolicy(resource.spec.rollout.canary, frozen, patience), now)
-    analysis = _store_analysis_run(status.analysis, evidence)
-    if step.end_state == "Over" and needed:
-        return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), needed)
-    if step.end_state == "Over":
-        if analysis is not None and previous.phase == "Rechecking":
-            said = f"{analysis.reason} Pods of revision {previous.revision} were not certainly better at the same time."
-            analysis = analysis.model_copy(update={"reason": said})
-        return _finish_monitoring(stable, analysis)
-    if step.end_state is not None:
-        comparisons = list(judgement.comparisons) if judgement and judgement.comparisons else None
-        if analysis is not None and comparisons:
-            analysis = analysis.model_copy(update={"comparisons": comparisons, "verdict": "Rollback", "reason": step.message})
-        return revert_promotion(snapshot, stable, previous, step.message, analysis, now)
-    if step.state.phase != stage.phase:
-        previous = previous.model_copy(update={"phase": step.state.phase, "since": now})
-        analysis = _store_analysis_run(analysis, evidence and evidence.reset_guard(now))
-        analysis = analysis and analysis.model_copy(update={"reason": step.message})
-    return _continue_monitoring(
-        snapshot, stable, previous, fleet, analysis, step.requeue_after, suspicion=_crash_message(evidence)
+    analysis_spec = status.analysis.parameters if status.analysis else resource.spec.rollout.analysis
+    state_transition = advance_state(
+        state, observation, CanaryPolicy(resource.spec.rollout.canary, analysis_spec, progress_deadline), now
     )
+    analysis = _store_analysis_run(status.analysis, analysis_run)
+    if state_transition.end_state == "Over" and required:
+        return _continue_monitoring(snapshot, stable, previous, fleet, analysis, _time_until_next_late_pod(fleet, now), required)
+    if state_transition.end_state == "Over":
+        return _finish_monitoring(stable, _with_recheck_result(analysis, previous))
+    if state_transition.end_state is not None:
+        analysis = _with_rollback_verdict(analysis, verdict, state_transition.message)
+        return revert_promotion(snapshot, stable, previous, state_transition.message, analysis, now)
+    if state_transition.state.phase != state.phase:
+        previous = previous.model_copy(update={"phase": state_transition.state.phase, "since": now})
+        analysis = _store_analysis_run(analysis, analysis_run and analysis_run.reset_guard(now))
+        analysis = analysis and analysis.model_copy(update={"reason": state_transition.message})
+    return _continue_monitoring(
+        snapshot, stable, previous, fleet, analysis, state_transition.requeue_after, crash_message=_crash_message(analysis_run)
+    )
+
+
+def _with_recheck_result(analysis: AnalysisStatus | None, previous: PreviousArm) -> AnalysisStatus | None:
+    """Return the analysis with the result of a Rechecking phase that has ended without a rollback."""
+    if analysis is None or previous.phase != "Rechecking":
+        return analysis
+    message = f"{analysis.reason} Pods of revision {previous.revision} were not certainly better at the same time."
+    return analysis.model_copy(update={"reason": message})
+
+
+def _with_rollback_verdict(analysis: AnalysisStatus | None, verdict: Verdict | None, message: str) -> AnalysisStatus | None:
+    """Return the analysis with the comparisons in pairs that led to the rollback, where there are any."""
+    if analysis is None or verdict is None or not verdict.comparisons:
+        return analysis
+    update = {"comparisons": list(verdict.comparisons), "verdict": "Rollback", "reason": message}
+    return analysis.model_copy(update=update)
 
 
 def count_required_previous_pods(fleet: RolloutPods) -> int:
-    """Kept pods that clients cannot do without, because so many promoted ones do not serve."""
+    """Return the number of retained pods that clients need, because too few promoted pods are ready."""
     return max(0, fleet.capacity.min_ready_pods - fleet.canary.counts.ready_or_tolerated) if fleet.stable.counts.ready else 0
 
 
@@ -148,10 +171,11 @@ def revert_promotion(
     now: datetime,
     result: transition.OutcomeResult = "RolledBack",
 ) -> PostPromotionTransition:
-    """The promotion is taken back: the revision before is stable again, and its successor a canary on its way out."""
+    """Return the rollback of a promotion: the previous revision is stable again, and its successor is a canary that is rolled
+    back."""
     status = snapshot.resource.status or Status()
-    old = Arm(**{name: getattr(previous, name) for name in Arm.model_fields})
-    leaving = CanaryArm(
+    restored_stable = Arm(**{name: getattr(previous, name) for name in Arm.model_fields})
+    leaving_canary = CanaryArm(
         **dict(stable),
         change=previous.change,
         phase="RollingBack",
@@ -159,116 +183,141 @@ def revert_promotion(
         ready_at=previous.started_at,
         step_started_at=previous.since,
     )
-    before = status.model_copy(update={"stable": old})
-    outcome = build_outcome(leaving, result, f"Taken back after its promotion. {reason}", before, analysis, now)
-    way = transition.roll_back_canary(snapshot, old, leaving, close_analysis(analysis), outcome, now)
-    # Traffic first: its pods go with the next look, when it is written that they are to.
-    asked = RolloutPods.from_snapshot(snapshot, old.revision, leaving.revision, now).canary.counts.requested
-    way = replace(way, arms=replace(way.arms, canary=max(way.arms.canary, asked)))
-    return PostPromotionTransition(None, way.analysis, way.weights, way.progressing, way, old.revision, way.requeue_after)
+    restored_status = status.model_copy(update={"stable": restored_stable})
+    outcome = build_outcome(leaving_canary, result, f"Taken back after its promotion. {reason}", restored_status, analysis, now)
+    rollback = transition.roll_back_canary(snapshot, restored_stable, leaving_canary, close_analysis(analysis), outcome, now)
+    # Traffic first: the pods are scaled down by the next reconcile, once the status contains that.
+    requested = RolloutPods.from_snapshot(
+        snapshot, restored_stable.revision, leaving_canary.revision, now
+    ).canary.counts.requested
+    rollback = replace(rollback, arms=replace(rollback.arms, canary=max(rollback.arms.canary, requested)))
+    return PostPromotionTransition(
+        None,
+        rollback.analysis,
+        rollback.weights,
+        rollback.progressing,
+        rollback,
+        restored_stable.revision,
+        rollback.requeue_after,
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------------- its parts
+# --------------------------------------------------------------------------------------------------------------------- helpers
 def _continue_monitoring(
-    observed: Snapshot,
+    snapshot: Snapshot,
     stable: Arm,
     previous: PreviousArm,
     fleet: RolloutPods,
     analysis: AnalysisStatus | None,
-    again: timedelta | None,
-    needed: int = 0,
-    suspicion: str = "",
+    requeue_after: timedelta | None,
+    unready_pods: int = 0,
+    crash_message: str = "",
 ) -> PostPromotionTransition:
-    resource = observed.resource
-    finding = ConditionUpdate(
-        PROGRESSING, "True", previous.phase, build_retention_message(resource, stable, previous, analysis, needed, suspicion)
+    resource = snapshot.resource
+    condition = ConditionUpdate(
+        PROGRESSING,
+        "True",
+        previous.phase,
+        build_retention_message(resource, stable, previous, analysis, unready_pods, crash_message),
     )
     weights = {"stable": traffic_weights.TOTAL_WEIGHT}
     if previous.phase == "Watching" and fleet.stable.counts.ready and not fleet.canary.counts.ready:
         weights = {"stable": 0, "previous": traffic_weights.TOTAL_WEIGHT}
     if previous.phase == "Rechecking":
         arms = ArmReplicas(resource.spec.replicas, previous.replicas)
-        found = traffic_weights.weights_by_replicas(arms, fleet.canary.counts, fleet.stable.counts, PodCounts())
-        weights = {"stable": found["stable"], "previous": found["canary"]}
-    return PostPromotionTransition(previous, analysis, weights, finding, requeue_after=again)
+        replica_weights = traffic_weights.weights_by_replicas(arms, fleet.canary.counts, fleet.stable.counts, PodCounts())
+        weights = {"stable": replica_weights["stable"], "previous": replica_weights["canary"]}
+    return PostPromotionTransition(previous, analysis, weights, condition, requeue_after=requeue_after)
 
 
 def _time_until_next_late_pod(fleet: RolloutPods, now: datetime) -> timedelta | None:
-    """When another promoted pod is late, and may be excused."""
+    """Return the time until the next promoted pod is late, and may be tolerated; None without one."""
     late_at = fleet.canary.late_pods.next_late_at
     return max(timedelta(0), late_at - now) if late_at is not None else None
 
 
 def _finish_monitoring(stable: Arm, analysis: AnalysisStatus | None) -> PostPromotionTransition:
-    done = ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
+    condition = ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {stable.revision} is rolled out")
     return PostPromotionTransition(
-        None, close_analysis(analysis), {"stable": traffic_weights.TOTAL_WEIGHT}, done, requeue_after=timedelta(0)
+        None, close_analysis(analysis), {"stable": traffic_weights.TOTAL_WEIGHT}, condition, requeue_after=timedelta(0)
     )
 
 
 def _evaluate_blocks(
-    observed: Snapshot, previous: PreviousArm, evidence: AnalysisRun | None, count: int, faults: list[str], now: datetime
+    snapshot: Snapshot,
+    previous: PreviousArm,
+    analysis_run: AnalysisRun | None,
+    pod_count: int,
+    abort_reasons: list[str],
+    now: datetime,
 ) -> tuple[AnalysisRun | None, Verdict | None, str]:
-    """The evidence with the blocks that are new; the verdict of the comparison in pairs; and what is to be said of a fall."""
-    if evidence is None:
+    """Return the run with the new blocks, the verdict of the comparison in pairs, and the message about a regression."""
+    if analysis_run is None:
         return None, None, ""
-    if route_rejection_message(observed):
-        return evidence.skip_blocks(observed.blocks), None, ""
+    if route_rejection_message(snapshot):
+        return analysis_run.skip_blocks(snapshot.blocks), None, ""
     if previous.phase == "Rechecking":
-        evidence = evidence.with_hardware_difference(hardware.compared_hardware_difference(observed), now).with_blocks(
-            observed.blocks
+        analysis_run = analysis_run.with_hardware_difference(hardware.compared_hardware_difference(snapshot), now).with_blocks(
+            snapshot.blocks
         )
-        evidence, judgement = evidence.check_guardrails(now, faults)
-        return evidence, judgement, ""
-    level = post_promotion.compute_reference_level(evidence.state, evidence.plan)
-    if level is None:
-        return evidence, None, ""
-    evidence = _with_promoted_blocks(evidence, observed.blocks, level, now)
+        analysis_run, verdict = analysis_run.check_guardrails(now, abort_reasons)
+        return analysis_run, verdict, ""
+    reference_level = post_promotion.compute_reference_level(analysis_run.state, analysis_run.plan)
+    if reference_level is None:
+        return analysis_run, None, ""
+    analysis_run = _with_promoted_blocks(analysis_run, snapshot.blocks, reference_level, now)
     return (
-        evidence,
+        analysis_run,
         None,
-        post_promotion.regression_message(evidence.guard_state or AnalysisState(0.0), level, evidence.plan, count),
+        post_promotion.regression_message(
+            analysis_run.guard_state or AnalysisState(0.0), reference_level, analysis_run.plan, pod_count
+        ),
     )
 
 
-def _crash_message(evidence: AnalysisRun | None) -> str:
-    """That engines of the promoted revision have ended, and it is not known whether by accident; empty where none has."""
-    crashes = evidence.guard_state.crashes if evidence is not None and evidence.guard_state is not None else None
+def _crash_message(analysis_run: AnalysisRun | None) -> str:
+    """Return that engines of the promoted revision have crashed, and that it is unknown whether by accident; empty without
+    crashes."""
+    crashes = analysis_run.guard_state.crashes if analysis_run is not None and analysis_run.guard_state is not None else None
     return messages.suspicious_crashes_message(crashes) if crashes is not None and crashes.is_suspicious else ""
 
 
-def _with_restarts(evidence: AnalysisRun | None, fleet: RolloutPods) -> AnalysisRun | None:
-    """With the engines that have ended since the analysis began."""
-    if evidence is None:
+def _with_restarts(analysis_run: AnalysisRun | None, fleet: RolloutPods) -> AnalysisRun | None:
+    """Return the run with the engines that have ended since the analysis began."""
+    if analysis_run is None:
         return None
-    since = datetime.fromtimestamp(evidence.state.began, tz=UTC)
-    return evidence.with_restarts(
-        *(pod_failures.count_restarts_since(group.live_pods, since) for group in (fleet.canary, fleet.stable))
+    since = datetime.fromtimestamp(analysis_run.state.began, tz=UTC)
+    return analysis_run.with_restarts(
+        *(pod_failures.count_restarts_since(arm_pods.live_pods, since) for arm_pods in (fleet.canary, fleet.stable))
     )
 
 
 def _with_promoted_blocks(
-    evidence: AnalysisRun, blocks: Iterable[ClosedBlock], level: post_promotion.ReferenceLevel, now: datetime
+    analysis_run: AnalysisRun, blocks: Iterable[ClosedBlock], reference_level: post_promotion.ReferenceLevel, now: datetime
 ) -> AnalysisRun:
-    """With those blocks of the promoted pods that are new."""
-    for block in sorted(blocks, key=lambda one: one.start_time):
-        if block.start_time >= evidence.counted_until:
-            watched = post_promotion.add_promoted_block(
-                evidence.guard_state or AnalysisState(now.timestamp()), block, level, evidence.plan
+    """Return the run with those blocks of the promoted pods added that are new."""
+    for block in sorted(blocks, key=lambda block: block.start_time):
+        if block.start_time >= analysis_run.counted_until:
+            guard_state = post_promotion.add_promoted_block(
+                analysis_run.guard_state or AnalysisState(now.timestamp()), block, reference_level, analysis_run.plan
             )
-            evidence = replace(evidence, guard_state=watched, counted_until=block.end_time)
-    return evidence
+            analysis_run = replace(analysis_run, guard_state=guard_state, counted_until=block.end_time)
+    return analysis_run
 
 
 def _read_analysis_run(analysis: AnalysisStatus | None) -> AnalysisRun | None:
     return AnalysisRun.unpack(analysis.state) if analysis is not None and analysis.state else None
 
 
-def _store_analysis_run(analysis: AnalysisStatus | None, evidence: AnalysisRun | None) -> AnalysisStatus | None:
-    """What the revision was accepted with stays to be read."""
-    return analysis.model_copy(update={"state": evidence.pack()}) if analysis is not None and evidence is not None else analysis
+def _store_analysis_run(analysis: AnalysisStatus | None, analysis_run: AnalysisRun | None) -> AnalysisStatus | None:
+    """Return the status with the packed run. Verdict and comparisons of the promotion stay readable."""
+    return (
+        analysis.model_copy(update={"state": analysis_run.pack()})
+        if analysis is not None and analysis_run is not None
+        else analysis
+    )
 
 
 def close_analysis(analysis: AnalysisStatus | None) -> AnalysisStatus | None:
-    """The analysis when nothing goes on from it."""
+    """Return the status of an analysis that will not continue."""
     return analysis.model_copy(update={"state": ""}) if analysis is not None else None

@@ -1,26 +1,27 @@
-"""The state machine of a canary, as a table: in which phase which input leads where.
+"""The state machine of a canary, as a table: which trigger leads from which phase to which.
 
     Starting ─► WarmingUp ─► Analyzing ─┬─────────────► Ramping ─► Promoting ─► PROMOTED
                                  │      └► AwaitingApproval ─┘
                                  ├─► Held (inconclusive, and the spec says to hold)
-                                 ├─► EXPLORED (a trial that was to be measured and given up has been)
+                                 ├─► EXPLORED (a trial that was only to be measured has been measured)
         from every phase ────────┴─► ROLLED BACK or FAILED
 
-    PROMOTED, with old pods kept ─► Watching ─┬──────────────┬─► OVER
-                                              └► Rechecking ─┴─► ROLLED BACK
+    PROMOTED, with previous pods retained ─► Watching ─┬──────────────┬─► OVER
+                                                       └► Rechecking ─┴─► ROLLED BACK
 
-One look gives at most one input: the first, in order of urgency, of those that hold. What a person says comes before what
-the figures say, and what speaks against the canary before what speaks for it.
+One reconcile takes at most one trigger: the most urgent one that is active. A user's request comes before the metrics, and
+evidence against the canary comes before evidence for it.
 
-A promoted canary is stable; that old pods are kept, so that it can be taken back at once, is a second course of the same table.
-There a fall of its tokens per step against those of its acceptance may be one of the traffic: it leads no further than to
-Rechecking, where the old pods get requests again, and only what is worse than they are at the same time is taken back.
+A promoted canary is stable. The post-promotion monitoring, with previous pods retained for an immediate rollback, is a second
+path through the same table. There, tokens per step below the level of the promotion may also come from a change in traffic. So
+this regression leads no further than to Rechecking: the previous pods get requests again. The promotion is rolled back only if
+it is worse than they are at the same time.
 
-Guarantees: a pure function; no promotion without the verdict Promote or a person's word; an ended canary stays ended; each phase
-that waits for its pods or for time has a limit, but Held and AwaitingApproval, which wait for a person, and an accepted canary
-for which the cluster has no room, which waits for the cluster. How long a step lasts makes nothing late: only pods are
-(lateness.py). The spec may change in every phase, the ramp too. Not here: which spec is wanted (superseded and reverted canaries
-are ended by whoever reads it), pods (capacity.py), weights (traffic.py).
+Guarantees: a pure function. There is no promotion without the verdict Promote or a user's request. An ended canary stays ended.
+Each phase that waits for its pods or for time has a deadline, with three exceptions: Held and AwaitingApproval wait for a user,
+and a passed canary without capacity in the cluster waits for the cluster. The length of a step makes nothing late: only pods are
+late (late_pods.py). The spec may change in every phase, the ramp too. Not here: which spec is desired (superseded and reverted
+canaries are ended by the caller), pods (replica_counts.py), weights (traffic_weights.py).
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ StateMachinePhase = Literal[
 ]
 EndState = Literal["Promoted", "RolledBack", "Failed", "Explored", "Over"]
 Trigger = Literal[
-    "rejected",  # a person says: roll back
-    "stopped",  # a fault that needs no statistics: a crash loop, no accepted token, figures that are no numbers
+    "rejected",  # a user requests the rollback
+    "stopped",  # a hard failure, which needs no statistics: a crash loop, no accepted token, invalid metrics
     "worse",  # the verdict is Rollback
-    "fallen",  # tokens per step are certainly below those of the acceptance
-    "late",  # the pods of this phase do not serve, and its time is over
-    "approved",  # a person says: promote
-    "better",  # the verdict is Promote, and no person is asked
-    "better, ask",  # the verdict is Promote, and a person is asked
-    "explored",  # what was only to be measured has been for long enough
-    "undecided, hold",  # the verdict is Inconclusive
-    "undecided, end",
-    "ready",  # the pods of this phase serve
+    "fallen",  # tokens per step are significantly below the level of the promotion
+    "late",  # the pods of this phase are not ready, and its deadline has passed
+    "approved",  # a user requests the promotion
+    "better",  # the verdict is Promote, and no approval is needed
+    "better, ask",  # the verdict is Promote, and approval is needed
+    "explored",  # a canary that is only to be measured has been measured for long enough
+    "undecided, hold",  # the verdict is Inconclusive, and the spec says to hold
+    "undecided, end",  # the verdict is Inconclusive, and the spec says to roll back
+    "ready",  # the pods of this phase are ready
     "due",  # the time of this phase is over
-    "topped",  # the last share of the ramp has been held
+    "topped",  # the last step of the ramp has been held
 ]
 
 TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndState] = {
@@ -101,231 +102,237 @@ TRANSITIONS: dict[tuple[StateMachinePhase, Trigger], StateMachinePhase | EndStat
     ("Rechecking", "worse"): "RolledBack",
     ("Rechecking", "due"): "Over",
 }
-"""The whole of it. An input that a phase has no row for means nothing there."""
+"""The complete transition table. A trigger without a row for a phase has no effect in that phase."""
 
 RECHECK_DURATION = timedelta(hours=1)
-"""How long old pods get requests again: enough for a fall of some percent to show in pairs (docs/canary-decisions.md)."""
+"""Time for which previous pods get requests again: enough for a regression of some percent to show in pairs
+(docs/canary-decisions.md)."""
 MIN_RETENTION_AFTER_CRASH = timedelta(hours=1)
-"""How long they stay at least once engines of the promoted revision have ended: in a fleet that crashes, others follow."""
+"""Minimum time for which previous pods stay once engines of the promoted revision have crashed: in a fleet that crashes, other
+crashes follow."""
 
 
 @dataclass(frozen=True)
 class CanaryState:
-    """Where a canary is; all of it is kept in the status."""
+    """State of a canary; the status stores all of it."""
 
     phase: StateMachinePhase
     started_at: datetime
     ready_at: datetime | None = None
-    """When all pods of canary and control served for the first time."""
+    """When all pods of canary and control were ready for the first time."""
     step: int | None = None
-    """Of the ramp, from 0."""
+    """Index of the ramp step, from 0."""
     step_started_at: datetime | None = None
-    """When this step of the ramp, the promotion, or a phase after it began."""
+    """When this step of the ramp, the promotion, or a phase after the promotion began."""
 
 
 @dataclass(frozen=True)
 class CanaryObservation:
-    """What one look shows."""
+    """Observation of one reconcile."""
 
     ready: bool
-    """Whether the pods that this phase asks for serve."""
+    """Whether the pods that this phase needs are ready."""
     deadline_exceeded: bool = False
-    """Whether pods that the phase asks for have not served for spec.rollout.progressDeadline, and more of them than a node's
-    fault explains."""
+    """Whether pods that the phase needs have not been ready for spec.rollout.progressDeadline, and more of them than the fault of
+    one node explains."""
     next_deadline_at: datetime | None = None
-    """When the next pod becomes late; None when none is waited for."""
+    """When the next pod becomes late; None while no pod is waited for."""
     abort_message: str = ""
-    """A fault that ends the canary at once, as a sentence."""
+    """Hard failure that ends the canary immediately, as a message."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"] = "Continue"
     verdict_message: str = ""
-    """Why the verdict is what it is, as a sentence."""
+    """Reason of the verdict."""
     regression_message: str = ""
-    """That tokens per step are certainly below those of the acceptance, as a sentence."""
+    """That tokens per step are significantly below the level of the promotion, as a message."""
     has_suspicious_crashes: bool = False
-    """Whether engines of it have ended, and it is not known whether that was an accident."""
+    """Whether engines of the canary have crashed, and it is unknown whether by accident."""
     manual_action: Literal["promote", "rollback"] | None = None
-    """What a person has said about this very canary."""
+    """Action that a user has requested for this very canary."""
 
 
 @dataclass(frozen=True)
 class CanaryPolicy:
-    """What the spec says of rollouts; the analysis as it was when this one began."""
+    """Rollout part of the spec; the analysis as it was when this analysis began."""
 
     canary: CanarySpec
     analysis: AnalysisSpec
     progress_deadline: timedelta
     exploration_duration: timedelta | None = None
-    """How long a canary is analyzed that is to be measured and given up; None for all others."""
+    """How long a canary is analyzed that is only to be measured; None for all others."""
 
 
 @dataclass(frozen=True)
 class StateTransition:
-    """What one look leads to."""
+    """Result of one reconcile."""
 
     state: CanaryState
     end_state: EndState | None = None
-    """How the canary has ended; the stage is then the one that it ended in."""
+    """How the canary has ended; `state` is then the one that it ended in."""
     message: str = ""
-    """Why it has ended or changed its phase; empty when neither."""
+    """Why the canary has ended or changed its phase; empty when neither."""
     requeue_after: timedelta | None = None
-    """When time alone would lead on; None: never."""
+    """Delay after which time alone would lead to a transition; None: never."""
 
 
 def advance_state(state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime) -> StateTransition:
-    """Where this look leads; at most one row of the table further."""
-    for found in _active_triggers(state, observation, policy, now):
-        target = TRANSITIONS.get((state.phase, found))
+    """Return the transition of this reconcile: at most one row of the table."""
+    for trigger in _active_triggers(state, observation, policy, now):
+        target = TRANSITIONS.get((state.phase, trigger))
         if target is None:
             continue
-        why = _transition_message(found, state, observation, policy)
+        message = _transition_message(trigger, state, observation, policy)
         match target:
             case "Promoted" | "RolledBack" | "Failed" | "Explored" | "Over":
-                return StateTransition(state, target, why)
+                return StateTransition(state, target, message)
             case _:
-                return _enter_phase(state, target, policy, why, now)
+                return _enter_phase(state, target, policy, message, now)
     return StateTransition(state, requeue_after=_time_remaining(state, observation, policy, now))
 
 
-def _enter_phase(stage: CanaryState, phase: StateMachinePhase, terms: CanaryPolicy, why: str, now: datetime) -> StateTransition:
-    """The stage after entering the phase."""
+def _enter_phase(
+    state: CanaryState, phase: StateMachinePhase, policy: CanaryPolicy, message: str, now: datetime
+) -> StateTransition:
+    """Return the transition that enters the phase."""
     match phase:
         case "WarmingUp":
-            entered = replace(stage, phase=phase, ready_at=now)
+            entered = replace(state, phase=phase, ready_at=now)
         case "Ramping":
-            step = 0 if stage.phase != "Ramping" or stage.step is None else stage.step + 1
-            entered = replace(stage, phase=phase, step=step, step_started_at=now)
-            if not terms.canary.ramp:
+            step = 0 if state.phase != "Ramping" or state.step is None else state.step + 1
+            entered = replace(state, phase=phase, step=step, step_started_at=now)
+            if not policy.canary.ramp:
                 entered = replace(entered, phase="Promoting", step=None)
         case "Promoting" | "Rechecking":
-            entered = replace(stage, phase=phase, step=None, step_started_at=now)
+            entered = replace(state, phase=phase, step=None, step_started_at=now)
         case _:
-            entered = replace(stage, phase=phase)
-    return StateTransition(entered, message=why, requeue_after=timedelta(0))
+            entered = replace(state, phase=phase)
+    return StateTransition(entered, message=message, requeue_after=timedelta(0))
 
 
-def _active_triggers(stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy, now: datetime) -> Iterator[Trigger]:
-    """What holds, the most urgent first."""
-    if looks.manual_action == "rollback":
+def _active_triggers(
+    state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime
+) -> Iterator[Trigger]:
+    """Yield the active triggers, the most urgent first."""
+    if observation.manual_action == "rollback":
         yield "rejected"
-    if looks.abort_message:
+    if observation.abort_message:
         yield "stopped"
-    if looks.verdict == "Rollback":
+    if observation.verdict == "Rollback":
         yield "worse"
-    if looks.regression_message:
+    if observation.regression_message:
         yield "fallen"
-    if looks.deadline_exceeded and not looks.ready:
+    if observation.deadline_exceeded and not observation.ready:
         yield "late"
-    if looks.manual_action == "promote":
+    if observation.manual_action == "promote":
         yield "approved"
-    if looks.verdict == "Promote":
-        yield "better" if terms.canary.approval == "Automatic" else "better, ask"
-    if _is_exploration_over(stage, terms, now):
+    if observation.verdict == "Promote":
+        yield "better" if policy.canary.approval == "Automatic" else "better, ask"
+    if _is_exploration_over(state, policy, now):
         yield "explored"
-    if looks.verdict == "Inconclusive":
-        yield "undecided, hold" if terms.analysis.on_inconclusive == "Hold" else "undecided, end"
-    if looks.ready:
+    if observation.verdict == "Inconclusive":
+        yield "undecided, hold" if policy.analysis.on_inconclusive == "Hold" else "undecided, end"
+    if observation.ready:
         yield "ready"
-    if _is_phase_time_over(stage, looks, terms, now):
-        yield "topped" if stage.phase == "Ramping" and _is_last_ramp_step(stage, terms) else "due"
+    if _is_phase_time_over(state, observation, policy, now):
+        yield "topped" if state.phase == "Ramping" and _is_last_ramp_step(state, policy) else "due"
 
 
-def _phase_started_at(stage: CanaryState) -> datetime:
-    """When the phase's own time began."""
-    match stage.phase:
+def _phase_started_at(state: CanaryState) -> datetime:
+    """Return when the phase began."""
+    match state.phase:
         case "Ramping" | "Promoting" | "Watching" | "Rechecking":
-            return stage.step_started_at or stage.started_at
+            return state.step_started_at or state.started_at
         case "Starting":
-            return stage.started_at
+            return state.started_at
         case _:
-            return stage.ready_at or stage.started_at
+            return state.ready_at or state.started_at
 
 
-def _is_last_ramp_step(stage: CanaryState, terms: CanaryPolicy) -> bool:
-    """Whether no step of the ramp follows this one."""
-    return (stage.step or 0) + 1 >= len(terms.canary.ramp)
+def _is_last_ramp_step(state: CanaryState, policy: CanaryPolicy) -> bool:
+    """Return whether this is the last step of the ramp."""
+    return (state.step or 0) + 1 >= len(policy.canary.ramp)
 
 
-def _is_phase_time_over(stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy, now: datetime) -> bool:
-    match stage.phase:
+def _is_phase_time_over(state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime) -> bool:
+    match state.phase:
         case "WarmingUp":
-            return now >= _phase_started_at(stage) + terms.analysis.warmup
-        case "Ramping" if not terms.canary.ramp:  # it was taken out of the spec: there is no share to hold
+            return now >= _phase_started_at(state) + policy.analysis.warmup
+        case "Ramping" if not policy.canary.ramp:  # the ramp was removed from the spec: there is no share to hold
             return True
-        case "Ramping":  # a share that the pods cannot bear yet is not being held
-            return looks.ready and now >= _phase_started_at(stage) + terms.canary.ramp_hold
+        case "Ramping":  # a share for which pods are not ready yet is not being held
+            return observation.ready and now >= _phase_started_at(state) + policy.canary.ramp_hold
         case "Watching":
             return now >= compute_retention_end(
-                _phase_started_at(stage), terms.canary, has_suspicious_crashes=looks.has_suspicious_crashes
+                _phase_started_at(state), policy.canary, has_suspicious_crashes=observation.has_suspicious_crashes
             )
         case "Rechecking":
-            return now >= _phase_started_at(stage) + RECHECK_DURATION
+            return now >= _phase_started_at(state) + RECHECK_DURATION
         case _:
             return False
 
 
 def compute_retention_end(since: datetime, canary: CanarySpec, *, has_suspicious_crashes: bool) -> datetime:
-    """When pods that were kept after a promotion go."""
+    """Return when pods retained after a promotion are scaled down."""
     return since + (
         max(canary.scale_down_delay, MIN_RETENTION_AFTER_CRASH) if has_suspicious_crashes else canary.scale_down_delay
     )
 
 
-def _is_exploration_over(stage: CanaryState, terms: CanaryPolicy, now: datetime) -> bool:
-    """Whether a canary that is only to be measured has been."""
-    return terms.exploration_duration is not None and now >= _exploration_end(stage, terms.exploration_duration, terms)
+def _is_exploration_over(state: CanaryState, policy: CanaryPolicy, now: datetime) -> bool:
+    """Return whether a canary that is only to be measured has been measured for long enough."""
+    return policy.exploration_duration is not None and now >= _exploration_end(state, policy.exploration_duration, policy)
 
 
-def _exploration_end(stage: CanaryState, explore: timedelta, terms: CanaryPolicy) -> datetime:
-    return _phase_started_at(stage) + min(terms.analysis.warmup + explore, terms.analysis.deadline)
+def _exploration_end(state: CanaryState, exploration_duration: timedelta, policy: CanaryPolicy) -> datetime:
+    return _phase_started_at(state) + min(policy.analysis.warmup + exploration_duration, policy.analysis.deadline)
 
 
-def _time_remaining(stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy, now: datetime) -> timedelta | None:
-    """Time until it alone would lead on."""
-    match stage.phase:
+def _time_remaining(state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy, now: datetime) -> timedelta | None:
+    """Return the time until time alone would lead to a transition; None where it never would."""
+    match state.phase:
         case "WarmingUp":
-            until = _phase_started_at(stage) + terms.analysis.warmup
-        case "Ramping" if looks.ready:
-            until = _phase_started_at(stage) + terms.canary.ramp_hold
-        case "Analyzing" if terms.exploration_duration is not None:
-            until = _exploration_end(stage, terms.exploration_duration, terms)
+            phase_end = _phase_started_at(state) + policy.analysis.warmup
+        case "Ramping" if observation.ready:
+            phase_end = _phase_started_at(state) + policy.canary.ramp_hold
+        case "Analyzing" if policy.exploration_duration is not None:
+            phase_end = _exploration_end(state, policy.exploration_duration, policy)
         case "Watching":
-            until = compute_retention_end(
-                _phase_started_at(stage), terms.canary, has_suspicious_crashes=looks.has_suspicious_crashes
+            phase_end = compute_retention_end(
+                _phase_started_at(state), policy.canary, has_suspicious_crashes=observation.has_suspicious_crashes
             )
         case "Rechecking":
-            until = _phase_started_at(stage) + RECHECK_DURATION
-        case "Starting" | "Ramping" | "Promoting" if looks.next_deadline_at is not None:
-            until = looks.next_deadline_at
+            phase_end = _phase_started_at(state) + RECHECK_DURATION
+        case "Starting" | "Ramping" | "Promoting" if observation.next_deadline_at is not None:
+            phase_end = observation.next_deadline_at
         case _:
             return None
-    return max(timedelta(0), until - now)
+    return max(timedelta(0), phase_end - now)
 
 
-def _transition_message(found: Trigger, stage: CanaryState, looks: CanaryObservation, terms: CanaryPolicy) -> str:
-    match found:
+def _transition_message(trigger: Trigger, state: CanaryState, observation: CanaryObservation, policy: CanaryPolicy) -> str:
+    match trigger:
         case "rejected":
             return "A person asked for the rollback."
         case "approved":
             return "A person asked for the promotion."
         case "stopped":
-            return looks.abort_message
+            return observation.abort_message
         case "fallen":
-            return looks.regression_message
+            return observation.regression_message
         case "explored":
-            return f"It was to be measured and given up, and has been. {looks.verdict_message}".rstrip()
+            return f"It was to be measured and given up, and has been. {observation.verdict_message}".rstrip()
         case "late":
-            limit = duration.format_duration(terms.progress_deadline)
-            return f"Pods that it needs have not served for spec.rollout.progressDeadline ({limit})."
+            progress_deadline = duration.format_duration(policy.progress_deadline)
+            return f"Pods that it needs have not served for spec.rollout.progressDeadline ({progress_deadline})."
         case "worse" | "better" | "better, ask" | "undecided, hold" | "undecided, end":
-            return looks.verdict_message
+            return observation.verdict_message
         case "ready":
             return "All its pods serve."
-        case "due" if stage.phase == "WarmingUp":
+        case "due" if state.phase == "WarmingUp":
             return "The warm-up is over."
-        case "due" if stage.phase in ("Watching", "Rechecking"):
+        case "due" if state.phase in ("Watching", "Rechecking"):
             return "Nothing has spoken against it while pods of the revision before were kept."
         case "due" | "topped":
-            if not terms.canary.ramp:
+            if not policy.canary.ramp:
                 return "spec.rollout.canary.ramp has become empty: there is no share to hold."
-            share = ramp_step_percent(terms.canary.ramp, stage.step)
-            return f"{share} % of the traffic have been held for spec.rollout.canary.rampHold."
+            percent = ramp_step_percent(policy.canary.ramp, state.step)
+            return f"{percent} % of the traffic have been held for spec.rollout.canary.rampHold."
