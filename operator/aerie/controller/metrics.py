@@ -1,9 +1,11 @@
-"""The operator's own metrics, and whether it is alive and ready.
+"""Metrics of the operator itself, its liveness and its readiness.
 
-Alive: the event loop turns, and what is under way goes on: while the mirror is filled for the first time, its lists; from then
-on the passes, as long as keys wait. Ready: it acts, or stands by. A leader that cannot list some of what it should stays ready,
-because it serves the rest and no other one could do more; what is missing is in the answer's text. Only one that can list nothing
-at all is not, so that an upgrade that takes its rights away does not go on.
+Alive: the event loop runs, and the work in progress advances. While the cache is filled for the first time, this work is its
+lists. From then on it is the reconciles, as long as keys wait. Ready: the operator acts, or is on standby.
+
+A leader that cannot list some kinds stays ready, because it serves the rest and no other operator could do more. The answer's
+text says what is missing. Only an operator that can list nothing at all is not ready, so that an upgrade that takes its rights
+away does not continue.
 """
 
 from __future__ import annotations
@@ -19,26 +21,26 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 _DURATION_BUCKETS_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 _LAG_BUCKETS_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 HEARTBEAT_TIMEOUT_SECONDS = 60.0
-"""Seconds without a sign of life: longer than any chain of calls with their limits takes."""
+"""Seconds without a sign of life: longer than any chain of calls takes with their timeouts."""
 
 
 class CacheSyncStatus(Protocol):
-    """What tells whether everything could be listed."""
+    """State of the lists that fill the cache."""
 
     synced: asyncio.Event
-    """Set when the mirror has been filled."""
+    """Event that is set when the cache has been filled."""
     active_lists: int
-    """Lists that have begun and not ended."""
+    """Number of lists in progress."""
 
     def list_errors(self) -> list[str]:
-        """What cannot be listed, each as a sentence without an end."""
+        """Return a message for each list that fails, as a sentence without a period."""
 
     def is_unable_to_list(self) -> bool:
-        """Whether nothing at all can be listed."""
+        """Return True when nothing at all can be listed."""
 
 
 class OperatorMetrics:
-    """Counts, and tells over HTTP."""
+    """Metrics of the operator, and its endpoints for metrics, liveness and readiness."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -127,105 +129,109 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self._hold_reasons: dict[str, str] = {}
-        """Why, by resource."""
+        """Reason by resource, of resources on hold."""
         self._reported_list_failures: set[tuple[str, str]] = set()
         self._last_heartbeat = 0.0
-        """When there was a sign of life."""
+        """Time of the last sign of life."""
         self.ready = False
         self.cache_sync: CacheSyncStatus | None = None
-        """What fills the mirror, while this operator acts."""
+        """State of the lists that fill the cache, while this operator is the leader."""
 
     def record_api_call(self, verb: str, code: str, seconds: float) -> None:
-        """A call of the API server ended."""
+        """Record a finished call of the API server."""
         self._api_calls.labels(verb, code).inc()
         self._api_call_seconds.labels(verb).observe(seconds)
 
     def record_queue_wait(self, seconds: float) -> None:
-        """A key was taken from the queue."""
+        """Record how long a key has waited in the queue."""
         self._queue_wait_seconds.observe(seconds)
 
     def record_reconcile(self, outcome: str, seconds: float) -> None:
-        """A pass ended."""
+        """Record a finished reconcile."""
         self.record_heartbeat()
         self._reconcile_seconds.labels(outcome).observe(seconds)
 
     def record_heartbeat(self) -> None:
-        """Something has gone on."""
+        """Record a sign of life."""
         self._last_heartbeat = asyncio.get_running_loop().time()
 
     def set_hold_reason(self, resource: str, reason: str) -> None:
-        """A resource is left as it is, for this reason; empty: it is not."""
-        before = self._hold_reasons.pop(resource, "")
+        """Set the reason for which a resource is on hold; an empty one means that it is not."""
+        previous = self._hold_reasons.pop(resource, "")
         if reason:
             self._hold_reasons[resource] = reason
-        for one in {before, reason} - {""}:
-            self._resources_held.labels(one).set(sum(each == one for each in self._hold_reasons.values()))
+        for changed_reason in {previous, reason} - {""}:
+            self._resources_held.labels(changed_reason).set(
+                sum(held_reason == changed_reason for held_reason in self._hold_reasons.values())
+            )
 
     def set_rollout_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """So many rollouts and trials there are, by purpose and state."""
+        """Set the number of rollouts and trials by purpose and state."""
         for labels, count in counts.items():
             self._rollouts.labels(*labels).set(count)
 
     def set_dropped_field_count(self, count: int) -> None:
-        """So many fields of the status are not stored."""
+        """Set the number of status fields that are not stored."""
         self._dropped_fields.set(count)
 
     def set_list_failure(self, kind: str, namespace: str | None, *, failed: bool) -> None:
-        """A list ended; one that never failed is not shown."""
+        """Record whether the latest list failed. A list that never failed has no time series."""
         labels = (kind, namespace or "")
         if failed or labels in self._reported_list_failures:
             self._reported_list_failures.add(labels)
             self._list_failures.labels(*labels).set(float(failed))
 
     def record_scrape(self, outcome: str, seconds: float) -> None:
-        """The reading of an engine's metrics ended; `outcome` is done, or why it failed."""
+        """Record a finished scrape; `outcome` is done, or why it failed."""
         self._scrape_seconds.observe(seconds)
         if outcome != "done":
             self._scrape_failures.labels(outcome).inc()
 
     def record_notification(self, outcome: str) -> None:
-        """A notice was sent, or lost for this reason."""
+        """Record a notification that was sent, or lost for this reason."""
         self._notifications.labels(outcome).inc()
 
     def record_tuning_decision(self, outcome: str, seconds: float) -> None:
-        """A decision on a speculation setting ended."""
+        """Record a finished decision on a speculation setting."""
         self._decisions.labels(outcome).inc()
         if outcome != "nothing":
             self._decision_seconds.observe(seconds)
 
     def set_leader(self, is_leader: bool) -> None:
-        """Leadership was gained or lost."""
+        """Record that leadership was gained or lost."""
         self._leader.set(1.0 if is_leader else 0.0)
         self.record_heartbeat()
 
     async def monitor_event_loop(self, queue_depth: Callable[[], int]) -> None:
-        """Measure the loop and the queue, until cancelled."""
+        """Measure the event-loop lag and the queue depth until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + 0.5
             await asyncio.sleep(0.5)
             self._event_loop_lag.observe(max(0.0, loop.time() - due))
-            waiting = queue_depth()
-            self._queue_depth.set(waiting)
-            filling = self.cache_sync if self.cache_sync is not None and not self.cache_sync.synced.is_set() else None
-            if not (waiting if filling is None else filling.active_lists):
+            depth = queue_depth()
+            self._queue_depth.set(depth)
+            unsynced_cache = self.cache_sync if self.cache_sync is not None and not self.cache_sync.synced.is_set() else None
+            if not (depth if unsynced_cache is None else unsynced_cache.active_lists):
                 self.record_heartbeat()
 
     def is_alive(self) -> bool:
-        """Whether what is under way goes on."""
+        """Return True while the work in progress advances."""
         return asyncio.get_running_loop().time() - self._last_heartbeat < HEARTBEAT_TIMEOUT_SECONDS
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether it is ready, and what is to be said about it."""
+        """Return whether the operator is ready, and the text of the answer."""
         if not self.ready:
             return False, "starting"
         if self.cache_sync is None:
             return True, "ready"
-        blind = self.cache_sync.is_unable_to_list()
-        return not blind, "\n".join(["nothing can be listed" if blind else "ready", *self.cache_sync.list_errors()])
+        is_unable_to_list = self.cache_sync.is_unable_to_list()
+        return not is_unable_to_list, "\n".join(
+            ["nothing can be listed" if is_unable_to_list else "ready", *self.cache_sync.list_errors()]
+        )
 
     async def serve(self, health_port: int, metrics_port: int) -> list[web.AppRunner]:
-        """Open both ports on all addresses; the runners to clean up."""
+        """Open both ports on all addresses, and return the runners that have to be cleaned up."""
 
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

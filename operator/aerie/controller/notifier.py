@@ -1,13 +1,16 @@
-"""Tells an HTTP endpoint what becomes of rollouts: one CloudEvent for each notice (aerie.rollout.status.notifications), by POST.
+"""Sends notifications of rollouts to an HTTP endpoint: one CloudEvent each (aerie.rollout.status.notifications), by POST.
 
-    pass ─► status is written ─► look ─► notices that were not told yet ─► queue ─► POST, again and again ─► told, or lost
+    reconcile ─► status is written ─► enqueue_new ─► unsent notifications ─► queue ─► POST with retries ─► sent, or lost
 
-Guarantees: a pass never waits; what is waiting has a limit in number, and each notice one in time; what is lost is counted, by
-reason. Notices go out in the order in which they came, one at a time. A notice is told after its status was written, so nothing
-is told that did not happen. An operator that begins to lead tells again what is younger than `RECENT`, because the one before it
-may have been killed between the status and the notice: so each is told at least once, unless no operator leads for longer than
-that, or the endpoint does not answer for `PATIENCE`; and some are told twice, with the same id.
-Not guaranteed: phases that were left before an operator looked; that they are told after `RECENT`.
+Guarantees: a reconcile never waits. The number of pending notifications has a limit, and so has the time of each. Lost ones are
+counted by reason. Notifications are sent in order, one at a time. A notification is enqueued after its status was written, so it
+never reports what did not happen.
+
+A new leader sends again what is younger than `MAX_REPLAY_AGE`, because the previous leader may have been killed between the
+status and the notification. So each is delivered at least once, unless no operator leads for longer than that, or the endpoint
+does not answer for `DELIVERY_TIMEOUT_SECONDS`. Some are delivered twice, with the same id.
+
+Not guaranteed: notifications of phases that ended before an operator saw them, and deliveries after `MAX_REPLAY_AGE`.
 """
 
 from __future__ import annotations
@@ -33,32 +36,34 @@ from aerie.rollout.status.notifications import Notification, build_notifications
 _log = logging.getLogger(__name__)
 
 MAX_REPLAY_AGE = timedelta(minutes=15)
-"""What is younger than that is told by an operator that sees a resource for the first time."""
+"""Age up to which notifications are sent by an operator that sees a resource for the first time."""
 MAX_PENDING_NOTIFICATIONS = 1000
-"""Notices that wait at most; one more is lost."""
+"""Maximum number of pending notifications; one more is lost."""
 DELIVERY_TIMEOUT_SECONDS = 900.0
-"""Seconds from when a notice came until it is given up."""
-INITIAL_DELIVERY_RETRY_SECONDS, MAX_DELIVERY_RETRY_SECONDS = 1.0, 60.0
-"""Seconds between two attempts; each twice the one before."""
+"""Seconds after which a notification is dropped."""
+INITIAL_DELIVERY_RETRY_SECONDS = 1.0
+"""Seconds between the first two attempts; the delay doubles with each further one."""
+MAX_DELIVERY_RETRY_SECONDS = 60.0
+"""Maximum seconds between two attempts."""
 DELIVERY_ATTEMPT_TIMEOUT_SECONDS = 10.0
-"""Seconds for one attempt."""
+"""Timeout of one attempt in seconds."""
 _RETRYABLE_STATUS_CODES = frozenset({408, 425, 429})
-"""Refusals that pass."""
+"""Client errors that may be temporary."""
 
 
 class WebhookError(ValueError):
-    """An address or a file of headers that cannot be used, as a sentence."""
+    """Error for an address or a file of headers that cannot be used; its text is a message."""
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """Where notices go."""
+    """Endpoint that notifications are sent to."""
 
     url: str
     headers_file: Path | None = None
-    """A file with a header in each line, `Name: value`; read for each notice, so that a Secret may change."""
+    """File with a header in each line, `Name: value`. It is read for each notification, so that a Secret may change."""
     source: str = "aerie"
-    """Tells one cluster's notices from another's."""
+    """CloudEvents source: distinguishes the notifications of one cluster from those of another."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -67,43 +72,46 @@ class Webhook:
         self.read_headers()
 
     def read_headers(self) -> dict[str, str]:
-        """The headers. Raises HookError."""
+        """Return the headers. Raises WebhookError."""
         if self.headers_file is None:
             return {}
         try:
             lines = self.headers_file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise WebhookError(f"the file {self.headers_file} with headers for notices cannot be read: {error}.") from None
-        found = {}
+        headers = {}
         for line in filter(str.strip, lines):
             name, colon, value = line.partition(":")
             if not colon or not name.strip().isascii() or not value.strip():
                 raise WebhookError(
                     f"the file {self.headers_file} has a line that is no header: write `Name: value`."
-                )  # and show no secret
-            found[name.strip()] = value.strip()
-        return found
+                )  # the line itself may be a secret
+            headers[name.strip()] = value.strip()
+        return headers
 
 
 @dataclass(frozen=True)
 class _PendingNotification:
     notification: Notification
     deadline: float
-    """On the loop's clock."""
+    """Time on the event loop's clock after which it is dropped."""
 
 
 @dataclass
 class _SentState:
-    """Of one resource."""
+    """State of one resource's notifications that were enqueued."""
 
     fingerprint: object
-    """What of the status its notices follow from."""
+    """Part of the status that its notifications follow from."""
     notification_ids: frozenset[str]
 
 
 @dataclass
 class Notifier:
-    """See the module. Without a hook it does nothing. `count` is told how each notice ended: sent, or why it was lost."""
+    """Sender of notifications. Without a webhook it does nothing.
+
+    `record_outcome` is called with the outcome of each notification: sent, or why it was lost.
+    """
 
     webhook: Webhook | None = None
     record_outcome: Callable[[str], None] = lambda _: None
@@ -113,21 +121,25 @@ class Notifier:
     _pending_added: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enqueue_new(self, key: NamespacedName, resource: SpeculativeDeployment, status: Status, now: datetime) -> None:
-        """Tell what is new in a status that is written."""
+        """Enqueue the new notifications of a status that was written."""
         if self.webhook is None:
             return
-        shown = _build_fingerprint(resource, status)
-        before = self._sent_states.get(key)
-        if before is not None and before.fingerprint == shown:
+        fingerprint = _build_fingerprint(resource, status)
+        sent_state = self._sent_states.get(key)
+        if sent_state is not None and sent_state.fingerprint == fingerprint:
             return
-        found = list(build_notifications(resource, status))
-        self._sent_states[key] = _SentState(shown, frozenset(notice.id for notice in found))
-        for notice in found:
-            if notice.id not in before.notification_ids if before is not None else notice.occurred_at > now - MAX_REPLAY_AGE:
-                self._enqueue(notice)
+        notifications = list(build_notifications(resource, status))
+        self._sent_states[key] = _SentState(fingerprint, frozenset(notification.id for notification in notifications))
+        for notification in notifications:
+            if (
+                notification.id not in sent_state.notification_ids
+                if sent_state is not None
+                else notification.occurred_at > now - MAX_REPLAY_AGE
+            ):
+                self._enqueue(notification)
 
     def forget(self, key: NamespacedName) -> None:
-        """The resource is gone; what is told of it is told all the same."""
+        """Drop the state of a resource that was deleted. Its pending notifications are still sent."""
         self._sent_states.pop(key, None)
 
     def _enqueue(self, notification: Notification) -> None:
@@ -138,58 +150,58 @@ class Notifier:
         self._pending_added.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send notifications until cancelled."""
         if self.webhook is None:
             await asyncio.Event().wait()
             return
-        async with self._create_client(self.webhook) as through:
+        async with self._create_client(self.webhook) as http_client:
             while True:
                 await self._pending_added.wait()
                 self._pending_added.clear()
                 while self._pending:
-                    waiting = self._pending[0]
+                    pending = self._pending[0]
                     try:
-                        await self._deliver(through, self.webhook, waiting)
-                    except Exception:  # noqa: BLE001 - one notice must not end the telling of the others
-                        _log.exception("notice %s ended with an error of Aerie's own", waiting.notification.id)
+                        await self._deliver(http_client, self.webhook, pending)
+                    except Exception:  # noqa: BLE001 - one notification must not stop the others
+                        _log.exception("notice %s ended with an error of Aerie's own", pending.notification.id)
                         self.record_outcome("error")
                     self._pending.popleft()
 
     def _create_client(self, webhook: Webhook) -> httpx.AsyncClient:
-        secure = webhook.url.startswith("https:")
+        uses_tls = webhook.url.startswith("https:")
         return httpx.AsyncClient(
             transport=self.transport,
             timeout=DELIVERY_ATTEMPT_TIMEOUT_SECONDS,
             follow_redirects=False,
-            # Reading the machine's authorities takes time and memory that plain HTTP does not need.
-            verify=ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            # Loading the machine's CA bundle takes time and memory that plain HTTP does not need.
+            verify=ssl.create_default_context() if uses_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         )
 
     async def _deliver(self, http_client: httpx.AsyncClient, webhook: Webhook, pending: _PendingNotification) -> None:
-        """Try until it is told, refused, or given up."""
-        loop, pause = asyncio.get_running_loop(), INITIAL_DELIVERY_RETRY_SECONDS
+        """Retry until the notification is sent, rejected, or dropped at its deadline."""
+        loop, delay = asyncio.get_running_loop(), INITIAL_DELIVERY_RETRY_SECONDS
         body = json.dumps(pending.notification.to_cloud_event(webhook.source)).encode()
         while True:
             try:
                 headers = webhook.read_headers() | {"Content-Type": "application/cloudevents+json"}
                 async with asyncio.timeout(DELIVERY_ATTEMPT_TIMEOUT_SECONDS):
-                    answer = await http_client.post(webhook.url, content=body, headers=headers)
-                code = answer.status_code
+                    response = await http_client.post(webhook.url, content=body, headers=headers)
+                code = response.status_code
                 if 200 <= code < 300:
                     self.record_outcome("sent")
                     return
-                wrong = f"status {code}"
+                cause = f"status {code}"
                 if code < 500 and code not in _RETRYABLE_STATUS_CODES:
-                    self._drop(pending.notification, "refused", wrong)
+                    self._drop(pending.notification, "refused", cause)
                     return
             except (httpx.HTTPError, TimeoutError, WebhookError) as error:
-                wrong = str(error) or type(error).__name__
-            if loop.time() + pause >= pending.deadline:
-                self._drop(pending.notification, "expired", wrong)
+                cause = str(error) or type(error).__name__
+            if loop.time() + delay >= pending.deadline:
+                self._drop(pending.notification, "expired", cause)
                 return
-            _log.info("notice %s was not taken (%s); again in %g s", pending.notification.id, wrong, pause)
-            await asyncio.sleep(pause)
-            pause = min(MAX_DELIVERY_RETRY_SECONDS, 2 * pause)
+            _log.info("notice %s was not taken (%s); again in %g s", pending.notification.id, cause, delay)
+            await asyncio.sleep(delay)
+            delay = min(MAX_DELIVERY_RETRY_SECONDS, 2 * delay)
 
     def _drop(self, notification: Notification, outcome: str, cause: str) -> None:
         _log.warning("notice %s is lost: %s", notification.id, cause)
@@ -197,12 +209,12 @@ class Notifier:
 
 
 def _build_fingerprint(resource: SpeculativeDeployment, status: Status) -> object:
-    """That part of a status from which its notices follow: comparing it is cheaper than making them."""
-    canary, last = status.canary, status.history[0] if status.history else None
-    failed = status.phase == "Failed"
+    """Return the part of a status that its notifications follow from. Comparing it is cheaper than building them."""
+    canary, last_rollout = status.canary, status.history[0] if status.history else None
+    has_failed = status.phase == "Failed"
     return (
         resource.metadata.uid,
         canary and (canary.revision, canary.started_at, canary.phase),
-        last and (last.revision, last.ended_at, last.result),
-        failed and status.observed_generation,
+        last_rollout and (last_rollout.revision, last_rollout.ended_at, last_rollout.result),
+        has_failed and status.observed_generation,
     )

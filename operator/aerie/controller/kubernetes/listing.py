@@ -1,21 +1,23 @@
-"""Lists of everything into the mirror, and what cannot be listed.
+"""Lists all cached kinds into the cache, and reports what cannot be listed.
 
-    each kind of each namespace ─┬─ listed ──────► mirror; again after RESYNC, or soon after Kopf has listed
-                                 └─ not listed ──► again after a back-off; log, metric, /readyz, `gaps` of its resources
+    each kind of each namespace ─┬─ listed ──────► cache; again after RESYNC_INTERVAL_SECONDS, or soon after Kopf has listed
+                                 └─ not listed ──► again after a back-off; log, metric, /readyz, gaps of its resources
 
-Kopf tells nothing of an object that was deleted while it had no watch (after a 410 it lists anew, and what is not in the list it
-never mentions). So these lists fill the mirror: once before the first pass, soon after each time that Kopf has listed, and now
-and then anyhow, when each resource is looked at too, whatever is known of it.
+Kopf does not report an object that was deleted while it had no watch: after a 410 it relists, and never mentions an object that
+is missing from the list. So these lists fill the cache: once before the first reconcile, soon after each list of Kopf's, and
+periodically. With the periodic lists, every resource is reconciled too, whether or not it has changed.
 
-Guarantees: a list that fails holds up no other one, but that of a namespace whose resources cannot be listed nothing else is
-asked for. `filled` is set when everything has been tried once and the resources of one namespace at least are known; until then
-each page is a sign of life. In the middle of a list a page that fails is asked for again, after the time that the server names; a
-list of which the server has forgotten the version (410) begins anew, and no other one. What is told of a failure stays the same
-for as long as the failure does. Not guaranteed: that a list which failed once or twice is told of in conditions; it may have been
-a hiccup, and what matters in a pass is read live anyhow.
+Guarantees: a list that fails delays no other one, with one exception. In a namespace whose resources cannot be listed, no other
+kind is listed. `synced` is set when everything has been tried once, and the resources of at least one namespace are known. Until
+then each page is a sign of life. A page that fails in the middle of a list is retried, after the time that the server names. A
+list whose version the server no longer has (410) restarts, and no other one does. The message about a failure stays the same for
+as long as the failure does.
 
-Where the cluster does not know a kind (HTTPRoute without the Gateway API), there are none of it. A kind that comes while the
-operator runs is listed from then on, and watched after its next start.
+Not guaranteed: that conditions report a list that has failed only once or twice. The failure may be temporary, and a reconcile
+reads live whatever it depends on.
+
+Where the cluster does not know a kind (HTTPRoute without the Gateway API), there are no objects of it. If the kind is installed
+while the operator runs, it is listed from then on, and watched after the next start.
 """
 
 from __future__ import annotations
@@ -44,18 +46,18 @@ from aerie.manifests import naming
 
 _log = logging.getLogger(__name__)
 RESYNC_INTERVAL_SECONDS = 300.0
-"""Seconds between two lists of everything, when nothing calls for one earlier."""
+"""Seconds between two lists of everything, when nothing requests one earlier."""
 RELIST_DELAY_SECONDS = 10.0
-"""Seconds from a list of Kopf's to one of ours: its other watches will have listed too."""
+"""Seconds from a list of Kopf's to ours. By then, Kopf's other watches will have listed too."""
 LIST_BACKOFF = Backoff(2.0, 60.0)
-"""Seconds until a list that failed is tried again."""
+"""Seconds until a list that failed is retried."""
 PAGE_BACKOFF = Backoff(1.0, 30.0)
-"""Seconds until a page that failed is asked for again. Longer than any pause within a list, silence is a sign of death."""
+"""Seconds until a page that failed is retried. A list that is silent for longer than any of these pauses counts as dead."""
 MAX_PAGE_ATTEMPTS = 6
 MAX_LIST_RESTARTS = 3
-"""Times that a list begins anew at once because it has taken too long."""
+"""Number of immediate restarts of a list that has taken too long."""
 MIN_REPORTED_LIST_FAILURES = 3
-"""Failures in a row after which resources are told."""
+"""Failures in a row after which the conditions of resources report them."""
 _MAX_CONCURRENT_NAMESPACES = 4
 """Namespaces that are listed at the same time."""
 
@@ -64,22 +66,27 @@ CACHED_KIND_SELECTORS: Mapping[ResourceKind, str] = {
     **dict.fromkeys(CHILD_KINDS, naming.NAME_LABEL),
     PODS: naming.REVISION_LABEL,
 }
-"""What is listed and watched, with the label that tells our own: pods of engines bear the resource's name in another label than
-those of preflight Jobs, and both bear a revision."""
+"""Kinds that are listed and watched, each with the label that selects our own objects.
+
+Pods of engines have the resource's name in another label than pods of preflight Jobs. Both have a revision label.
+"""
 
 
 @dataclass(frozen=True)
 class CacheGaps:
-    """What is not known of one resource's surroundings."""
+    """Kinds that could not be listed for one resource."""
 
     is_pending: bool = False
-    """Nothing is done before more is known, and nothing said: it may be a matter of seconds."""
+    """True while more must be known before anything is done.
+
+    Nothing is reported either, because it may be a matter of seconds.
+    """
     errors_by_kind: Mapping[str, str] = field(default_factory=dict)
-    """Kinds that cannot be listed and that it may have some of, each with a sentence on it."""
+    """Message about each kind that cannot be listed and that the resource may have objects of."""
     skipped_kinds: frozenset[str] = frozenset()
-    """Kinds that cannot be listed, whether it may have some or not."""
+    """Kinds that cannot be listed, whether or not the resource may have objects of them."""
     is_forbidden: bool = False
-    """Whether all of them are refused, rather than failing."""
+    """True when all of them are forbidden, rather than failing."""
 
 
 NO_CACHE_GAPS = CacheGaps()
@@ -87,16 +94,16 @@ NO_CACHE_GAPS = CacheGaps()
 
 @dataclass
 class _ListState:
-    """The lists of one kind in one namespace."""
+    """State of the lists of one kind in one namespace."""
 
     kind: ResourceKind
     namespace: str | None
     has_succeeded: bool = False
-    """Whether one has ended well."""
+    """True when at least one list has completed."""
     failures: int = 0
-    """Since the last that ended well."""
+    """Failures since the last complete list."""
     error: ApiError | None = None
-    """The first of these failures that is like the last one."""
+    """First of these failures that is of the same kind as the latest one."""
     next_attempt: float = 0.0
 
     @property
@@ -105,17 +112,17 @@ class _ListState:
 
     @property
     def message(self) -> str:
-        """Why it fails, as a sentence without an end."""
+        """Reason of the failure, as a sentence without a period."""
         return f"{self.kind.kind}s of {self.scope} cannot be listed: {self.error}" if self.error else ""
 
 
 class Lister:
-    """See the module. To be used from one event loop."""
+    """Lister of all kinds in all namespaces, for use from one event loop."""
 
     def __init__(
         self, cluster: Cluster, cache: ObjectCache, queue: WorkQueue, namespaces: Iterable[str], metrics: OperatorMetrics
     ) -> None:
-        """`namespaces` empty: all."""
+        """Create a lister of these namespaces; none means all of them."""
         self._cluster, self._cache, self._queue, self._metrics = cluster, cache, queue, metrics
         self._lists: dict[str | None, dict[ResourceKind, _ListState]] = {
             namespace: {kind: _ListState(kind, namespace) for kind in CACHED_KIND_SELECTORS}
@@ -123,86 +130,90 @@ class Lister:
         }
         self.synced = asyncio.Event()
         self.relist_requested = asyncio.Event()
-        """To be set when Kopf has listed instead of watched."""
+        """Event that the watches set when Kopf has listed instead of watched."""
         self.active_lists = 0
-        """Lists that have begun and not ended."""
+        """Number of lists in progress."""
 
-    # ------------------------------------------------------------------------------------------------------------- telling
+    # ----------------------------------------------------------------------------------------------------------- reporting
     def list_errors(self) -> list[str]:
-        """What cannot be listed, each as a sentence without an end."""
-        return [one.message for one in self._iter_lists() if one.error is not None]
+        """Return a message for each list that fails, as a sentence without a period."""
+        return [state.message for state in self._iter_lists() if state.error is not None]
 
     def is_unable_to_list(self) -> bool:
-        """Whether nothing can be done at all, because no resources can be listed."""
+        """Return True when nothing can be done at all, because resources cannot be listed in any namespace."""
         return all(lists[SPECULATIVE_DEPLOYMENTS].failures >= MIN_REPORTED_LIST_FAILURES for lists in self._lists.values())
 
     def find_gaps(self, document: ObjectDict) -> CacheGaps:
-        """What is not known of the surroundings of this resource."""
+        """Return the kinds that could not be listed for this resource."""
         lists = self._lists.get(None) or self._lists[document["metadata"]["namespace"]]
-        unlisted = [one for one in lists.values() if _is_missing(one)]
-        missing = [one for one in unlisted if _may_have_kind(document, one.kind)]
-        waiting = any(one.failures < MIN_REPORTED_LIST_FAILURES or one.kind is SPECULATIVE_DEPLOYMENTS for one in missing)
-        forbidden = all(one.error is not None and one.error.status == 403 for one in missing)
-        skipped = frozenset(one.kind.kind for one in unlisted)
-        return CacheGaps(waiting, {one.kind.kind: one.message for one in missing}, skipped, forbidden)
+        missing_lists = [state for state in lists.values() if _is_missing(state)]
+        relevant_lists = [state for state in missing_lists if _may_have_kind(document, state.kind)]
+        is_pending = any(
+            state.failures < MIN_REPORTED_LIST_FAILURES or state.kind is SPECULATIVE_DEPLOYMENTS for state in relevant_lists
+        )
+        is_forbidden = all(state.error is not None and state.error.status == 403 for state in relevant_lists)
+        skipped_kinds = frozenset(state.kind.kind for state in missing_lists)
+        return CacheGaps(is_pending, {state.kind.kind: state.message for state in relevant_lists}, skipped_kinds, is_forbidden)
 
     # ------------------------------------------------------------------------------------------------------------- listing
     async def run(self) -> None:
-        """List everything, and again now and then, until cancelled."""
+        """List everything, and repeat it periodically, until cancelled."""
         loop = asyncio.get_running_loop()
-        resync, settled = loop.time(), math.inf
+        next_resync, relist_at = loop.time(), math.inf
         while True:
             now = loop.time()
-            look, refresh = now >= resync, now >= settled
-            if look or refresh:
+            is_resync_due, is_relist_due = now >= next_resync, now >= relist_at
+            if is_resync_due or is_relist_due:
                 self.relist_requested.clear()
-                settled = math.inf
-                for one in self._iter_lists():
-                    one.next_attempt = now if one.error is None else one.next_attempt
+                relist_at = math.inf
+                for state in self._iter_lists():
+                    state.next_attempt = now if state.error is None else state.next_attempt
             await self.run_due_lists()
-            if look:
-                resync = now + RESYNC_INTERVAL_SECONDS
+            if is_resync_due:
+                next_resync = now + RESYNC_INTERVAL_SECONDS
                 for key in self._cache.list_resources():
                     self._queue.add(key)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(
-                    min([resync, settled, *(one.next_attempt for one in self._iter_lists() if one.error is not None)])
+                    min(
+                        [next_resync, relist_at, *(state.next_attempt for state in self._iter_lists() if state.error is not None)]
+                    )
                 ):
-                    if settled == math.inf:
+                    if relist_at == math.inf:
                         await self.relist_requested.wait()
-                        settled = loop.time() + RELIST_DELAY_SECONDS
+                        relist_at = loop.time() + RELIST_DELAY_SECONDS
                     else:
                         await asyncio.Event().wait()
 
     async def run_due_lists(self) -> None:
-        """List all that is due."""
-        gate = asyncio.Semaphore(_MAX_CONCURRENT_NAMESPACES)
+        """Run all lists that are due."""
+        namespace_slots = asyncio.Semaphore(_MAX_CONCURRENT_NAMESPACES)
 
-        async def namespace(lists: Mapping[ResourceKind, _ListState]) -> None:
-            async with gate:
+        async def list_namespace(lists: Mapping[ResourceKind, _ListState]) -> None:
+            async with namespace_slots:
                 await self._list_namespace(lists)
 
-        await asyncio.gather(*(namespace(lists) for lists in self._lists.values()))
+        await asyncio.gather(*(list_namespace(lists) for lists in self._lists.values()))
         if any(lists[SPECULATIVE_DEPLOYMENTS].has_succeeded for lists in self._lists.values()):
             self.synced.set()
 
     async def _list_namespace(self, lists: Mapping[ResourceKind, _ListState]) -> None:
         loop = asyncio.get_running_loop()
-        resources = lists[SPECULATIVE_DEPLOYMENTS]
-        failed = resources.error is not None
-        for one in lists.values():
-            if one.next_attempt <= loop.time():
-                await self._attempt_list(one)
-            if resources.error is not None:
+        resource_state = lists[SPECULATIVE_DEPLOYMENTS]
+        had_failed = resource_state.error is not None
+        for state in lists.values():
+            if state.next_attempt <= loop.time():
+                await self._attempt_list(state)
+            if resource_state.error is not None:
                 return
-            if failed:  # it is back, and what happened meanwhile was not heard
-                failed = False
-                for other in lists.values():
-                    other.next_attempt = loop.time()
-                resources.next_attempt = math.inf
+            if had_failed:  # the resources can be listed again, and events of the meantime were missed
+                had_failed = False
+                for other_state in lists.values():
+                    other_state.next_attempt = loop.time()
+                resource_state.next_attempt = math.inf
 
     async def _attempt_list(self, state: _ListState) -> None:
-        before = (_is_missing(state), state.failures >= MIN_REPORTED_LIST_FAILURES)
+        previous = (_is_missing(state), state.failures >= MIN_REPORTED_LIST_FAILURES)
         self.active_lists += 1
         try:
             await self._list_with_restarts(state)
@@ -220,13 +231,13 @@ class Lister:
             self.active_lists -= 1
         self._metrics.record_heartbeat()
         self._metrics.set_list_failure(state.kind.kind, state.namespace, failed=state.error is not None)
-        if before != (_is_missing(state), state.failures >= MIN_REPORTED_LIST_FAILURES) and self.synced.is_set():
+        if previous != (_is_missing(state), state.failures >= MIN_REPORTED_LIST_FAILURES) and self.synced.is_set():
             for key in self._cache.list_resources():
                 if state.namespace in (None, key.namespace):
                     self._queue.add(key)
 
     async def _list_with_restarts(self, state: _ListState) -> None:
-        """Raises ApiError."""
+        """List the kind, with restarts when a list takes too long. Raises ApiError."""
         for restart in range(MAX_LIST_RESTARTS + 1):
             try:
                 await self._read_pages(state)
@@ -237,32 +248,32 @@ class Lister:
             self._metrics.record_heartbeat()
 
     async def _read_pages(self, state: _ListState) -> None:
-        pages = tries = 0
+        page_count = attempts = 0
 
-        async def patience(error: ApiError) -> None:
-            nonlocal tries
+        async def wait_before_retry(error: ApiError) -> None:
+            nonlocal attempts
             self._metrics.record_heartbeat()
-            tries += 1
-            passing = error.status is None or error.status >= 500
-            if tries >= MAX_PAGE_ATTEMPTS or not (error.status == 429 or (passing and pages)):
+            attempts += 1
+            is_temporary = error.status is None or error.status >= 500
+            if attempts >= MAX_PAGE_ATTEMPTS or not (error.status == 429 or (is_temporary and page_count)):
                 raise error
-            await asyncio.sleep(min(error.retry_after_seconds or PAGE_BACKOFF.delay(tries), PAGE_BACKOFF.max_seconds))
+            await asyncio.sleep(min(error.retry_after_seconds or PAGE_BACKOFF.delay(attempts), PAGE_BACKOFF.max_seconds))
 
-        listing = self._cache.start_relist(state.kind, state.namespace)
+        relist = self._cache.start_relist(state.kind, state.namespace)
         version: str | None = None
-        pages_of = self._cluster.list_pages(state.kind, state.namespace, CACHED_KIND_SELECTORS[state.kind], patience)
-        async for page, version in pages_of:  # all pages are of one version
-            if not pages and version is not None and listing.begin(version):
+        pages = self._cluster.list_pages(state.kind, state.namespace, CACHED_KIND_SELECTORS[state.kind], wait_before_retry)
+        async for page, version in pages:  # all pages are of one version
+            if not page_count and version is not None and relist.begin(version):
                 _log.warning("%ss of %s are older than they were: all is believed anew", state.kind.kind, state.scope)
-            pages, tries = pages + 1, 0
+            page_count, attempts = page_count + 1, 0
             self._metrics.record_heartbeat()
             for item in page:
-                listing.add((item,))
+                relist.add((item,))
                 await asyncio.sleep(0)
-        listing.end(version)
+        relist.end(version)
 
     def _iter_lists(self) -> Iterator[_ListState]:
-        return (one for lists in self._lists.values() for one in lists.values())
+        return (state for lists in self._lists.values() for state in lists.values())
 
 
 def _is_missing(state: _ListState) -> bool:
@@ -270,6 +281,6 @@ def _is_missing(state: _ListState) -> bool:
 
 
 def _may_have_kind(document: ObjectDict, kind: ResourceKind) -> bool:
-    """Whether the resource may have any of that kind."""
+    """Return True when the resource may have objects of that kind."""
     rollout = (document.get("spec") or {}).get("rollout") or {}
     return kind is not HTTP_ROUTES or (rollout.get("traffic") or {}).get("gateway") is not None

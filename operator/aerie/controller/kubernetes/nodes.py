@@ -1,11 +1,12 @@
-"""The labels that tell the hardware of nodes, for decisions on rollouts (rollout/facts/hardware.py).
+"""Caches the labels of nodes that identify their hardware, for decisions on rollouts (rollout/facts/hardware.py).
 
-    plan.nodes ─► those not known, or known for too long ─► GET each by its name, metadata alone ─► labels
+    plan.hardware_nodes ─► nodes that are unknown or expired ─► GET each by its name, metadata alone ─► labels
 
-Guarantees: a node is asked for by its name and only where a decision names it, so that the right to `get` nodes is enough; at
-most `KEPT` nodes are remembered, each for `VALID`. Where the API server refuses, it is left alone for `REFUSED`, and where it
-does not answer for `FAILED`; either holds up no pass by more than a few calls, and what was known of a node stays. A refusal is
-logged once, until it is over. Not guaranteed: that labels are current; those of a node hardly change.
+Guarantees: a node is read by its name, and only when a decision names it, so the right to `get` nodes is enough. At most
+`MAX_CACHED_NODES` nodes are cached, each for `NODE_LABELS_TTL_SECONDS`. After a rejection by the API server, no node is read for
+`FORBIDDEN_RETRY_SECONDS`, and after any other error for `NODE_ERROR_RETRY_SECONDS`. Either delays a reconcile by a few calls at
+most, and cached labels stay. A rejection is logged once until it ends. Not guaranteed: that labels are current; those of a node
+hardly change.
 """
 
 from __future__ import annotations
@@ -22,30 +23,36 @@ _log = logging.getLogger(__name__)
 NODES = ResourceKind("v1", "Node", "nodes")
 MAX_CACHED_NODES = 4096
 NODE_LABELS_TTL_SECONDS = 600.0
-"""Seconds until the labels of a node are asked for again: those of its GPU may come after it."""
-FORBIDDEN_RETRY_SECONDS, NODE_ERROR_RETRY_SECONDS = 3600.0, 60.0
+"""Seconds until the labels of a node are read again: the labels of its GPU may be added after the node itself."""
+FORBIDDEN_RETRY_SECONDS = 3600.0
+"""Seconds without reads of nodes after one was forbidden."""
+NODE_ERROR_RETRY_SECONDS = 60.0
+"""Seconds without reads of nodes after one has failed otherwise."""
 MAX_CONCURRENT_NODE_READS = 8
-"""Nodes that are asked for at the same time."""
+"""Nodes that are read at the same time."""
 
 
 class NodeLabelCache:
-    """See the module. To be used from one event loop."""
+    """Cache of node labels, for use from one event loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._labels: dict[str, dict[str, str]] = {}
         self._valid_until: dict[str, float] = {}
-        """Until when each is valid, the oldest first."""
+        """Expiry time of each node's labels, the oldest first."""
         self._paused_until = 0.0
         self._is_forbidden = False
 
     @property
     def labels_by_node(self) -> LabelsByNode:
-        """By name of the node; none of a node that is not there. A view, that learns too; to be read only."""
+        """Labels by name of the node; none for a node that does not exist.
+
+        A live view of the cache, which must not be changed.
+        """
         return self._labels
 
     async def refresh(self, names: Iterable[str]) -> bool:
-        """Ask for those of these nodes that are not known; whether anything new has come of it."""
+        """Read those of these nodes that are unknown or expired, and return True if any labels have changed."""
         now = asyncio.get_running_loop().time()
         due = [name for name in names if self._valid_until.get(name, now) <= now]
         changed = False
@@ -56,17 +63,17 @@ class NodeLabelCache:
         return changed
 
     async def _read_node(self, name: str) -> bool:
-        """Whether another answer came than before."""
+        """Read the node, and return True if its labels have changed."""
         try:
-            found = await self._cluster.get_metadata(NODES, None, name)
+            metadata = await self._cluster.get_metadata(NODES, None, name)
         except ApiError as error:
             self._handle_error(error)
             return False
         if self._is_forbidden:
             self._is_forbidden = False
             _log.info("nodes may be read now: canary and control on unlike GPUs are noticed")
-        told = (found or {}).get("labels") or {}
-        labels = {label: str(told[label]) for label in GPU_PRODUCT_LABELS if label in told}
+        node_labels = (metadata or {}).get("labels") or {}
+        labels = {label: str(node_labels[label]) for label in GPU_PRODUCT_LABELS if label in node_labels}
         changed = self._labels.get(name) != labels
         self._labels[name] = labels
         self._valid_until.pop(name, None)
@@ -77,11 +84,11 @@ class NodeLabelCache:
         return changed
 
     def _handle_error(self, error: ApiError) -> None:
-        refused = error.status in (401, 403)
+        is_forbidden = error.status in (401, 403)
         self._paused_until = asyncio.get_running_loop().time() + (
-            FORBIDDEN_RETRY_SECONDS if refused else NODE_ERROR_RETRY_SECONDS
+            FORBIDDEN_RETRY_SECONDS if is_forbidden else NODE_ERROR_RETRY_SECONDS
         )
-        if not refused:
+        if not is_forbidden:
             _log.warning("hardware of nodes: %s; again in %.0f s", error, NODE_ERROR_RETRY_SECONDS)
         elif not self._is_forbidden:
             self._is_forbidden = True
