@@ -32,8 +32,7 @@ class Recommendation:
     """Time of the decision, in seconds of Unix time."""
     action: RecommendedAction
     """Hold: the current setting stays. Change: to `setting`. Explore: a canary runs `setting` for a while. Insufficient: the
-    data
-    identify nothing."""
+    data identify nothing."""
     setting: SpeculationSetting | None
     """Setting to change to, or that a canary is to run. With Hold: a setting that would be better, but that something else
     blocks."""

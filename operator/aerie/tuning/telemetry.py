@@ -148,8 +148,7 @@ class TuningTelemetry:
         """Add one window.
 
         A window that is excluded from the step times still counts for acceptance and latencies, unless it is implausible or
-        another
-        setting ran in it.
+        another setting ran in it.
         """
         counters = replica_window.counters
         if not counters.request_steps and not counters.first_tokens:

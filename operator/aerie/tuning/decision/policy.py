@@ -1,9 +1,9 @@
-"""When a forecast is good enough to act on, and when a canary is worth its cost: the constants, and what may be done.
+"""Constants of the decision: when a forecast is good enough to act on, when a canary is worth its cost, and when a pause ends.
 
-The gate on a change: with the capacity of a replica lost for `reload`, a change that is kept for `horizon` has to gain more than
-reload / horizon to break even; `margin` times that is asked of the pessimistic gain, and of the middle one never less than
-`least_gain`. Pods beyond the replicas that the trial takes are paid back by the gain of all replicas within `payback`. More is
-not asked of a forecast, since the canary of the change proves it, and takes it back otherwise.
+The gate on a change: a replica loses its capacity for `reload` seconds. A change that stays for `horizon` has to gain more than
+reload / horizon to break even. The pessimistic gain has to be `margin` times that, and the median gain at least `least_gain`. The
+gain of all replicas has to pay back the trial's surge pods within `payback`. The forecast needs no more than that, because the
+canary of the change proves it, or is rolled back.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from aerie.engine.speculation import SpeculationSetting
 from aerie.tuning.telemetry import HOUR
 
 MAX_BACKOFF_DOUBLINGS = 12
-"""Of the pause after a failure: with the usual one that is more than ten years."""
+"""Doublings of the pause after a failure. With the usual pause that is more than ten years."""
 
 
 def backoff_factor(failures: int) -> int:
-    """By what factor a pause is longer after so many failures in a row: it doubles with each one after the first."""
+    """Return the factor by which consecutive failures lengthen a pause: it doubles with each failure after the first."""
     return 1 << max(0, min(failures - 1, MAX_BACKOFF_DOUBLINGS))
 
 
@@ -27,75 +27,79 @@ class TuningPolicy:
     """Constants of the decision. Times are seconds, gains and probabilities shares of 1."""
 
     least_gain: float = 0.03
-    """The least gain that a change is made for."""
+    """Minimum median gain of a change."""
     pessimism: float = 0.2
-    """Quantile of the gain that has to pay for the roll, and that candidates are ranked by."""
+    """Quantile of the gain that has to pay for the rollout, and by which candidates are ranked."""
     better: float = 0.8
-    """Probability that the setting is better than the current one, from which on a canary is to prove it."""
+    """Minimum probability that the setting is better than the current one, for a canary to prove it."""
     certainty: float = 0.95
-    """Probability that the latencies hold."""
+    """Minimum probability that the latencies meet their objectives."""
     explores: float = 0.8
-    """The same on the load that was seen, for a canary that explores: a third of the users of a small fleet are on it."""
+    """Minimum probability that latencies meet their objectives on the observed load, for an exploration canary. A third of the
+    users of a small fleet are on it."""
     margin: float = 2.0
     reload: float = 300.0
-    """To load an engine again: a 70B model on 8 GPUs takes 215 s (vLLM issue 19824)."""
+    """Time to load an engine again: a 70B model on 8 GPUs takes 215 s (vLLM issue 19824)."""
     horizon: float = 24 * HOUR
-    """How long a setting is taken to be kept."""
+    """Time for which a setting is assumed to stay."""
     cooldown: float = 6 * HOUR
     cooldown_after_rollback: float = 24 * HOUR
     worst_fifth: float = 0.02
-    """The most that a setting may lose against the current one in any fifth of the load: what is better over the day but worse at
-    noon would be felt every noon."""
+    """Maximum loss of a setting against the current one in any fifth of the load. A setting that is better over the day but
+    worse at noon would be noticeable every noon."""
     simpler: float = 0.01
-    """A schedule or adaptive verification has to be better than the best fixed setting by this much."""
+    """Minimum advantage of a schedule or of adaptive verification over the best fixed setting."""
     off_certainty: float = 0.9
-    """Probability that no speculation is better, above which it is turned off even for a gain below `least_gain`."""
+    """Probability that no speculation is better, above which speculation is turned off even for a gain below `least_gain`."""
     useless_length: float = 1.15
-    """Acceptance length below which a drafter is of no use: no speculation is then chosen if it is likely to be better."""
+    """Acceptance length below which a drafter is ineffective: speculation is then turned off if that is likely to be better."""
     shown: float = 0.5
-    """Share of the gate that the gain has to be on the load of the last hour, or a canary would not show it."""
+    """Share of the gate that the gain has to reach on the load of the last hour. Otherwise a canary would not show the gain."""
     canary: float = 1800.0
-    """How long a canary runs to teach what its setting costs."""
+    """Time that a canary runs to measure the cost of its setting."""
     trial: float = 2 * HOUR
-    """How long canary and control of a change are there, until it is proven or not."""
+    """Time that canary and control of a change run until the change is proven or not."""
     payback: float = 30 * 24 * HOUR
-    """Within so long a setting has to pay back the pods beyond the replicas that its trial takes."""
+    """Time within which a setting has to pay back the surge pods of its trial."""
     least_value: float = 0.002
-    """Expected gain of what a canary teaches, after its cost, below which none is run."""
+    """Minimum expected gain from what a canary teaches, after its cost."""
     urgent: float = 0.05
-    """The same from which a canary explores though requests wait, or the others can hardly bear their load, or one has explored
-    lately and did not show it: it is the way out."""
+    """Expected gain, after its cost, above which a canary explores in spite of queued requests, of a high load on the other
+    replicas, or of a recent exploration that did not show the gain. The canary is then the remedy."""
     least_replicas: int = 3
-    """To spare one for it."""
+    """Minimum number of replicas, to spare one for a canary."""
     felt: float = 0.01
-    """The most by which users may wait longer over six hours, because replicas are out while a canary that explores and its
-    control load in their place, and they afterwards."""
+    """Maximum share by which users may wait longer over six hours because replicas are unavailable. First the exploration
+    canary and its control load in their place, then the replicas themselves load again."""
     slo_headroom: float = 0.2
-    """Share of an objective that has to be free while a canary explores."""
+    """Share of an objective that must be unused while a canary explores."""
     probe: float = 24 * HOUR
-    """While speculation is off nothing tells acceptance: after so long a canary with drafts asks again."""
+    """Time after which a canary with drafts measures acceptance again while speculation is off, because nothing else measures
+    it."""
     explored: float = 7.0
-    """Times `probe` after which a canary explores again at the latest. What the first one has shown since the setting or
-    acceptance changed is taken to hold for once `probe`, each further one for twice as long: there is ever less to be learnt."""
+    """Maximum interval between two exploration canaries, in units of `probe`.
+
+    The result of the first exploration since the setting or acceptance changed is assumed to hold for one `probe`. Each further
+    one holds twice as long, because there is ever less to learn.
+    """
     draws: int = 400
 
     def required_median_gain(self, surge_share: float = 0.0) -> float:
-        """The gain that a change is made for, half of the draws above it. `extra` as in `pays`."""
+        """Return the minimum median gain of a change. `surge_share` as in `required_pessimistic_gain`."""
         return max(self.least_gain, self.required_pessimistic_gain(surge_share))
 
     def max_slowdown(self) -> float:
-        """By what share a token may take longer while replicas load for a canary that explores."""
+        """Return the maximum share by which a token may take longer while replicas load for an exploration canary."""
         return self.felt * 6 * HOUR / (2 * self.reload)
 
     def required_pessimistic_gain(self, surge_share: float = 0.0) -> float:
-        """The gain that the pessimistic forecast has to reach. `extra`: pods that the trial takes beyond the replicas, in shares
-        of these."""
+        """Return the minimum pessimistic gain of a change. `surge_share`: surge pods of the trial as a share of the replicas."""
         return self.margin * self.reload / self.horizon + surge_share * self.trial / self.payback
 
 
 @dataclass(frozen=True)
 class LatencyObjectives:
-    """Latencies that a setting must keep. Seconds; None: not looked at."""
+    """Latencies that a setting must not exceed, in seconds; None: no objective."""
 
     time_per_output_token: float | None = None
     time_to_first_token: float | None = None
@@ -104,59 +108,65 @@ class LatencyObjectives:
 
 @dataclass(frozen=True)
 class FailedTrial:
-    """A setting whose trials have failed. Seconds of Unix time."""
+    """A setting whose trials failed. Times are seconds of Unix time."""
 
     setting: SpeculationSetting
     until: float
-    """When its pause is over."""
+    """End of its backoff."""
     began: float
-    """When the last trial began."""
+    """Start of the last trial."""
     measured: bool
-    """Whether it was compared and found worse, which says nothing of other traffic; else it never served."""
+    """Whether the trial was compared and found worse, which does not apply to other traffic. If not, the canary never became
+    ready."""
 
 
 @dataclass(frozen=True)
 class TrialHistory:
-    """What was done before. Seconds of Unix time."""
+    """Earlier changes and canaries. Times are seconds of Unix time."""
 
     changed: float | None = None
-    """When the setting was last changed."""
+    """Time of the last change of the setting."""
     rolled_back: float | None = None
-    """When a change was last taken back."""
+    """Time of the last rollback of a change."""
     failed: int = 0
-    """Trials in a row that failed without being measured: the pause after a rollback doubles with each after the first."""
+    """Consecutive trials that failed without a comparison. The pause after a rollback doubles with each one after the first."""
     undecided: float | None = None
-    """When a canary was last given up that could not be proven nor refuted."""
+    """Time at which the last inconclusive canary ended."""
     undecided_times: int = 1
-    """How often lately: each time the pause is one cooldown longer, up to that after a rollback."""
+    """Number of recent inconclusive canaries. Each one adds one cooldown to the pause, up to the pause after a rollback."""
     tried: float | None = None
-    """When the canary began of which the later one of these two tells."""
+    """Start of the canary behind the later one of `rolled_back` and `undecided`."""
     speculated: float | None = None
-    """When drafts were last verified."""
+    """Time at which drafts were last verified."""
     explored: tuple[float, ...] = ()
-    """When canaries explored, the newest first."""
+    """Times of exploration canaries, the newest first."""
 
     def exploration_pause_reason(self, now: float, policy: TuningPolicy, *, urgent: bool, untested_direction: bool) -> str | None:
-        """Why no canary may explore yet. `other_side`: it would try more where only fewer drafts were tried, or the reverse. The
-        last one told little of that, so it may come from one cooldown after it; until two, so that it does not go on for ever."""
+        """Return why no canary may explore yet; None if one may.
+
+        `untested_direction`: the canary would try more draft tokens where only fewer were tried, or the reverse. The last
+        exploration showed little about that direction, so the canary may run from one cooldown after it. It may not after two, so
+        that such canaries do not continue forever.
+        """
         if not self.explored:
             return None
-        last, here = self.explored[0], sum(self.changed is None or one > self.changed for one in self.explored)
-        doubled = 1 if urgent else 2 ** max(here - 1, 0)
-        pause = min(doubled, policy.explored) * policy.probe
+        last = self.explored[0]
+        since_change = sum(self.changed is None or timestamp > self.changed for timestamp in self.explored)
+        intervals = 1 if urgent else 2 ** max(since_change - 1, 0)
+        pause = min(intervals, policy.explored) * policy.probe
         if now >= last + pause or (untested_direction and policy.cooldown <= now - last < 2 * policy.cooldown):
             return None
         return f"one explored {(now - last) / HOUR:.1f} h ago: the next may in {(last + pause - now) / HOUR:.1f} h."
 
     def change_pause_reason(self, now: float, policy: TuningPolicy) -> str | None:
-        """Why nothing may be changed yet."""
-        undecided = min(self.undecided_times * policy.cooldown, policy.cooldown_after_rollback)
-        for since, pause, what in (
+        """Return why the setting may not change yet; None if it may."""
+        inconclusive_pause = min(self.undecided_times * policy.cooldown, policy.cooldown_after_rollback)
+        for start, pause, event in (
             (self.rolled_back, policy.cooldown_after_rollback * backoff_factor(self.failed), "a change was taken back"),
-            (self.undecided, undecided, "a canary ended undecided"),
+            (self.undecided, inconclusive_pause, "a canary ended undecided"),
             (self.changed, policy.cooldown, "the setting was changed"),
         ):
-            if since is not None and now < since + pause:
-                left = (since + pause - now) / HOUR
-                return f"{what} {(now - since) / HOUR:.1f} h ago: the next change may come in {left:.1f} h."
+            if start is not None and now < start + pause:
+                remaining_hours = (start + pause - now) / HOUR
+                return f"{event} {(now - start) / HOUR:.1f} h ago: the next change may come in {remaining_hours:.1f} h."
         return None

@@ -1,6 +1,6 @@
-"""What a decision is made of, and what comes of it: plain data, for who asks for one and who explains it.
+"""Input and result of a decision: plain data, for the callers that request a decision and for the explanation.
 
-Guarantee: nothing here computes.
+Guarantee: nothing here computes more than a lookup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aerie.tuning.models.step_time import StepTimeModel
 
 
 class TuningAction(enum.Enum):
-    """What to do."""
+    """Action that a decision recommends."""
 
     HOLD = "hold"
     CHANGE = "change"
@@ -29,78 +29,79 @@ class TuningAction(enum.Enum):
 
 @dataclass(frozen=True)
 class TuningContext:
-    """All that telemetry does not say."""
+    """Everything about the resource that its telemetry does not contain."""
 
     engine: EngineConfig
     current_setting: SpeculationSetting
     max_speculative_tokens: int
-    """The most draft tokens that may be chosen."""
+    """Maximum number of draft tokens of a candidate."""
     replicas: int
     now: float
     objectives: LatencyObjectives = field(default_factory=LatencyObjectives)
     history: TrialHistory = field(default_factory=TrialHistory)
     queued_requests: float = 0.0
-    """Requests in the queues, all replicas together."""
+    """Requests in the queues of all replicas."""
     borrowed_replicas: int = 0
-    """Replicas whose places a canary and its control take; 0 where there are spare GPUs for them."""
+    """Replicas whose capacity a canary and its control borrow; 0 if spare GPUs run them."""
     surge_pods: int = 0
     """Pods that a canary and its control take beyond the replicas."""
     failed_trials: tuple[FailedTrial, ...] = ()
-    """Settings that are not tried for some time."""
+    """Settings whose trials failed, with the end of their backoff."""
     explored_setting: SpeculationSetting | None = None
-    """What a canary runs that explores at this moment: it may be kept, to prove what it runs."""
+    """Setting of the running exploration canary, which may be retained to prove that setting. None if no canary explores."""
 
     @property
     def surge_share(self) -> float:
-        """The same in shares of the replicas."""
+        """Surge pods of a canary and its control as a share of the replicas."""
         return self.surge_pods / max(self.replicas, 1)
 
     def is_in_backoff(self, setting: SpeculationSetting) -> bool:
-        """Whether the setting has failed, and is not to be tried now."""
-        return setting != self.explored_setting and any(one.setting == setting for one in self._trials_in_backoff)
+        """Return whether trials of the setting failed and it must not be tried yet."""
+        return setting != self.explored_setting and any(trial.setting == setting for trial in self._trials_in_backoff)
 
     def has_backoff_with_tokens(self, tokens: int) -> bool:
-        """Whether a setting with so many draft tokens at most has failed, and is not to be tried now."""
-        return any(max_speculative_tokens(one.setting) == tokens for one in self._trials_in_backoff)
+        """Return whether a setting with this maximum of draft tokens failed and must not be tried yet."""
+        return any(max_speculative_tokens(trial.setting) == tokens for trial in self._trials_in_backoff)
 
     @property
     def is_schedule_in_backoff(self) -> bool:
-        """Whether a schedule never served, and none is to be tried now."""
-        return any(isinstance(one.setting, Schedule) and not one.measured for one in self._trials_in_backoff)
+        """Whether a schedule never became ready and no schedule may be tried yet."""
+        return any(isinstance(trial.setting, Schedule) and not trial.measured for trial in self._trials_in_backoff)
 
     @property
     def _trials_in_backoff(self) -> tuple[FailedTrial, ...]:
-        return tuple(one for one in self.failed_trials if self.now < one.until)
+        return tuple(trial for trial in self.failed_trials if self.now < trial.until)
 
 
 @dataclass(frozen=True)
 class CandidatePrediction:
-    """One candidate."""
+    """Forecast of one candidate."""
 
     setting: SpeculationSetting
     gain: tuple[float, float, float, float]
-    """Over the current setting: the 5 %, 20 %, 50 % and 95 % points."""
+    """Gain over the current setting: the 5 %, 20 %, 50 % and 95 % quantiles."""
     probability_better: float
-    """Probability that it is better than the current one."""
+    """Probability that it is better than the current setting."""
     acceptance_length: float
     """Mean acceptance length."""
     latencies: LatencyForecast
     worst_fifth_gain: float
-    """The gain, half of the draws above it, in the fifth of the load where it is least."""
+    """Median gain in the fifth of the load where it is lowest."""
     worst_extrapolated_gain: float | None = None
-    """The same at the least or the most load that may come (`forecast.unseen`), what is less; None where a day of it is known."""
+    """Lower of the median gains at the lowest and at the highest load that may occur (`forecast.extrapolate_load`). None if a
+    day of load is known."""
     rejection_reason: str = ""
-    """Empty for what was chosen, and for the current setting."""
+    """Why it was not chosen; empty for the chosen and for the current setting."""
 
     @property
     def gain_text(self) -> str:
-        """The gain in words."""
+        """Median gain and its 90 % interval, as text."""
         return f"{100 * self.gain[2]:+.1f} % ({100 * self.gain[0]:+.1f} to {100 * self.gain[3]:+.1f})"
 
 
 @dataclass(frozen=True)
 class DecisionEvidence:
-    """What the forecast rests on; None where it could not be had."""
+    """Models behind the forecast; None where the data do not identify a model."""
 
     acceptance: AcceptanceModel | None = None
     step_time: StepTimeModel | None = None
@@ -110,20 +111,21 @@ class DecisionEvidence:
 
 @dataclass(frozen=True)
 class TuningDecision:
-    """What to do, and why."""
+    """Recommended action and its reason."""
 
     action: TuningAction
     reason: str
     setting: SpeculationSetting | None = None
-    """To change to, or for the canary to run."""
+    """Setting to change to, or for the canary to run."""
     predictions: tuple[CandidatePrediction, ...] = ()
-    """The best first."""
+    """Forecasts of the candidates, the best first."""
     blocked_reason: str = ""
-    """In one word, what keeps it from acting until somebody does something (`Advice.obstacle`)."""
+    """Reason in one word why the tuner cannot act until a user changes something (`Recommendation.blocked_reason`)."""
     excluded_candidates: tuple[ExcludedCandidate, ...] = ()
     missing_data: tuple[str, ...] = ()
-    """What the data do not identify."""
+    """Quantities that the data do not identify, as sentences."""
     exploration_value: float = 0.0
-    """Expected gain of what the best canary would teach, and what it costs; shares of the capacity over the horizon."""
+    """Expected gain from what the best canary would teach, and below it the canary's cost; shares of the capacity over the
+    horizon."""
     exploration_cost: float = 0.0
     evidence: DecisionEvidence = field(default_factory=DecisionEvidence)

@@ -1,1 +1,1 @@
-"""What is learnt of an engine and its traffic: acceptance by position, step time, change points."""
+"""Models of an engine and its traffic: acceptance by position, step time, change points."""
