@@ -1,4 +1,4 @@
-"""Runs a command, and turns what it raises on purpose into a sentence and an exit status."""
+"""Runs a command, and converts the errors that it raises on purpose to a message and an exit status."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _handle_global_options(version: VersionOption = False) -> None: ...
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """The exit status. `arguments`: those of the process where they are not given."""
-    called = "kubectl aerie" if Path(sys.argv[0]).name == _KUBECTL_PLUGIN_NAME else "aerie"
+    """Return the exit status of a command line. `arguments`: those of the process where they are None."""
+    program_name = "kubectl aerie" if Path(sys.argv[0]).name == _KUBECTL_PLUGIN_NAME else "aerie"
     try:
-        app(args=arguments, prog_name=called)  # ends by raising SystemExit, also after a wrong command line or Ctrl-C
+        app(args=arguments, prog_name=program_name)  # ends by raising SystemExit, also after a wrong command line or Ctrl-C
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except _EXPECTED_ERRORS as error:

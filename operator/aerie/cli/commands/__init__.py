@@ -1,1 +1,1 @@
-"""One module for each command of `aerie`."""
+"""The commands of `aerie`, one module each."""

@@ -1,1 +1,1 @@
-"""What a command reads: manifests, workloads, checkpoints, recorded metrics."""
+"""Inputs of the commands: manifests, workloads, checkpoints, recorded metrics."""

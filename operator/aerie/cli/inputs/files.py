@@ -1,4 +1,4 @@
-"""Reads what a person names on the command line: manifests, and amounts of memory."""
+"""Reads inputs that the command line names: manifests, catalogs, and amounts of memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from aerie.yaml_documents import YamlDocumentError, read_yaml_documents
 
 
 def read_deployment(file: str) -> SpeculativeDeployment:
-    """The one SpeculativeDeployment of a manifest (`-`: standard input), as the API server would take it.
+    """Return the one SpeculativeDeployment of a manifest (`-`: standard input), as the API server would accept it.
 
-    Raises CommandError; ResourceError: the API server would refuse it.
+    Raises CommandError; ResourceError: the API server would reject it.
     """
     documents = [document for document in read_objects(file) if document.get("kind") == KIND]
     if len(documents) != 1:
-        found = f"holds {len(documents)} of them" if documents else "holds none"
+        count = f"holds {len(documents)} of them" if documents else "holds none"
         raise CommandError(
-            f"{display_file_name(file)} must hold exactly one {KIND}, and {found}: give a file with the one to check."
+            f"{display_file_name(file)} must hold exactly one {KIND}, and {count}: give a file with the one to check."
         )
     return parse_deployment(documents[0])
 
 
 def parse_deployment(document: dict[str, Any]) -> SpeculativeDeployment:
-    """The resource as the API server would take it. Raises ResourceError: it would refuse it."""
+    """Return the resource as the API server would accept it. Raises ResourceError: it would reject it."""
     document = prune_manifest(document)
-    if said := find_manifest_errors(document):
-        raise ResourceError("\n".join(said))
+    if errors := find_manifest_errors(document):
+        raise ResourceError("\n".join(errors))
     return SpeculativeDeployment.from_dict(document, unknown_fields="forbid")
 
 
@@ -39,23 +39,23 @@ CATALOG_HELP = "A ConfigMap with catalog entries of your own: its manifest, or t
 
 
 def read_catalog(extension_file: str | None) -> DrafterCatalog:
-    """The catalog, with the rows of a ConfigMap (`CATALOG`). Raises CommandError, CatalogError."""
+    """Return the catalog, with the entries of a ConfigMap (`CATALOG_HELP`). Raises CommandError, CatalogError."""
     if extension_file is None:
         return load_published_catalog()
     return load_published_catalog().with_user_entries(_read_catalog_entries(extension_file))
 
 
 def read_valid_catalog(extension_file: str | None) -> tuple[DrafterCatalog, list[str]]:
-    """The catalog without the rows that cannot be read, and a sentence on each of these: an operator that started before somebody
-    wrote them has to be able to start again. Raises CommandError."""
-    rows, problems = _read_catalog_entries(extension_file) if extension_file is not None else {}, []
-    for name, text in list(rows.items()):
+    """Return the catalog without the entries that cannot be read, and a message for each of these. An operator must be able to
+    restart after somebody has written an invalid entry. Raises CommandError."""
+    entries, problems = _read_catalog_entries(extension_file) if extension_file is not None else {}, []
+    for name, text in list(entries.items()):
         try:
             load_published_catalog().with_user_entries({name: text})
         except CatalogError as error:
             problems.append(f"the catalog's entry {name} is left out: {error}")
-            del rows[name]
-    return load_published_catalog().with_user_entries(rows), problems
+            del entries[name]
+    return load_published_catalog().with_user_entries(entries), problems
 
 
 def _read_catalog_entries(extension_file: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _read_catalog_entries(extension_file: str) -> dict[str, str]:
 
 
 def _read_mounted_config_map(folder: Path) -> dict[str, str]:
-    """A file for each key; the names with two dots are how a volume changes all files at once."""
+    """Read a file for each key; names with two leading dots are how a volume replaces all files at once."""
     try:
         files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("..") and path.is_file()]
         return {path.name: path.read_text(encoding="utf-8") for path in files}
@@ -77,15 +77,15 @@ def _read_mounted_config_map(folder: Path) -> dict[str, str]:
 
 
 def _read_config_map_manifest(file: str) -> dict[str, str]:
-    maps = [document for document in read_objects(file) if document.get("kind") == "ConfigMap"]
-    data = maps[0].get("data") if len(maps) == 1 else None
+    config_maps = [document for document in read_objects(file) if document.get("kind") == "ConfigMap"]
+    data = config_maps[0].get("data") if len(config_maps) == 1 else None
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise CommandError(f"{file} must hold one ConfigMap whose data are texts, one per catalog entry: see docs/preflight.md.")
     return data
 
 
 def read_objects(file: str) -> list[dict[str, Any]]:
-    """The Kubernetes objects of a file (`-`: standard input), those of a List too. Raises CommandError."""
+    """Return the Kubernetes objects of a file (`-`: standard input), with those of a List. Raises CommandError."""
     try:
         documents = read_yaml_documents(file)
     except YamlDocumentError as error:
@@ -93,12 +93,12 @@ def read_objects(file: str) -> list[dict[str, Any]]:
     objects: list[dict[str, Any]] = []
     for document in documents:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
-        objects += [found for found in (items if isinstance(items, list) else [document]) if isinstance(found, dict)]
+        objects += [item for item in (items if isinstance(items, list) else [document]) if isinstance(item, dict)]
     return objects
 
 
 def display_file_name(file: str) -> str:
-    """A file's name for sentences."""
+    """Return a file's name for messages."""
     return "standard input" if file == "-" else file
 
 
@@ -107,7 +107,7 @@ _BYTES_PER_UNIT = {"": 1, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t":
 
 
 def parse_memory_bytes(text: str) -> int:
-    """Bytes of `80GiB`, `80Gi`, `80g`, `85GB` or a plain number from 2^30 on. Raises CommandError."""
+    """Return the bytes of `80GiB`, `80Gi`, `80g`, `85GB` or a plain number of at least 2^30. Raises CommandError."""
     match = re.fullmatch(r"([0-9]{1,15}(?:[.][0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].lower() not in _BYTES_PER_UNIT:
         raise CommandError(f"--gpu-memory is '{text[:40]}': write the memory of one GPU like 80GiB.")

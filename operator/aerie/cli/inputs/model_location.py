@@ -1,7 +1,7 @@
-"""Where a model lies that the command line names: a folder of this machine, or a repository of the Hub.
+"""Location of a model that the command line names: a local folder, or a repository of the Hub.
 
-A folder that is there goes before a repository of the same name, as in vLLM. A repository without a commit is read at its branch;
-whoever prints the report says which commit that was, which the checkpoint's name has.
+An existing folder takes precedence over a repository of the same name, as in vLLM. A repository without a commit is read at its
+branch. The checkpoint's name contains the commit, so that the report can name it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from aerie.engine.models.checkpoint import Checkpoint
 
 _REPOSITORY_PATTERN = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _MAX_NAME_CHARACTERS = 192
-"""Characters of a repository's name and of a revision, each, as in a resource."""
+"""Maximum characters of a repository's name, and of a revision, as in a resource."""
 
 HubReader = Callable[[str, str | None], Checkpoint]
-"""Reads a repository at a revision."""
+"""Reads a checkpoint from a repository at a revision."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,25 @@ class HubRepository:
 
     name: str
     revision: str | None = None
-    """Commit, branch or tag; None: its main branch."""
+    """Commit, branch or tag; None: the main branch."""
 
 
 ModelLocation = Path | HubRepository
 
 
 def parse_model_location(text: str, option: str) -> ModelLocation:
-    """What `option` names. Raises CommandError."""
-    if os.path.isdir(text) or text.startswith(("/", "./", "../", "~")):  # no error for a name that no file has
+    """Return the location that `option` names. Raises CommandError."""
+    if os.path.isdir(text) or text.startswith(("/", "./", "../", "~")):  # isdir: no error for a name that no file can have
         return Path(text)
-    if found := parse_hub_repository(text):
-        return found
+    if repository := parse_hub_repository(text):
+        return repository
     if not text or re.search(r"[@:\\]|[^ -~]", text):
         raise CommandError(f"{option} is '{text[:_MAX_NAME_CHARACTERS]}': write a folder, or a repository as OWNER/NAME@COMMIT.")
     return Path(text)
 
 
 def parse_hub_repository(text: str) -> HubRepository | None:
-    """A repository as OWNER/NAME or NAME@REVISION writes it; None for anything else, such as a path or one word."""
+    """Return the repository of OWNER/NAME or NAME@REVISION; None for anything else, such as a path or one word."""
     match = _REPOSITORY_PATTERN.fullmatch(text)
     if match is None or not ("/" in match["name"] or match["revision"]):
         return None
@@ -62,7 +62,7 @@ def parse_hub_repository(text: str) -> HubRepository | None:
 
 
 def read_model_location(location: ModelLocation, hub_reader: HubReader, folder_name: str | None = None) -> Checkpoint:
-    """The checkpoint; `name`: what a folder's is called. Raises CheckpointError, CommandError."""
+    """Return the checkpoint; `folder_name` is the name of a folder's checkpoint. Raises CheckpointError, CommandError."""
     if isinstance(location, Path):
         return read_checkpoint_directory(location, folder_name)
     try:

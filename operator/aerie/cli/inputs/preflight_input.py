@@ -1,4 +1,4 @@
-"""From a resource, or from two models, to what preflight looks at: where I/O and the pure core meet."""
+"""Builds the input of preflight from a resource, or from two models: the boundary of I/O and the pure core."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
+from aerie.api.resource import Spec
 from aerie.api.source import HuggingFaceSource, ModelSource
 from aerie.cli.console import CommandError
 from aerie.cli.inputs.gpus import count_gpus, read_gpu_memory_bytes
@@ -20,17 +21,18 @@ from aerie.rollout.revision.drafter_selection import select_drafter
 
 @dataclass(frozen=True)
 class PreflightOverrides:
-    """What the command line adds to the resource, or stands in for it."""
+    """Options of the command line that add to the resource, or replace parts of it."""
 
     target: ModelLocation | None = None
-    """What to read instead of the resource's source."""
+    """Location to read instead of the resource's source."""
     drafter: ModelLocation | None = None
     gpu_bytes: int | None = None
     vllm_version: str | None = None
 
 
 def build_input_from_models(overrides: PreflightOverrides, hub_reader: HubReader) -> PreflightInput:
-    """Two models without a resource: vLLM's defaults, three tokens. Raises CommandError, CheckpointError."""
+    """Return the input for two models without a resource: vLLM's defaults, three draft tokens. Raises CommandError,
+    CheckpointError."""
     if overrides.target is None or overrides.drafter is None:
         raise CommandError("there is nothing to check: give a manifest with -f, or two models with --target and --drafter.")
     try:
@@ -49,65 +51,70 @@ def build_input_from_models(overrides: PreflightOverrides, hub_reader: HubReader
 def build_input_from_deployment(
     deployment: SpeculativeDeployment, overrides: PreflightOverrides, catalog: DrafterCatalog, hub_reader: HubReader
 ) -> tuple[PreflightInput, tuple[str, ...]]:
-    """What the resource will run, and what the user should know about how it was read.
+    """Return what the resource will run, and notes for the user about how it was read.
 
     Raises CommandError, CheckpointError, ArgumentError.
     """
-    choice = select_drafter(deployment, catalog)
-    spec = choice.resource.spec
+    selection = select_drafter(deployment, catalog)
+    spec = selection.resource.spec
     engine = releases.resolve_engine_version(spec.engine.image, overrides.vllm_version or spec.engine.version)
     if isinstance(engine, releases.UnknownVersion):
         raise CommandError(engine.message)
-    if refused := command_line.validate_user_arguments(spec.engine.args):
-        raise CommandError(" ".join(refused))
-    remarks = list(engine.warnings)
+    if invalid_arguments := command_line.validate_user_arguments(spec.engine.args):
+        raise CommandError(" ".join(invalid_arguments))
+    notes = list(engine.warnings)
     target = _read_source(spec.model.source, overrides.target, "model", "--target", hub_reader)
     drafter = None
     if spec.speculation.tokens == 0:
-        remarks.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
+        notes.append("spec.speculation.tokens is 0: the engine runs without a drafter.")
     elif deployment.spec.drafter is None and overrides.drafter is not None:
         drafter = read_model_location(overrides.drafter, hub_reader)
     elif spec.drafter is not None:
         drafter = _read_source(spec.drafter.source, overrides.drafter, "drafter", "--drafter", hub_reader)
-        if choice.selected_drafter is not None:
-            remarks.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
+        if selection.selected_drafter is not None:
+            notes.append(f"spec.drafter is missing: this is about {drafter.name}, the catalog's for this target.")
     else:
-        raise CommandError(choice.problem)
-    speculation = spec.speculation
-    options = speculation.engine_options or {}
-    if drafter is not None and (misplaced := validate_engine_options(options)):
-        raise CommandError(" ".join(misplaced))
-    speculative: dict[str, Any] = {"method": spec.drafter.method if spec.drafter is not None else "eagle3"}
-    speculative["num_speculative_tokens"] = speculation.tokens
-    if speculation.draft_sampling is not None:
-        speculative["draft_sample_method"] = DRAFT_SAMPLING_METHODS[speculation.draft_sampling]
+        raise CommandError(selection.problem)
     limits = (spec.engine.resources and spec.engine.resources.limits) or {}
-    pod = spec.engine.pod_template.spec if spec.engine.pod_template else {}
-    gpus, gpu_resource = count_gpus(limits, pod)
-    subject = PreflightInput(
+    pod_spec = spec.engine.pod_template.spec if spec.engine.pod_template else {}
+    gpu_count, gpu_resource = count_gpus(limits, pod_spec)
+    preflight_input = PreflightInput(
         target=target,
         drafter=drafter,
         version=engine.version,
         is_version_from_tag=not (overrides.vllm_version or spec.engine.version),
-        speculative_config=speculative | options if drafter is not None else {},
+        speculative_config=_build_speculative_config(spec) if drafter is not None else {},
         arguments=arguments.parse_arguments(spec.engine.args),
         environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
         image=spec.engine.image,
-        gpu_memory_bytes=overrides.gpu_bytes or read_gpu_memory_bytes(limits, pod),
-        gpu_count=gpus,
+        gpu_memory_bytes=overrides.gpu_bytes or read_gpu_memory_bytes(limits, pod_spec),
+        gpu_count=gpu_count,
         gpu_resource=gpu_resource,
     )
-    return subject, tuple(remarks)
+    return preflight_input, tuple(notes)
+
+
+def _build_speculative_config(spec: Spec) -> dict[str, Any]:
+    """Return vLLM's speculative config without the drafter's location. Raises CommandError: an option belongs elsewhere."""
+    speculation = spec.speculation
+    options = speculation.engine_options or {}
+    if misplaced := validate_engine_options(options):
+        raise CommandError(" ".join(misplaced))
+    config: dict[str, Any] = {"method": spec.drafter.method if spec.drafter is not None else "eagle3"}
+    config["num_speculative_tokens"] = speculation.tokens
+    if speculation.draft_sampling is not None:
+        config["draft_sample_method"] = DRAFT_SAMPLING_METHODS[speculation.draft_sampling]
+    return config | options
 
 
 def _read_source(
     source: ModelSource, override: ModelLocation | None, field: str, option: str, hub_reader: HubReader
 ) -> Checkpoint:
-    found = source.variant
-    if isinstance(found, HuggingFaceSource):
-        # A folder has the name of the source, because checks compare it with what a drafter says it was trained for.
-        own = HubRepository(found.repo, found.revision)
-        return read_model_location(override or own, hub_reader, f"{found.repo}@{found.revision}")
+    variant = source.variant
+    if isinstance(variant, HuggingFaceSource):
+        # Name a folder after the source: checks compare the name with the target that a drafter was trained for.
+        repository = HubRepository(variant.repo, variant.revision)
+        return read_model_location(override or repository, hub_reader, f"{variant.repo}@{variant.revision}")
     if override is None:
         kind = "volume claim" if source.volume_claim is not None else "image"
         raise CommandError(

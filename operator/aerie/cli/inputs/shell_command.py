@@ -1,9 +1,8 @@
-"""The command line of vLLM inside a container's command: as it stands there, or in a script of a shell.
+"""Finds the command line of vLLM in a container's command: directly, or in a shell script.
 
-Guarantees: pure. A value that is not known here stays in a word with its `$` (`is_known`). A script with more than
-simple commands (conditions, loops, functions, here-documents, nested substitutions) is a ValueError, since what of it runs cannot
-be told.
-Not guaranteed: what a script changes by `unset`, `eval`, `read` or by reading another file.
+Guarantees: pure. An unknown value stays in a word with its `$` (`is_fully_expanded`). A script with more than simple commands
+(conditions, loops, functions, here-documents, nested substitutions) is a ValueError, because it is undecidable which of its
+commands run. Not guaranteed: changes that a script makes by `unset`, `eval`, `read` or by reading another file.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _KUBERNETES_REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _UNEXPANDED = re.compile(r"\$[\w({@*?]")
 _COMMAND_SUBSTITUTION = "$(...)"
-"""What a command prints."""
+"""Placeholder for the output of a command."""
 
 
 _MAX_EXPANDED_CHARACTERS = 2 * 2**20
 
 
 class ExpansionBudget:
-    """How many characters may still be put in for variables, since variables of variables grow without bound."""
+    """Number of characters that variables may still expand to, because variables of variables grow without bound."""
 
     def __init__(self) -> None:
         self._remaining_characters = _MAX_EXPANDED_CHARACTERS
 
     def consume(self, text: str) -> str:
-        """The text. Raises ValueError: there is no room for it."""
+        """Return the text, and charge its characters. Raises ValueError: the budget is exceeded."""
         self._remaining_characters -= len(text)
         if self._remaining_characters < 0:
             raise ValueError(f"the variables put in have more than {_MAX_EXPANDED_CHARACTERS >> 20} MiB")
@@ -55,82 +54,83 @@ class VllmCommand:
     """A command that runs vLLM."""
 
     serve_arguments: list[str]
-    """Those behind `vllm serve`."""
+    """Arguments of `vllm serve`."""
     environment: Mapping[str, str]
 
 
 def is_fully_expanded(word: str) -> bool:
-    """Whether a word has all its values."""
+    """Return whether all values of a word are known."""
     return _UNEXPANDED.search(word) is None
 
 
 def expand_kubernetes_variables(text: str, environment: Mapping[str, str], budget: ExpansionBudget) -> str:
-    """A text with each `$(NAME)` as Kubernetes puts it in: what is not known stays as it is, and `$$` is a `$`.
+    """Return a text with each `$(NAME)` replaced as Kubernetes does: an unknown name stays as it is, and `$$` is a `$`.
 
-    Raises ValueError: there is no room for it.
+    Raises ValueError: the budget is exceeded.
     """
-    return _KUBERNETES_REFERENCE.sub(lambda found: budget.consume(environment.get(found[1], found[0]) if found[1] else "$"), text)
+    return _KUBERNETES_REFERENCE.sub(lambda match: budget.consume(environment.get(match[1], match[0]) if match[1] else "$"), text)
 
 
 def extract_shell_script(words: Sequence[str]) -> str | None:
-    """The script that a command hands to a shell; None where it is no shell's."""
+    """Return the script that a command passes to a shell; None where the command is no shell."""
     if not words or PurePosixPath(words[0]).name not in _SHELLS:
         return None
-    for place, word in enumerate(words[1:], 1):
+    for index, word in enumerate(words[1:], 1):
         if not word.startswith("-"):
             return None
         if re.fullmatch(r"-[a-z]*c[a-z]*", word):
-            return words[place + 1] if place + 1 < len(words) else None
+            return words[index + 1] if index + 1 < len(words) else None
     return None
 
 
 def find_serve_arguments(words: Sequence[str]) -> list[str] | None:
-    """The words behind `vllm serve`, or behind one of its modules; None where neither is there."""
-    for place, word in enumerate(words):
-        one, two = [*words[place + 1 : place + 3], "", ""][:2]
-        if PurePosixPath(word).name == "vllm" and one == "serve":
-            return list(words[place + 2 :])
-        if word == "-m" and one == "vllm.entrypoints.openai.api_server":
-            return list(words[place + 2 :])
-        if word == "-m" and (one, two) == ("vllm.entrypoints.cli.main", "serve"):
-            return list(words[place + 3 :])
+    """Return the words after `vllm serve`, or after one of its modules; None where neither occurs."""
+    for index, word in enumerate(words):
+        next_word, second_word = [*words[index + 1 : index + 3], "", ""][:2]
+        if PurePosixPath(word).name == "vllm" and next_word == "serve":
+            return list(words[index + 2 :])
+        if word == "-m" and next_word == "vllm.entrypoints.openai.api_server":
+            return list(words[index + 2 :])
+        if word == "-m" and (next_word, second_word) == ("vllm.entrypoints.cli.main", "serve"):
+            return list(words[index + 3 :])
     return None
 
 
 def find_vllm_commands(script: str, environment: Mapping[str, str], budget: ExpansionBudget) -> list[VllmCommand]:
-    """The commands of a script that run vLLM, the first two. Raises ValueError: it has more than simple commands, or no room."""
-    known, exported = dict(environment), set(environment)
-    found: list[VllmCommand] = []
+    """Return the first two commands of a script that run vLLM. Raises ValueError: the script has more than simple commands, or
+    exceeds the budget."""
+    variables, exported = dict(environment), set(environment)
+    commands: list[VllmCommand] = []
     for words in _iter_simple_commands(script):
-        export = words[0] == "export"
-        own: dict[str, str] = {}
-        place = int(export)
-        while place < len(words) and (assigned := _ASSIGNMENT.fullmatch(words[place])):
-            own[assigned[1]] = " ".join(_expand_word(assigned[2], ChainMap(own, known), budget))
-            place += 1
-        if export or place == len(words):
-            known |= own
-            exported |= {*own, *words[place:]} if export else set()
+        is_export = words[0] == "export"
+        assignments: dict[str, str] = {}
+        index = int(is_export)
+        while index < len(words) and (match := _ASSIGNMENT.fullmatch(words[index])):
+            assignments[match[1]] = " ".join(_expand_word(match[2], ChainMap(assignments, variables), budget))
+            index += 1
+        if is_export or index == len(words):
+            variables |= assignments
+            exported |= {*assignments, *words[index:]} if is_export else set()
             continue
-        values = [value for word in words[place:] for value in _expand_word(word, known, budget)]
-        if (behind := find_serve_arguments(values)) is not None:
-            inherited = {name: known[name] for name in exported if name in known}
-            found.append(VllmCommand(behind, inherited | own))
-            if len(found) > 1:
+        values = [value for word in words[index:] for value in _expand_word(word, variables, budget)]
+        if (arguments := find_serve_arguments(values)) is not None:
+            inherited = {name: variables[name] for name in exported if name in variables}
+            commands.append(VllmCommand(arguments, inherited | assignments))
+            if len(commands) > 1:
                 break
-    return found
+    return commands
 
 
 def _iter_simple_commands(script: str) -> Iterator[list[str]]:
-    """The words of each, as they are written. Raises ValueError."""
+    """Yield the words of each command, as they are written. Raises ValueError."""
     words: list[str] = []
-    place = 0
-    while place < len(script):
-        token = _TOKEN.match(script, place)
+    position = 0
+    while position < len(script):
+        token = _TOKEN.match(script, position)
         if token is None:
-            line = script.count("\n", 0, place) + 1
+            line = script.count("\n", 0, position) + 1
             raise ValueError(f"its line {line} has more than simple commands, or a quotation that does not end")
-        place = token.end()
+        position = token.end()
         if token["word"] is not None:
             if not words and token["word"] in _COMPOUND_KEYWORDS:
                 raise ValueError(f"it has '{token['word']}', and what of it runs cannot be told")
@@ -143,17 +143,17 @@ def _iter_simple_commands(script: str) -> Iterator[list[str]]:
 
 
 def _expand_word(word: str, variables: Mapping[str, str], budget: ExpansionBudget) -> list[str]:
-    """What a word as it is written becomes: one word, or those of a value that stands there without quotes."""
+    """Return the expansion of a written word: one word, or those of an unquoted value."""
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
+    def expand(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
         if name is None:
-            return found[4] or ("" if found[0] == "\\\n" else _COMMAND_SUBSTITUTION)
-        return budget.consume(variables.get(name, found[0] if found[2] is None else found[2]))
+            return match[4] or ("" if match[0] == "\\\n" else _COMMAND_SUBSTITUTION)
+        return budget.consume(variables.get(name, match[0] if match[2] is None else match[2]))
 
     if re.search(r"['\"\\`(]", word) is None and "$" in word:
-        return _EXPANSION.sub(value, word).split()
+        return _EXPANSION.sub(expand, word).split()
     pieces = _QUOTED_PIECE.findall(word)
     return [
-        "".join(single + escaped.strip("\n") + _EXPANSION.sub(value, double + bare) for single, double, escaped, bare in pieces)
+        "".join(single + escaped.strip("\n") + _EXPANSION.sub(expand, double + bare) for single, double, escaped, bare in pieces)
     ]
