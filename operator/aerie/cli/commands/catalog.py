@@ -1,4 +1,4 @@
-"""`aerie catalog`: which drafters have been published for a target."""
+"""`aerie catalog`: the published drafters for a target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MATCH_NOTES = {"name": "", "copy": "by name a copy of it", "sizes": "same sizes
 
 _COLUMN_TITLES = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES")
 _MIN_TABLE_WIDTH = 120
-"""Columns of a terminal from which on a table is readable."""
+"""Minimum width of a terminal, in columns, for a readable table."""
 
 
 def catalog(
@@ -31,18 +31,22 @@ def catalog(
     output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print them.")] = OutputFormat.TEXT,
 ) -> None:
     """List published drafters, all or those for one target, the best first. Exit status 1: there is none for the target."""
-    rows = read_catalog(catalog_file)
+    drafter_catalog = read_catalog(catalog_file)
     if target is None:
         _print_matches(
-            [_build_catalog_match(rows, CatalogMatch(entry, "name"), entry.targets[0], None) for entry in rows.entries], output
+            [
+                _build_catalog_match(drafter_catalog, CatalogMatch(entry, "name"), entry.targets[0], None)
+                for entry in drafter_catalog.entries
+            ],
+            output,
         )
         return
     config = _read_target_config(target)
-    matches = rows.find_matches(target, config)
+    matches = drafter_catalog.find_matches(target, config)
     if output is OutputFormat.JSON or matches:
-        _print_matches([_build_catalog_match(rows, match, target, config) for match in matches], output)
+        _print_matches([_build_catalog_match(drafter_catalog, match, target, config) for match in matches], output)
     if not matches:
-        _print_nearest_targets(rows, target)
+        _print_nearest_targets(drafter_catalog, target)
     elif not any(match.entry.kind.is_supported for match in matches):
         err.print("Aerie runs EAGLE 3 and 3.1 drafters, and there is none among these.")
     raise typer.Exit(0 if matches else 1)
@@ -60,7 +64,7 @@ def _read_target_config(target: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class _CatalogMatch:
-    """A row for a target, and why it is the default there, or not."""
+    """A catalog match, and why it is or is not the default for the target."""
 
     match: CatalogMatch
     default_reason: str
@@ -74,13 +78,13 @@ def _build_catalog_match(
 
 def _print_matches(matches: list[_CatalogMatch], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
-        typer.echo(json.dumps([_match_to_json(one) for one in matches], indent=2))
+        typer.echo(json.dumps([_match_to_json(match) for match in matches], indent=2))
         return
-    rows = [_format_row(one) for one in matches]
+    rows = [_format_row(match) for match in matches]
     if out.is_terminal and out.width < _MIN_TABLE_WIDTH:
         out.print(_build_grid(rows))
     else:
-        # A program that reads it gets whole rows.
+        # Output to a program keeps whole rows.
         (out if out.is_terminal else Console(width=400)).print(_build_table(rows))
 
 
@@ -111,12 +115,12 @@ def _build_table(rows: list[tuple[str, ...]]) -> Table:
 
 
 def _build_grid(rows: list[tuple[str, ...]]) -> Table:
-    """A line for each field that has a value, and an empty one between drafters."""
+    """Build a grid with a line for each field that has a value, and an empty line between drafters."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    for place, row in enumerate(rows):
-        if place:
+    for index, row in enumerate(rows):
+        if index:
             grid.add_row()
         for column, cell in zip(_COLUMN_TITLES, row, strict=True):
             if cell not in ("", "-"):

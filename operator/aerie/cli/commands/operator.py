@@ -23,7 +23,7 @@ from aerie.rollout.facts.concurrency import ConcurrencyLimits
 
 
 class LogFormat(Enum):
-    """How to write the log."""
+    """Format of the log."""
 
     JSON = "json"
     TEXT = "text"
@@ -94,14 +94,14 @@ def operator(
     if preflight_image is None:
         raise CommandError("the image of preflight Jobs is not known: give --preflight-image, or set AERIE_IMAGE.")
     try:
-        hook = Webhook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
+        webhook = Webhook(notify_url, Path(notify_headers) if notify_headers else None, notify_source) if notify_url else None
     except WebhookError as error:
         raise CommandError(f"--notify-url or --notify-headers: {error}") from None
-    rows, problems = read_valid_catalog(catalog)
+    drafter_catalog, problems = read_valid_catalog(catalog)
     kopf.configure(log_format=kopf.LogFormat.JSON if log_format is LogFormat.JSON else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(_parse_log_level(log_level))
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that was seen
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each metrics page
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # Kopf logs a line for each event
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs a line for each scrape
     for problem in problems:
         logging.getLogger(__name__).error("%s", problem)
     options = OperatorOptions(
@@ -111,14 +111,14 @@ def operator(
             _parse_preflight_resources(preflight_resources),
             _parse_preflight_env(preflight_env),
         ),
-        drafter_catalog=rows,
+        drafter_catalog=drafter_catalog,
         identity=f"{socket.gethostname()}_{os.getpid()}",
         namespaces=tuple(namespace or ()),
         lease_namespace=lease_namespace,
         lease_name=lease_name,
         health_port=health_port,
         metrics_port=metrics_port,
-        webhook=hook,
+        webhook=webhook,
         prometheus_access=PrometheusAccess(
             dict(map(_parse_prometheus_token, prometheus_token or [])),
             Path(prometheus_ca) if prometheus_ca else None,
@@ -137,10 +137,10 @@ def operator(
 
 def _parse_preflight_env(text: str | None) -> tuple[dict[str, Any], ...]:
     try:
-        given = json.loads(text or "[]")
-        if not isinstance(given, list):
+        variables = json.loads(text or "[]")
+        if not isinstance(variables, list):
             raise ResourceError("it is no list.")
-        return tuple(EnvVar.from_dict(one, unknown_fields="forbid").to_dict() for one in given)
+        return tuple(EnvVar.from_dict(variable, unknown_fields="forbid").to_dict() for variable in variables)
     except (ResourceError, ValueError) as error:
         raise CommandError(f"--preflight-env: {error}") from None
 
@@ -149,22 +149,22 @@ def _parse_preflight_resources(text: str | None) -> ResourceRequirements:
     if text is None:
         return DEFAULT_PREFLIGHT_RESOURCES
     try:
-        read = json.loads(text, parse_float=str)  # a quantity: 0.5
+        resources = json.loads(text, parse_float=str)  # a quantity: 0.5
     except ValueError:
-        read = None
-    if not isinstance(read, dict):
+        resources = None
+    if not isinstance(resources, dict):
         raise CommandError(
             f'--preflight-resources is {text}: write JSON, such as {{"limits": {{"cpu": "1", "memory": "512Mi"}}}}.'
         )
     try:
-        return ResourceRequirements.from_dict(read, unknown_fields="forbid")
+        return ResourceRequirements.from_dict(resources, unknown_fields="forbid")
     except ResourceError as error:
         raise CommandError(f"--preflight-resources: {error}") from None
 
 
 def _parse_prometheus_token(text: str) -> tuple[str, Path]:
-    address, equals, file = text.rpartition("=")
-    if not equals or not file or not address.startswith(("http://", "https://")):
+    address, separator, file = text.rpartition("=")
+    if not separator or not file or not address.startswith(("http://", "https://")):
         raise CommandError(f"--prometheus-token is {text}: write it as http://HOST:PORT=FILE or https://HOST=FILE.")
     return address, Path(file)
 
@@ -176,7 +176,7 @@ def _check_prometheus_address(address: str) -> str:
 
 
 def _parse_log_level(name: str) -> int:
-    found = logging.getLevelNamesMapping().get(name.upper())
-    if found is None:
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
         raise CommandError(f"--log-level is {name}: it has to be one of DEBUG, INFO, WARNING and ERROR.")
-    return found
+    return level

@@ -1,4 +1,4 @@
-"""`aerie preflight`: every check on one resource, or on a workload that runs vLLM, from a laptop."""
+"""`aerie preflight`: every check on one resource, or on a workload that runs vLLM, without a cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from aerie.terminal import print_error, sanitize_text
 
 
 class OutputFormat(Enum):
-    """How to print a report."""
+    """Output format of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -70,50 +70,51 @@ def preflight(
     is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked, such as a manifest that the
     API server would refuse.
     """
-    given = PreflightOverrides(
+    overrides = PreflightOverrides(
         None if target is None else parse_model_location(target, "--target"),
         None if drafter is None else parse_model_location(drafter, "--drafter"),
         parse_memory_bytes(gpu_memory) if gpu_memory else None,
         vllm,
     )
-    remarks: tuple[str, ...] = ()
-    allowance = PreflightSpec()
+    notes: tuple[str, ...] = ()
+    preflight_spec = PreflightSpec()
     if file is not None:
         try:
-            subject, remarks, allowance = _read_input_file(file, name, given, catalog_file)
+            preflight_input, notes, preflight_spec = _read_input_file(file, name, overrides, catalog_file)
         except ResourceError as error:
             _print_manifest_errors(error, output)
             raise typer.Exit(EXIT_FAILED) from None
     elif name is not None:
         raise CommandError("--name chooses from a file, and there is none: give it with -f.")
     else:
-        subject = build_input_from_models(given, _read_hub_checkpoint)
-    report = run_preflight(subject)
-    refused = list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.REFUSE)))
-    allowed = report.ok or allowance.allows(refused)
-    for remark in remarks:
-        err.print(f"[yellow]note:[/] {sanitize_text(remark)}")
+        preflight_input = build_input_from_models(overrides, _read_hub_checkpoint)
+    report = run_preflight(preflight_input)
+    failed_check_ids = list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.REFUSE)))
+    is_allowed = report.ok or preflight_spec.allows(failed_check_ids)
+    for note in notes:
+        err.print(f"[yellow]note:[/] {sanitize_text(note)}")
     if output is OutputFormat.JSON:
-        typer.echo(json.dumps({**_input_to_json(subject), "allowed": allowed, **report.to_json()}, indent=2))
+        typer.echo(json.dumps({**_input_to_json(preflight_input), "allowed": is_allowed, **report.to_json()}, indent=2))
     else:
-        _print_report(subject, report)
-    if allowance.mode == "Off":
+        _print_report(preflight_input, report)
+    if preflight_spec.mode == "Off":
         err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run this.")
-    elif not report.ok and allowed:
-        how = "mode is Warn" if allowance.mode == "Warn" else f"accept has {', '.join(refused)}"
-        err.print(f"[yellow]note:[/] spec.rollout.preflight.{sanitize_text(how)}: the operator goes on all the same.")
-    raise typer.Exit(0 if allowed else 1)
+    elif not report.ok and is_allowed:
+        cause = "mode is Warn" if preflight_spec.mode == "Warn" else f"accept has {', '.join(failed_check_ids)}"
+        err.print(f"[yellow]note:[/] spec.rollout.preflight.{sanitize_text(cause)}: the operator goes on all the same.")
+    raise typer.Exit(0 if is_allowed else 1)
 
 
 def _read_input_file(
     file: str, name: str | None, overrides: PreflightOverrides, catalog_file: str | None
 ) -> tuple[PreflightInput, tuple[str, ...], PreflightSpec]:
-    """What the resource of the file runs, else its one workload, with what is said about it and what is let pass.
+    """Return the input of the file's resource, else of its one workload, with notes for the user and the resource's
+    PreflightSpec.
 
-    Raises CommandError, CheckpointError, ArgumentError; ResourceError: the API server would refuse the resource.
+    Raises CommandError, CheckpointError, ArgumentError; ResourceError: the API server would reject the resource.
     """
-    objects = [found for found in read_objects(file) if name is None or _object_name(found) == name]
-    resources = [found for found in objects if found.get("kind") == KIND]
+    objects = [document for document in read_objects(file) if name is None or _object_name(document) == name]
+    resources = [document for document in objects if document.get("kind") == KIND]
     if len(resources) == 1:
         deployment = parse_deployment(resources[0])
         return *build_input_from_deployment(
@@ -122,16 +123,16 @@ def _read_input_file(
     workloads = [] if resources else find_workloads(objects)
     if len(workloads) == 1:
         return *build_input_from_workload(workloads[0], overrides, _read_hub_checkpoint), PreflightSpec()
-    several = [f"{KIND}/{_object_name(found)}" for found in resources] or [found.name for found in workloads]
-    if several:
-        listed = ", ".join(several[:10]) + (f" and {len(several) - 10} more" if len(several) > 10 else "")
-        differ = len({label.partition(",")[0] for label in several}) > 1
-        way_out = "choose one with --name" if differ and name is None else "give a file with the one to check"
-        raise CommandError(f"{display_file_name(file)} holds {listed}, and one is checked at a time: {way_out}.")
-    called = "" if name is None else f" called {name}"
+    candidates = [f"{KIND}/{_object_name(document)}" for document in resources] or [workload.name for workload in workloads]
+    if candidates:
+        candidate_list = ", ".join(candidates[:10]) + (f" and {len(candidates) - 10} more" if len(candidates) > 10 else "")
+        have_different_names = len({label.partition(",")[0] for label in candidates}) > 1
+        fix = "choose one with --name" if have_different_names and name is None else "give a file with the one to check"
+        raise CommandError(f"{display_file_name(file)} holds {candidate_list}, and one is checked at a time: {fix}.")
+    name_suffix = "" if name is None else f" called {name}"
     raise CommandError(
-        f"{display_file_name(file)} must hold a {KIND}, or a workload with a container that runs `vllm serve`, and holds none{called}: "
-        "give a file with the one to check."
+        f"{display_file_name(file)} must hold a {KIND}, or a workload with a container that runs `vllm serve`, "
+        f"and holds none{name_suffix}: give a file with the one to check."
     )
 
 
@@ -141,7 +142,7 @@ def _object_name(document: Mapping[str, Any]) -> object:
 
 
 def _print_manifest_errors(error: ResourceError, output: OutputFormat) -> None:
-    """The API server's answer to a manifest, which preflight then has nothing to add to."""
+    """Print the errors of a manifest that the API server would reject; preflight then runs no checks."""
     if output is OutputFormat.JSON:
         typer.echo(json.dumps({"allowed": False, "ok": False, "refused": str(error).splitlines()}, indent=2))
     print_error(error)
@@ -149,26 +150,26 @@ def _print_manifest_errors(error: ResourceError, output: OutputFormat) -> None:
 
 def _read_hub_checkpoint(repository: str, revision: str | None) -> Checkpoint:
     err.print(f"[dim]reading headers of {sanitize_text(repository)}[/]")
-    found = read_repository(repository, revision)
-    commit = found.name.rpartition("@")[2]
+    checkpoint = read_repository(repository, revision)
+    commit = checkpoint.name.rpartition("@")[2]
     if commit != revision:
-        at = f"{repository} at {revision or 'main'}"
-        moves = "a branch can move, and a resource names the commit"
-        err.print(f"[yellow]note:[/] {sanitize_text(at)} is commit {sanitize_text(commit)} now; {moves}.")
-    return found
+        branch = f"{repository} at {revision or 'main'}"
+        advice = "a branch can move, and a resource names the commit"
+        err.print(f"[yellow]note:[/] {sanitize_text(branch)} is commit {sanitize_text(commit)} now; {advice}.")
+    return checkpoint
 
 
-def _input_to_json(subject: PreflightInput) -> dict[str, str | None]:
+def _input_to_json(preflight_input: PreflightInput) -> dict[str, str | None]:
     return {
-        "target": subject.target.name,
-        "drafter": subject.drafter.name if subject.drafter else None,
-        "vllm": str(subject.version),
+        "target": preflight_input.target.name,
+        "drafter": preflight_input.drafter.name if preflight_input.drafter else None,
+        "vllm": str(preflight_input.version),
     }
 
 
-def _print_report(subject: PreflightInput, report: PreflightReport) -> None:
-    drafter = f"drafter  {subject.drafter.name}\n" if subject.drafter else ""
-    out.print(sanitize_text(f"target   {subject.target.name}\n{drafter}vLLM     {subject.version}\n"))
+def _print_report(preflight_input: PreflightInput, report: PreflightReport) -> None:
+    drafter_line = f"drafter  {preflight_input.drafter.name}\n" if preflight_input.drafter else ""
+    out.print(sanitize_text(f"target   {preflight_input.target.name}\n{drafter_line}vLLM     {preflight_input.version}\n"))
     for finding in report.findings:
         if finding.severity is not Severity.SKIP:
             _print_finding(finding)
@@ -180,8 +181,7 @@ def _print_report(subject: PreflightInput, report: PreflightReport) -> None:
 
 def _print_finding(finding: Finding) -> None:
     colour = _SEVERITY_COLOURS[finding.severity]
-    out.print(
-        f"[{colour}]{finding.severity.glyph} {finding.id:<3}[/] {sanitize_text(finding.title)}: {sanitize_text(finding.evidence)}."
-    )
+    label = f"[{colour}]{finding.severity.glyph} {finding.id:<3}[/]"
+    out.print(f"{label} {sanitize_text(finding.title)}: {sanitize_text(finding.evidence)}.")
     if finding.fix:
         out.print(f"      [{colour}]->[/] {sanitize_text(finding.fix[:1].upper() + finding.fix[1:])}.")

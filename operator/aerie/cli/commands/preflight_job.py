@@ -1,9 +1,9 @@
-"""`aerie preflight-job`: preflight as a Job of the operator runs it, with its verdict where Kubernetes reads it.
+"""`aerie preflight-job`: preflight as a Job of the operator runs it, with its result where Kubernetes reads it.
 
-The verdict is the container's termination message, of which Kubernetes keeps 4 KiB: `ok` is true, false, or null where the Hub
-could not be read, so that there is none; `unavailable` is true besides where the Hub has said no, which another try at once would
-not change. The exit status says the same: 0, 1, 2, and 3 for a Hub that has said no. Files that cannot be read as a checkpoint
-are a verdict: an engine could not read them either.
+The result is the container's termination message, of which Kubernetes keeps 4 KiB. `ok` is true or false, or null where the Hub
+could not be read, so that there is no result. `unavailable` is true as well where the Hub has rejected the request, which an
+immediate retry would not change. The exit status says the same: 0, 1, 2, and 3 for a rejection by the Hub. Files that cannot be
+read as a checkpoint are a result: an engine could not read them either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.engine.preflight import PreflightReport, Severity, run_preflight
 
 HUB_REFUSED_EXIT_STATUS = 3
-"""Exit status of a Job whose Hub has said no."""
+"""Exit status of a Job whose request the Hub has rejected."""
 _MAX_TERMINATION_MESSAGE_BYTES = 4096
 """Bytes of a termination message that Kubernetes keeps."""
 
@@ -38,10 +38,10 @@ def preflight_job(
 ) -> None:
     """Run preflight in a Job of the operator."""
     try:
-        subject, remarks = build_input_from_deployment(
+        preflight_input, notes = build_input_from_deployment(
             read_deployment(file), PreflightOverrides(target, drafter), DrafterCatalog(()), read_repository
         )
-        found = run_preflight(subject)
+        result = run_preflight(preflight_input)
     except HubRejectionError as error:
         report.write_bytes(encode_termination_message({"ok": None, "unavailable": True, "error": str(error)}))
         typer.echo(str(error))
@@ -56,23 +56,23 @@ def preflight_job(
         typer.echo(str(error))
         raise typer.Exit(1) from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # Files that nobody thought of: as a crash this would be tried again for ever, with the same outcome.
-        said = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
+        # Unforeseen content of the files: after a crash, the Job would be retried for ever with the same outcome.
+        message = f"a defect of Aerie met these files ({type(error).__name__}: {str(error)[:200]}): report it."
         report.write_bytes(
-            encode_termination_message({"ok": False, "summary": said, "checks": [], "refused": [said], "warned": []})
+            encode_termination_message({"ok": False, "summary": message, "checks": [], "refused": [message], "warned": []})
         )
-        typer.echo(said)
+        typer.echo(message)
         raise typer.Exit(1) from error
-    report.write_bytes(encode_termination_message(build_preflight_result(found, remarks)))
-    for finding in found.findings:
+    report.write_bytes(encode_termination_message(build_preflight_result(result, notes)))
+    for finding in result.findings:
         if finding.severity is not Severity.SKIP:
             typer.echo(finding.message)
-    typer.echo(found.summary)
-    raise typer.Exit(0 if found.ok else 1)
+    typer.echo(result.summary)
+    raise typer.Exit(0 if result.ok else 1)
 
 
 def build_preflight_result(report: PreflightReport, warnings: tuple[str, ...]) -> dict[str, object]:
-    """What the operator reads."""
+    """Return the document that the operator reads."""
     return {
         "ok": report.ok,
         "summary": report.summary + ".",
@@ -83,7 +83,7 @@ def build_preflight_result(report: PreflightReport, warnings: tuple[str, ...]) -
 
 
 def encode_termination_message(document: dict[str, object]) -> bytes:
-    """The document in what Kubernetes keeps: lists lose entries from their end first, then sentences are cut."""
+    """Return the document within Kubernetes' limit: lists lose entries from their end first, then strings are cut."""
     while len(text := json.dumps(document, ensure_ascii=False).encode()) > _MAX_TERMINATION_MESSAGE_BYTES:
         lists = [value for value in (document.get("warned"), document.get("refused")) if isinstance(value, list)]
         longest = next((value for value in lists if len(value) > 1 or (value and value is lists[0])), None)
@@ -97,4 +97,4 @@ def encode_termination_message(document: dict[str, object]) -> bytes:
 def _truncate(value: object) -> object:
     if isinstance(value, str):
         return value if len(value) <= 400 else value[:399] + "…"
-    return [_truncate(one) for one in value] if isinstance(value, list) else value
+    return [_truncate(item) for item in value] if isinstance(value, list) else value

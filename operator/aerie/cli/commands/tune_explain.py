@@ -1,6 +1,6 @@
-"""`aerie tune explain`: why a resource's engines have the speculation setting that they have, from what the operator has written.
+"""`aerie tune explain`: why a resource's engines have their speculation setting, from what the operator has written.
 
-Read are the resource's status and the ConfigMap of its tuner, with the rights of the kubeconfig; nothing is written.
+It reads the resource's status and the ConfigMap of its tuner, with the rights of the kubeconfig. It writes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import PerformanceGain, SettingStatus, Status, TrialRecord, TuningSavings
+from aerie.api.status import PerformanceGain, SettingStatus, SpeculationStatus, Status, TrialRecord, TuningSavings
 from aerie.api.types.base import format_timestamp
 from aerie.cli.commands.preflight import OutputFormat
 from aerie.cli.console import CommandError, out
@@ -35,15 +35,15 @@ def explain(
     """Say why a resource's engines have the speculation setting that they have: the last decision, and what was done before."""
     document, data = asyncio.run(_read_resource_and_record(name, namespace, kubeconfig, context))
     resource = SpeculativeDeployment.from_dict(document)
-    kept = TuningRecord.from_data(data or {})
+    record = TuningRecord.from_data(data or {})
     if output is OutputFormat.JSON:
-        typer.echo(json.dumps(explanation_to_json(resource, kept), indent=2))
+        typer.echo(json.dumps(explanation_to_json(resource, record), indent=2))
     else:
-        out.print(sanitize_text("\n".join(render_explanation(resource, kept, datetime.now(UTC)))))
+        out.print(sanitize_text("\n".join(render_explanation(resource, record, datetime.now(UTC)))))
 
 
 def explanation_to_json(resource: SpeculativeDeployment, record: TuningRecord | None) -> dict[str, Any]:
-    """The same for a program; docs/tuning.md describes it."""
+    """Return the explanation for a program; docs/tuning.md describes it."""
     spec, status = resource.spec.speculation, resource.status or Status()
     return {
         "namespace": resource.metadata.namespace or "default",
@@ -51,53 +51,45 @@ def explanation_to_json(resource: SpeculativeDeployment, record: TuningRecord | 
         "mode": spec.tuning.mode,
         "tokens": spec.tokens,
         "speculation": None if status.speculation is None else status.to_dict()["speculation"],
-        "tuned": next((one.to_dict() for one in status.conditions if one.type == "Tuned"), None),
+        "tuned": next((condition.to_dict() for condition in status.conditions if condition.type == "Tuned"), None),
         "decision": None if record is None else _decision_to_json(record),
     }
 
 
 def _decision_to_json(record: TuningRecord) -> dict[str, Any]:
     try:
-        advice = Recommendation.from_dict(json.loads(record.recommendation))
-    except (ValueError, RecursionError):  # of another release: the explanation is there all the same
-        advice = None
+        recommendation = Recommendation.from_dict(json.loads(record.recommendation))
+    except (ValueError, RecursionError):  # of another release: the explanation is available nevertheless
+        recommendation = None
     predicted = None
-    if advice is not None and advice.predicted_gain is not None:
-        lower, estimate, upper = advice.predicted_gain
+    if recommendation is not None and recommendation.predicted_gain is not None:
+        lower, estimate, upper = recommendation.predicted_gain
         predicted = {"estimate": estimate, "lower": lower, "upper": upper}
     return {
         "at": format_timestamp(datetime.fromtimestamp(record.decision_time, tz=UTC)),
-        "revision": advice.revision if advice is not None else None,
-        "action": advice.action if advice is not None else None,
-        "setting": build_status_setting(advice.setting).to_dict() if advice is not None and advice.setting is not None else None,
+        "revision": recommendation.revision if recommendation is not None else None,
+        "action": recommendation.action if recommendation is not None else None,
+        "setting": build_status_setting(recommendation.setting).to_dict()
+        if recommendation is not None and recommendation.setting is not None
+        else None,
         "predicted": predicted,
-        "reason": advice.reason if advice is not None else None,
+        "reason": recommendation.reason if recommendation is not None else None,
         "explanation": record.explanation,
     }
 
 
 def render_explanation(resource: SpeculativeDeployment, record: TuningRecord | None, now: datetime) -> Iterator[str]:
-    """The lines of it."""
+    """Yield the lines of the explanation."""
     spec, status = resource.spec.speculation, resource.status or Status()
-    told = status.speculation
+    speculation = status.speculation
     yield f"{resource.metadata.namespace or 'default'}/{resource.metadata.name}: tuning.mode {spec.tuning.mode}"
-    if told is not None:
-        yield f"  in force     {format_setting(told.current)}" + _format_setting_origin(told.chosen is not None, spec.tokens)
-        if told.recommended is not None:
-            yield f"  recommended  {format_setting(told.recommended)}{_format_predicted_gain(told.predicted)}"
-        if told.recommended_draft_sampling is not None:
-            yield f"  recommended  draftSampling {told.recommended_draft_sampling}, for sampled traffic"
-        if told.trial is not None:
-            trial = told.trial
-            since = f"{_format_age(trial.started_at, now)} ({trial.purpose})"
-            yield f"  under trial  {format_setting(trial.setting)}{_format_predicted_gain(trial.predicted)}, since {since}"
-        if told.why:
-            yield f"  {told.why}"
-    for one in status.conditions:
-        if one.type == "Tuned":
-            yield f"  Tuned={one.status} ({one.reason}): {one.message}"
+    if speculation is not None:
+        yield from _render_settings(speculation, spec.tokens, now)
+    for condition in status.conditions:
+        if condition.type == "Tuned":
+            yield f"  Tuned={condition.status} ({condition.reason}): {condition.message}"
     yield ""
-    yield from _render_trials(told.changes if told is not None else [], told.balance if told is not None else None, now)
+    yield from _render_trials(speculation.changes if speculation else [], speculation.balance if speculation else None, now)
     yield ""
     if spec.tuning.mode == "Off":
         yield "The mode is Off, so nothing is decided: set spec.speculation.tuning.mode to Recommend to be told, or to Auto."
@@ -108,14 +100,28 @@ def render_explanation(resource: SpeculativeDeployment, record: TuningRecord | N
             "operator runs and can read the pods' metrics."
         )
     else:
-        at = datetime.fromtimestamp(record.decision_time, tz=UTC)
-        yield f"The last decision, {at:%Y-%m-%d %H:%M} UTC, {_format_age(at, now)}"
+        decision_time = datetime.fromtimestamp(record.decision_time, tz=UTC)
+        yield f"The last decision, {decision_time:%Y-%m-%d %H:%M} UTC, {_format_age(decision_time, now)}"
         yield ""
         yield record.explanation.rstrip("\n")
 
 
+def _render_settings(speculation: SpeculationStatus, tokens: int, now: datetime) -> Iterator[str]:
+    origin = _format_setting_origin(speculation.chosen is not None, tokens)
+    yield f"  in force     {format_setting(speculation.current)}{origin}"
+    if speculation.recommended is not None:
+        yield f"  recommended  {format_setting(speculation.recommended)}{_format_predicted_gain(speculation.predicted)}"
+    if speculation.recommended_draft_sampling is not None:
+        yield f"  recommended  draftSampling {speculation.recommended_draft_sampling}, for sampled traffic"
+    if (trial := speculation.trial) is not None:
+        since = f"{_format_age(trial.started_at, now)} ({trial.purpose})"
+        yield f"  under trial  {format_setting(trial.setting)}{_format_predicted_gain(trial.predicted)}, since {since}"
+    if speculation.why:
+        yield f"  {speculation.why}"
+
+
 def format_setting(setting: SettingStatus) -> str:
-    """A setting as a person would say it."""
+    """Return a short description of a setting."""
     match setting.mode:
         case "Off":
             return "no speculation"
@@ -124,7 +130,7 @@ def format_setting(setting: SettingStatus) -> str:
         case "Adaptive":
             return f"adaptive verification up to {setting.tokens}"
         case "Schedule":
-            return "schedule " + ",".join(f"{one.first}-{one.last}:{one.tokens}" for one in setting.schedule or ())
+            return "schedule " + ",".join(f"{tier.first}-{tier.last}:{tier.tokens}" for tier in setting.schedule or ())
 
 
 def _format_setting_origin(is_tuned: bool, tokens: int) -> str:
@@ -136,9 +142,10 @@ def _render_trials(trials: list[TrialRecord], savings: TuningSavings | None, now
         yield "Nothing was tried before."
         return
     yield "What was tried before, the newest first"
-    for one in trials:
-        yield f"  {_format_age(one.ended_at, now):<12} {format_setting(one.was)} to {format_setting(one.tried)} ({one.purpose}): {one.result}"
-        yield f"               predicted {_format_gain(one.predicted)}, realised {_format_gain(one.realised)}"
+    for trial in trials:
+        settings = f"{format_setting(trial.was)} to {format_setting(trial.tried)}"
+        yield f"  {_format_age(trial.ended_at, now):<12} {settings} ({trial.purpose}): {trial.result}"
+        yield f"               predicted {_format_gain(trial.predicted)}, realised {_format_gain(trial.realised)}"
     if savings is not None:
         yield (
             f"  Together, in hours of one replica: {savings.gained:.1f} gained, {savings.spent:.1f} spent on trials, "
@@ -158,12 +165,12 @@ def _format_gain(gain: PerformanceGain | None) -> str:
 
 
 def _format_age(time: datetime, now: datetime) -> str:
-    passed = max(now - time, timedelta())
-    if passed < timedelta(hours=2):
-        return f"{passed.total_seconds() / 60:.0f} min ago"
-    if passed < timedelta(days=2):
-        return f"{passed.total_seconds() / 3600:.0f} h ago"
-    return f"{passed.days} days ago"
+    age = max(now - time, timedelta())
+    if age < timedelta(hours=2):
+        return f"{age.total_seconds() / 60:.0f} min ago"
+    if age < timedelta(days=2):
+        return f"{age.total_seconds() / 3600:.0f} h ago"
+    return f"{age.days} days ago"
 
 
 _API_ERROR_HINTS = {
@@ -175,7 +182,7 @@ _API_ERROR_HINTS = {
 async def _read_resource_and_record(
     name: str, namespace: str | None, kubeconfig: str | None, context: str | None
 ) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """The resource, and the data of its ConfigMap."""
+    """Return the resource, and the data of its ConfigMap; None where there is no ConfigMap of this resource."""
     # Imported here: the other commands do not need the cluster's client.
     from aerie.controller.kubernetes.client import CONFIG_MAPS, SPECULATIVE_DEPLOYMENTS, ApiError, Cluster
     from aerie.controller.kubernetes.kubeconfig import ConnectError, KubeconfigSelection
@@ -185,14 +192,16 @@ async def _read_resource_and_record(
     except ConnectError as error:
         raise CommandError(str(error)) from None
     try:
-        where = namespace or cluster.namespace
-        found = await cluster.get(SPECULATIVE_DEPLOYMENTS, where, name)
-        if found is None:
-            raise CommandError(f"there is no SpeculativeDeployment {where}/{name}: give its namespace with -n.")
-        kept = await cluster.get(CONFIG_MAPS, where, tuning_config_map.tuning_config_map_name(name))
-        owner = found["metadata"]["uid"]
-        mine = kept is not None and any(one.get("uid") == owner for one in kept["metadata"].get("ownerReferences") or [])
-        return found, dict(kept.get("data") or {}) if kept is not None and mine else None
+        resource_namespace = namespace or cluster.namespace
+        resource = await cluster.get(SPECULATIVE_DEPLOYMENTS, resource_namespace, name)
+        if resource is None:
+            raise CommandError(f"there is no SpeculativeDeployment {resource_namespace}/{name}: give its namespace with -n.")
+        config_map = await cluster.get(CONFIG_MAPS, resource_namespace, tuning_config_map.tuning_config_map_name(name))
+        uid = resource["metadata"]["uid"]
+        is_owned = config_map is not None and any(
+            reference.get("uid") == uid for reference in config_map["metadata"].get("ownerReferences") or []
+        )
+        return resource, dict(config_map.get("data") or {}) if config_map is not None and is_owned else None
     except (LookupError, TypeError, AttributeError):
         raise CommandError("the API server answered with what is no SpeculativeDeployment: choose another context.") from None
     except ApiError as error:

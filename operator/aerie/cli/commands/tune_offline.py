@@ -1,4 +1,4 @@
-"""`aerie tune`: the tuner on recorded metrics, for whoever wants its opinion without the operator."""
+"""`aerie tune`: the tuner on recorded metrics, without the operator."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from aerie.engine.speculation import (
 )
 from aerie.terminal import sanitize_text
 
-if TYPE_CHECKING:  # numpy comes with it: only who tunes pays for that
+if TYPE_CHECKING:  # imports numpy: only the tuning commands pay for that
     from aerie.tuning.decision.types import TuningContext
     from aerie.tuning.telemetry import TuningTelemetry
 
 MIN_SCRAPE_WINDOW_SECONDS = 10.0
 MAX_SCRAPE_WINDOW_SECONDS = 300.0
-"""Seconds between two scrapes that are looked at together."""
+"""Bounds of the seconds between two scrapes that make one window."""
 
 _PROMETHEUS_HELP_PANEL = "Metrics from a Prometheus server"
 
@@ -50,7 +50,7 @@ app.command(name="explain")(explain_command)
 
 @dataclass(frozen=True)
 class _EngineContext:
-    """What is known besides the metrics."""
+    """Facts about the engine that the metrics do not contain."""
 
     version: releases.Version
     arguments: arguments.EngineArguments
@@ -120,31 +120,31 @@ def offline(
     if (metrics is None) == (prometheus is None):
         raise CommandError("the metrics have to come from one place: give --metrics FILE or --prometheus URL.")
     resource = read_deployment(file) if file is not None else None
-    given = _resolve_engine_context(resource, vllm, max_tokens)
+    engine_context = _resolve_engine_context(resource, vllm, max_tokens)
     if prometheus is None:
         assert metrics is not None
-        recorded = read_recording(metrics)
+        recording = read_recording(metrics)
     else:
-        told = _query_config_from_manifest(prometheus, resource)
-        server = replace(
-            told,
-            pod_pattern=_check_pod_pattern(pods or told.pod_pattern),
-            namespace=namespace or told.namespace,
-            labels={**told.labels, **dict(map(_parse_label, label or []))},
-            pod_label=pod_label or told.pod_label,
+        defaults = _query_config_from_manifest(prometheus, resource)
+        query_config = replace(
+            defaults,
+            pod_pattern=_check_pod_pattern(pods or defaults.pod_pattern),
+            namespace=namespace or defaults.namespace,
+            labels={**defaults.labels, **dict(map(_parse_label, label or []))},
+            pod_label=pod_label or defaults.pod_label,
             token_file=prometheus_token,
             ca_file=prometheus_ca,
         )
-        recorded = read_prometheus(server, _parse_since(since))
-    telemetry, situation = _build_tuning_inputs(recorded, given, schedule, adaptive, experts)
+        recording = read_prometheus(query_config, _parse_since(since))
+    telemetry, tuning_context = _build_tuning_inputs(recording, engine_context, schedule, adaptive, experts)
     policy = TuningPolicy()
-    decision = decide_setting(telemetry, situation, policy, seed)
-    for sentence, count in recorded.skip_counts.most_common(3):
-        err.print(f"[yellow]note:[/] {count} scrapes were left out: {sanitize_text(sentence)}")
+    decision = decide_setting(telemetry, tuning_context, policy, seed)
+    for reason, count in recording.skip_counts.most_common(3):
+        err.print(f"[yellow]note:[/] {count} scrapes were left out: {sanitize_text(reason)}")
     if output is OutputFormat.JSON:
         typer.echo(json.dumps(decision_to_json(decision), indent=2))
     else:
-        out.print(sanitize_text(explain_decision(decision, telemetry, situation, policy)), end="")
+        out.print(sanitize_text(explain_decision(decision, telemetry, tuning_context, policy)), end="")
     raise typer.Exit(1 if decision.action is TuningAction.INSUFFICIENT else 0)
 
 
@@ -170,8 +170,8 @@ def _check_pod_pattern(text: str) -> str:
 
 
 def _parse_label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name):
+    name, separator, value = text.partition("=")
+    if not separator or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name):
         raise CommandError(f"--label is {text}: write it as NAME=VALUE, such as job=vllm.")
     return name, value
 
@@ -196,22 +196,22 @@ def _resolve_engine_context(
     engine = releases.resolve_engine_version(spec.engine.image, vllm or spec.engine.version)
     if isinstance(engine, releases.UnknownVersion):
         raise CommandError(engine.message)
-    if refused := command_line.validate_user_arguments(spec.engine.args):
-        raise CommandError(" ".join(refused))
+    if invalid_arguments := command_line.validate_user_arguments(spec.engine.args):
+        raise CommandError(" ".join(invalid_arguments))
     tuning = spec.speculation.tuning
-    found = _EngineContext(
+    context = _EngineContext(
         engine.version,
         arguments.parse_arguments(spec.engine.args),
         spec.drafter.method if spec.drafter is not None else "eagle3",
         max_speculative_tokens or max(tuning.max_tokens, spec.speculation.tokens),
     )
     if (slo := tuning.slo) is None:
-        return found
+        return context
     return _EngineContext(
-        found.version,
-        found.arguments,
-        found.method,
-        found.max_speculative_tokens,
+        context.version,
+        context.arguments,
+        context.method,
+        context.max_speculative_tokens,
         slo.time_per_output_token,
         slo.time_to_first_token,
         slo.percentile,
@@ -272,7 +272,7 @@ def _build_tuning_inputs(
 
 
 def _infer_setting(sample: Sample, schedule: str | None, adaptive: bool) -> SpeculationSetting:
-    """What the engine runs: the positions that it counts are its K."""
+    """Return the engine's setting: the number of positions that it counts is its K."""
     if sample.counters.speculation is None:
         return Off()
     tokens = len(sample.counters.speculation.accepted_per_position)
