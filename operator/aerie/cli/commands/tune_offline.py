@@ -21,7 +21,7 @@ from aerie.cli.inputs.files import read_deployment
 from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
 from aerie.cli.inputs.recorded import ScrapeRecording, read_recording
 from aerie.engine import arguments, command_line, releases
-from aerie.engine.metrics.sample import CounterReset, Sample, diff_samples
+from aerie.engine.metrics.sample import CounterReset, Counters, Sample, diff_samples
 from aerie.engine.speculation import (
     Adaptive,
     Off,
@@ -149,14 +149,16 @@ def offline(
 
 
 def _query_config_from_manifest(address: str, resource: SpeculativeDeployment | None) -> PrometheusQueryConfig:
-    """What the manifest, with its spec.metrics.source.prometheus, tells of what the server has."""
+    """Return the query of the manifest's pods, with the labels of its spec.metrics.source.prometheus."""
     if resource is None:
         return PrometheusQueryConfig(address, pod_pattern="")
-    named = PrometheusQueryConfig(address, f"{re.escape(resource.metadata.name)}-.*", resource.metadata.namespace)
+    query_config = PrometheusQueryConfig(address, f"{re.escape(resource.metadata.name)}-.*", resource.metadata.namespace)
     if (source := resource.spec.metrics.source) is None:
-        return named
-    of = source.prometheus
-    return replace(named, labels=of.match_labels, pod_label=of.pod_label, namespace_label=of.namespace_label)
+        return query_config
+    prometheus = source.prometheus
+    return replace(
+        query_config, labels=prometheus.match_labels, pod_label=prometheus.pod_label, namespace_label=prometheus.namespace_label
+    )
 
 
 def _check_pod_pattern(text: str) -> str:
@@ -228,47 +230,52 @@ def _build_tuning_inputs(
     from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 
     telemetry = TuningTelemetry(WEEK + DAY, api_servers=engine_context.arguments.api_server_count)
-    last: dict[str, tuple[float, Sample]] = {}
-    running: dict[str, SpeculationSetting] = {}
-    speculated: float | None = None
-    newest = 0.0
+    last_scrapes: dict[str, tuple[float, Sample]] = {}
+    settings: dict[str, SpeculationSetting] = {}
+    last_speculation_time: float | None = None
+    last_time = 0.0
     for time, replica, sample in recording.scrapes:
-        newest = time
-        setting = running[replica] = _infer_setting(sample, schedule, adaptive)
-        before = last.get(replica)
-        if before is not None and time - before[0] < MIN_SCRAPE_WINDOW_SECONDS:
+        last_time = time
+        setting = settings[replica] = _infer_setting(sample, schedule, adaptive)
+        previous = last_scrapes.get(replica)
+        if previous is not None and time - previous[0] < MIN_SCRAPE_WINDOW_SECONDS:
             continue
-        last[replica] = (time, sample)
-        if before is None:
+        last_scrapes[replica] = (time, sample)
+        if previous is None:
             continue
-        if time - before[0] > MAX_SCRAPE_WINDOW_SECONDS:
-            telemetry.excluded_windows[f"more than {MAX_SCRAPE_WINDOW_SECONDS / 60:.0f} minutes lay between two scrapes."] += 1
-            continue
-        window = diff_samples(before[1], sample)
-        if isinstance(window, CounterReset):
-            telemetry.excluded_windows["the engine was restarted between two scrapes."] += 1
+        window = _diff_scrapes(previous, (time, sample))
+        if isinstance(window, str):
+            telemetry.excluded_windows[window] += 1
             continue
         if window.speculation is not None and window.speculation.drafts > 0:
-            speculated = time
-        age = before[0] - sample.process_start_time if sample.process_start_time is not None else float("inf")
+            last_speculation_time = time
+        age = previous[0] - sample.process_start_time if sample.process_start_time is not None else float("inf")
         telemetry.add(ReplicaWindow(replica, time, setting, window, age))
-    alive = [replica for replica, (time, _) in last.items() if time > newest - MAX_SCRAPE_WINDOW_SECONDS]
-    current = Counter(running[replica] for replica in alive).most_common(1)[0][0]
-    situation = TuningContext(
+    live_replicas = [replica for replica, (time, _) in last_scrapes.items() if time > last_time - MAX_SCRAPE_WINDOW_SECONDS]
+    current_setting = Counter(settings[replica] for replica in live_replicas).most_common(1)[0][0]
+    context = TuningContext(
         engine=EngineConfig(engine_context.version, engine_context.arguments, engine_context.method, is_moe=experts),
-        current_setting=current,
-        max_speculative_tokens=max(engine_context.max_speculative_tokens, max_speculative_tokens(current)),
-        replicas=len(alive),
-        now=newest,
+        current_setting=current_setting,
+        max_speculative_tokens=max(engine_context.max_speculative_tokens, max_speculative_tokens(current_setting)),
+        replicas=len(live_replicas),
+        now=last_time,
         objectives=LatencyObjectives(
             _to_seconds(engine_context.time_per_output_token),
             _to_seconds(engine_context.time_to_first_token),
             engine_context.percentile,
         ),
-        history=TrialHistory(speculated=speculated),
-        queued_requests=sum(last[replica][1].gauges.waiting_requests or 0.0 for replica in alive),
+        history=TrialHistory(speculated=last_speculation_time),
+        queued_requests=sum(last_scrapes[replica][1].gauges.waiting_requests or 0.0 for replica in live_replicas),
     )
-    return telemetry, situation
+    return telemetry, context
+
+
+def _diff_scrapes(previous: tuple[float, Sample], current: tuple[float, Sample]) -> Counters | str:
+    """Return the window between two scrapes (time, sample) of a replica, or why it is excluded."""
+    if current[0] - previous[0] > MAX_SCRAPE_WINDOW_SECONDS:
+        return f"more than {MAX_SCRAPE_WINDOW_SECONDS / 60:.0f} minutes lay between two scrapes."
+    window = diff_samples(previous[1], current[1])
+    return "the engine was restarted between two scrapes." if isinstance(window, CounterReset) else window
 
 
 def _infer_setting(sample: Sample, schedule: str | None, adaptive: bool) -> SpeculationSetting:
