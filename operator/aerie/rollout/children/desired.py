@@ -1,7 +1,7 @@
-"""The objects that have to be there for a course, as they would be applied, and those that nothing asks for any more.
+"""The objects that have to exist for a progression, as they would be applied, and the objects that are no longer needed.
 
-Guarantees: what is deleted is named by neither the status that was read nor the one that is written, so that a crash between the
-two loses nothing.
+Guarantee: an object is deleted only if neither the status that was read nor the one that is written refers to it. So a crash
+between the two loses nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aerie.rollout.canary import calibration_record
 from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
-from aerie.rollout.facts.snapshot import Snapshot, is_owned_by, read_labels
+from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 from aerie.rollout.plan import ObjectReference
 from aerie.rollout.progression import Progression
 from aerie.rollout.revision.desired import DesiredRevision
@@ -35,68 +35,72 @@ def build_desired_objects(
     preflight_result: PreflightResult,
     runner: preflight_job.PreflightJobConfig,
 ) -> Iterator[dict[str, Any]]:
-    """All that has to be there, in the order in which it is applied."""
+    """Yield all objects that have to exist, in the order in which they are applied."""
     resource = snapshot.resource
-    made: list[dict[str, Any]] = [
+    objects: list[dict[str, Any]] = [
         network.build_main_service(resource, progression.exclusive_revision),
         *_build_disruption_budgets(resource, progression),
     ]
-    made += _build_traffic_objects(snapshot, desired, progression)
-    needed = progression.needs_preflight_job or desired.revision in (progression.stable_revision, progression.canary_revision)
+    objects += _build_traffic_objects(snapshot, desired, progression)
+    needs_record = progression.needs_preflight_job or desired.revision in (
+        progression.stable_revision,
+        progression.canary_revision,
+    )
     template = resolve_pod_template(snapshot, desired, desired.revision)
-    if needed and template is not None:
-        made.append(
+    if needs_record and template is not None:
+        objects.append(
             preflight_job.build_preflight_config_map(desired.resource, desired.revision, template, preflight_result.record)
         )
     if progression.needs_preflight_job and template is not None and preflight_result.state == "Absent":
-        # A Job cannot be changed: one that is there is left as it is.
-        made.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner))
-    made += _build_deployments(snapshot, desired, progression)
-    memory = snapshot.baseline_calibration
-    if memory is not None and calibration_record.is_calibration_write_due(
-        memory, calibration_record.read_stored_calibration(snapshot), canary_active=progression.canary is not None
+        # A Job cannot be changed: an existing one is left as it is.
+        objects.append(preflight_job.build_preflight_job(resource, desired.revision, template, runner))
+    objects += _build_deployments(snapshot, desired, progression)
+    calibration = snapshot.baseline_calibration
+    if calibration is not None and calibration_record.is_calibration_write_due(
+        calibration, calibration_record.read_stored_calibration(snapshot), canary_active=progression.canary is not None
     ):
-        made.append(calibration_record.build_calibration_config_map(resource, memory))
+        objects.append(calibration_record.build_calibration_config_map(resource, calibration))
     if snapshot.tuning_record is not None and tuning_record.is_tuning_write_due(snapshot):
-        made.append(tuning_record.build_tuning_config_map(resource, snapshot.tuning_record))
-    for item in made:
-        yield with_digest(_with_owner(resource, item))
+        objects.append(tuning_record.build_tuning_config_map(resource, snapshot.tuning_record))
+    for manifest in objects:
+        yield with_digest(_with_owner(resource, manifest))
 
 
-def _build_disruption_budgets(resource: SpeculativeDeployment, course: Progression) -> Iterator[dict[str, Any]]:
-    """One for each revision that has pods, unless the user wants none."""
+def _build_disruption_budgets(resource: SpeculativeDeployment, progression: Progression) -> Iterator[dict[str, Any]]:
+    """Yield one budget for each revision that has pods, unless the user wants none."""
     if resource.spec.rollout.disruption.budget == "None":
         return
     revisions = (
-        course.stable_revision,
-        course.canary_revision,
-        course.previous.revision if course.previous is not None else None,
+        progression.stable_revision,
+        progression.canary_revision,
+        progression.previous.revision if progression.previous is not None else None,
     )
     for revision in dict.fromkeys(revisions):
         if revision is not None:
             yield deployment.build_disruption_budget(resource, revision)
 
 
-def _build_traffic_objects(observed: Snapshot, wanted: DesiredRevision, course: Progression) -> Iterator[dict[str, Any]]:
-    """In mode Gateway the Services of the arms, and after them the route that sends to them."""
-    resource = observed.resource
-    serving = course.stable_revision or course.canary_revision
-    if resource.spec.rollout.traffic.gateway is None or serving is None:
+def _build_traffic_objects(snapshot: Snapshot, desired: DesiredRevision, progression: Progression) -> Iterator[dict[str, Any]]:
+    """Yield, in mode Gateway, the Services of the arms and then the route that refers to them."""
+    resource = snapshot.resource
+    main_revision = progression.stable_revision or progression.canary_revision
+    if resource.spec.rollout.traffic.gateway is None or main_revision is None:
         return
-    yield network.build_arm_service(resource, "stable", serving)
-    weights = dict(course.weights)
-    if course.stable_revision is not None and course.canary_revision is not None:
-        yield network.build_arm_service(resource, "canary", course.canary_revision)
-        if _has_control(course):
-            yield network.build_arm_service(resource, "control", course.stable_revision)
+    yield network.build_arm_service(resource, "stable", main_revision)
+    weights = dict(progression.weights)
+    if progression.stable_revision is not None and progression.canary_revision is not None:
+        yield network.build_arm_service(resource, "canary", progression.canary_revision)
+        if _has_control(progression):
+            yield network.build_arm_service(resource, "control", progression.stable_revision)
         else:
             weights.pop("control", None)
-    elif course.previous is not None and course.routes_to_all_pods:
-        yield network.build_arm_service(resource, "previous", course.previous.revision)
+    elif progression.previous is not None and progression.routes_to_all_pods:
+        yield network.build_arm_service(resource, "previous", progression.previous.revision)
     elif (
-        course.stable_revision is not None and (alone := _find_fallback_arm(observed, wanted, course.stable_revision)) is not None
+        progression.stable_revision is not None
+        and (fallback := _find_fallback_arm(snapshot, desired, progression.stable_revision)) is not None
     ):
-        arm, revision = alone
+        arm, revision = fallback
         yield network.build_arm_service(resource, arm, revision)
         weights = {"stable": 0, arm: TOTAL_WEIGHT}
     else:
@@ -104,72 +108,82 @@ def _build_traffic_objects(observed: Snapshot, wanted: DesiredRevision, course: 
     yield network.build_http_route(resource, weights)
 
 
-def _build_deployments(observed: Snapshot, wanted: DesiredRevision, course: Progression) -> Iterator[dict[str, Any]]:
-    resource, arms = observed.resource, course.target_replicas
-    if course.stable_revision is None:
-        first = resolve_pod_template(observed, wanted, course.canary_revision) if course.canary_revision is not None else None
-        if course.canary_revision is not None and first is not None:
-            yield deployment.build_deployment(resource, first, course.canary_revision, "stable", arms.canary)
+def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression: Progression) -> Iterator[dict[str, Any]]:
+    resource, arms = snapshot.resource, progression.target_replicas
+    if progression.stable_revision is None:
+        first_template = (
+            resolve_pod_template(snapshot, desired, progression.canary_revision)
+            if progression.canary_revision is not None
+            else None
+        )
+        if progression.canary_revision is not None and first_template is not None:
+            yield deployment.build_deployment(resource, first_template, progression.canary_revision, "stable", arms.canary)
         return
-    stable = resolve_pod_template(observed, wanted, course.stable_revision)
-    if stable is not None:
-        yield deployment.build_deployment(resource, stable, course.stable_revision, "stable", arms.stable)
-    if course.previous is not None:
-        before = resolve_pod_template(observed, wanted, course.previous.revision)
-        if before is not None:
-            yield deployment.build_deployment(resource, before, course.previous.revision, "previous", course.previous.replicas)
-    if course.canary_revision is None:
+    stable_template = resolve_pod_template(snapshot, desired, progression.stable_revision)
+    if stable_template is not None:
+        yield deployment.build_deployment(resource, stable_template, progression.stable_revision, "stable", arms.stable)
+    if progression.previous is not None:
+        previous_template = resolve_pod_template(snapshot, desired, progression.previous.revision)
+        if previous_template is not None:
+            yield deployment.build_deployment(
+                resource, previous_template, progression.previous.revision, "previous", progression.previous.replicas
+            )
+    if progression.canary_revision is None:
         return
-    mine = resolve_pod_template(observed, wanted, course.canary_revision)
-    if mine is not None:
-        yield deployment.build_deployment(resource, mine, course.canary_revision, "canary", arms.canary)
-    if stable is not None and _has_control(course):
-        beside = resolve_control_pod_template(observed, stable, course.stable_revision)
-        yield deployment.build_deployment(resource, beside, course.stable_revision, "control", arms.control)
+    canary_template = resolve_pod_template(snapshot, desired, progression.canary_revision)
+    if canary_template is not None:
+        yield deployment.build_deployment(resource, canary_template, progression.canary_revision, "canary", arms.canary)
+    if stable_template is not None and _has_control(progression):
+        control_template = resolve_control_pod_template(snapshot, stable_template, progression.stable_revision)
+        yield deployment.build_deployment(resource, control_template, progression.stable_revision, "control", arms.control)
 
 
-def _find_fallback_arm(observed: Snapshot, wanted: DesiredRevision, stable: str) -> tuple[str, str] | None:
-    """Where no stable pod serves: the arm and the revision of what a rollout has left behind and serves, and is not about to be
-    deleted (`superfluous`): the pods of a control, first of the stable revision; those of the desired revision; any pods while
-    the rollout rests."""
-    if observed.ready_pod_count(stable):
+def _find_fallback_arm(snapshot: Snapshot, desired: DesiredRevision, stable: str) -> tuple[str, str] | None:
+    """Return arm and revision of the pods that stand in where no stable pod is ready; None without such pods.
+
+    A rollout has left these pods behind, they are ready, and they are not about to be deleted (`find_objects_to_delete`).
+    Candidates are the pods of a control, first of the stable revision; then those of the desired revision; and any pods while the
+    rollout is suspended.
+    """
+    if snapshot.ready_pod_count(stable):
         return None
-    owner = observed.resource.metadata.uid
-    found = []
-    for one in observed.children_of_kind("Deployment"):
-        revision, control = read_labels(one).get(naming.REVISION_LABEL), read_labels(one).get(naming.CONTROL_LABEL) == "true"
-        if revision is None or not is_owned_by(one, owner) or one["metadata"].get("deletionTimestamp"):
+    owner = snapshot.resource.metadata.uid
+    candidates = []
+    for child in snapshot.children_of_kind("Deployment"):
+        revision, control = read_labels(child).get(naming.REVISION_LABEL), read_labels(child).get(naming.CONTROL_LABEL) == "true"
+        if revision is None or not is_owned_by(child, owner) or child["metadata"].get("deletionTimestamp"):
             continue
-        if (control or revision == wanted.revision or observed.is_rollout_suspended) and observed.ready_pod_count(
+        if (control or revision == desired.revision or snapshot.is_rollout_suspended) and snapshot.ready_pod_count(
             revision, control=control
         ):
-            found.append((not control, revision != stable, revision))
-    if not found:
+            candidates.append((not control, revision != stable, revision))
+    if not candidates:
         return None
-    canary, _, revision = min(found)
-    return ("canary" if canary else "control"), revision
+    is_canary, _, revision = min(candidates)
+    return ("canary" if is_canary else "control"), revision
 
 
-def _has_control(course: Progression) -> bool:
-    return course.target_replicas.control > 0
+def _has_control(progression: Progression) -> bool:
+    return progression.target_replicas.control > 0
 
 
 def is_preflight_job_outdated(
     snapshot: Snapshot, desired: DesiredRevision, preflight_result: PreflightResult, runner: preflight_job.PreflightJobConfig
 ) -> bool:
-    """Whether a Job without a verdict runs with what the operator was given before, such as pull secrets or an image."""
+    """Return whether a Job without a result runs with an earlier config of the operator, such as its pull secrets or its
+    image."""
     job = snapshot.child("Job", preflight_job.preflight_job_name(snapshot.resource.metadata.name, desired.revision))
     if job is None or preflight_result.state not in ("Running", "Error"):
         return False
     template = resolve_pod_template(snapshot, desired, desired.revision)
     if template is None:
         return False
-    made = with_digest(
+    desired_job = with_digest(
         _with_owner(snapshot.resource, preflight_job.build_preflight_job(snapshot.resource, desired.revision, template, runner))
     )
-    applied = (job["metadata"].get("annotations") or {}).get(APPLIED_DIGEST_ANNOTATION)
-    # What webhooks have changed in the Job is theirs; only what was asked for is compared.
-    return bool(applied != made["metadata"]["annotations"][APPLIED_DIGEST_ANNOTATION])
+    applied_digest = (job["metadata"].get("annotations") or {}).get(APPLIED_DIGEST_ANNOTATION)
+    # Webhooks may have changed the Job; so only the requested content is compared.
+    return bool(applied_digest != desired_job["metadata"]["annotations"][APPLIED_DIGEST_ANNOTATION])
 
 
 def find_objects_to_delete(
@@ -181,51 +195,78 @@ def find_objects_to_delete(
     *,
     job_expired: bool,
 ) -> Iterator[ObjectReference]:
-    """Our own objects that nothing asks for any more. `over`: the Job is to be made anew."""
-    resource = snapshot.resource
-    status = resource.status or Status()
-    before = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
-    now = (
+    """Yield the resource's own objects that are no longer needed. `job_expired`: the Job is to be recreated."""
+    desired_keys = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in desired_objects}
+    named_revisions = _find_named_revisions(snapshot, progression)
+    for child in snapshot.children:
+        key, metadata = (child["kind"], child["metadata"]["name"]), child["metadata"]
+        if key in desired_keys or not is_owned_by(child, snapshot.resource.metadata.uid) or metadata.get("deletionTimestamp"):
+            continue
+        if child["kind"] == "Deployment":
+            is_needed = _is_deployment_needed(snapshot, desired, progression, child, named_revisions, current_time)
+        else:
+            is_needed = _is_companion_needed(snapshot, desired, child, named_revisions, job_expired=job_expired)
+        if not is_needed:
+            yield ObjectReference(*key, metadata["uid"])
+
+
+def _find_named_revisions(snapshot: Snapshot, progression: Progression) -> set[str]:
+    """Return the revisions that the status that was read, or the one that is written, refers to."""
+    status = snapshot.resource.status or Status()
+    old_revisions = {arm.revision for arm in (status.stable, status.canary, status.previous) if arm is not None}
+    new_revisions = (
         progression.stable_revision,
         progression.canary_revision,
         progression.previous.revision if progression.previous is not None else None,
     )
-    named = before | {revision for revision in now if revision}
-    controlled = status.stable is not None and status.canary is not None and status.canary.control is not None
-    there = {(item["kind"], item["metadata"]["name"]) for item in desired_objects}
-    for child in snapshot.children:
-        key = (child["kind"], child["metadata"]["name"])
-        if key in there or not is_owned_by(child, resource.metadata.uid) or child["metadata"].get("deletionTimestamp"):
-            continue
-        of, kind = read_labels(child).get(naming.REVISION_LABEL), child["kind"]
-        if kind == "Deployment" and of in named and (read_labels(child).get(naming.CONTROL_LABEL) != "true" or controlled):
-            continue  # a crash may have kept what comes after it out of the status
-        control = read_labels(child).get(naming.CONTROL_LABEL) == "true"
-        # A control that the canary under way has use for is missing from what is made where nothing tells what its pods are.
-        unmade = progression.canary is None or of != progression.stable_revision or _has_control(progression)
-        stays = of == desired.revision or (control and unmade)
-        if (
-            kind == "Deployment"
-            and of
-            and stays
-            and snapshot.ready_pod_count(of, control=control)
-            and count_missing_ready_pods(snapshot, named, current_time)
-        ):
-            continue  # it stands in until other pods serve, though nothing asks for it: the control of a canary that is gone
-        if kind == "PodDisruptionBudget" and of in named and resource.spec.rollout.disruption.budget != "None":
-            continue  # that of its pods
-        if kind == "ConfigMap" and (of in named or of == desired.revision):
-            continue  # the record of its pods
-        if key == ("ConfigMap", calibration_config_map_name(resource.metadata.name)):
-            continue  # what stable pods told, of whatever revision
-        if key == ("ConfigMap", tuning_config_map_name(resource.metadata.name)) and tuning_record.is_tuning_enabled(resource):
-            continue  # what the tuner knows
-        if kind == "Job" and of == desired.revision and not job_expired:
-            continue  # the record of the verdict
-        yield ObjectReference(*key, child["metadata"]["uid"])
+    return old_revisions | {revision for revision in new_revisions if revision}
 
 
-def _with_owner(resource: SpeculativeDeployment, item: dict[str, Any]) -> dict[str, Any]:
+def _is_deployment_needed(
+    snapshot: Snapshot,
+    desired: DesiredRevision,
+    progression: Progression,
+    child: KubernetesObject,
+    named_revisions: set[str],
+    current_time: datetime,
+) -> bool:
+    """Return whether a Deployment that is not a desired object stays nevertheless."""
+    status = snapshot.resource.status or Status()
+    revision, is_control = read_labels(child).get(naming.REVISION_LABEL), read_labels(child).get(naming.CONTROL_LABEL) == "true"
+    has_recorded_control = status.stable is not None and status.canary is not None and status.canary.control is not None
+    if revision in named_revisions and (not is_control or has_recorded_control):
+        return True  # after a crash, the status may lack what follows this revision
+    # The control of the canary in progress is no desired object where its pod template is unknown.
+    is_leftover_control = is_control and (
+        progression.canary is None or revision != progression.stable_revision or _has_control(progression)
+    )
+    if not revision or not (revision == desired.revision or is_leftover_control):
+        return False
+    # It stands in until other pods are ready, although no arm needs it: for example the control of a removed canary.
+    return bool(
+        snapshot.ready_pod_count(revision, control=is_control)
+        and count_missing_ready_pods(snapshot, named_revisions, current_time)
+    )
+
+
+def _is_companion_needed(
+    snapshot: Snapshot, desired: DesiredRevision, child: KubernetesObject, named_revisions: set[str], *, job_expired: bool
+) -> bool:
+    """Return whether an object without pods of its own, and that is not a desired object, stays nevertheless."""
+    resource = snapshot.resource
+    kind, name, revision = child["kind"], child["metadata"]["name"], read_labels(child).get(naming.REVISION_LABEL)
+    if kind == "PodDisruptionBudget":  # the budget of the revision's pods
+        return revision in named_revisions and resource.spec.rollout.disruption.budget != "None"
+    if kind == "ConfigMap":
+        if name == calibration_config_map_name(resource.metadata.name):
+            return True  # the calibration of stable pods, of whatever revision
+        if name == tuning_config_map_name(resource.metadata.name) and tuning_record.is_tuning_enabled(resource):
+            return True  # the tuner state
+        return revision in named_revisions or revision == desired.revision  # the record of the revision's pods
+    return bool(kind == "Job" and revision == desired.revision and not job_expired)  # the record of the preflight result
+
+
+def _with_owner(resource: SpeculativeDeployment, manifest: dict[str, Any]) -> dict[str, Any]:
     owner = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
@@ -234,5 +275,5 @@ def _with_owner(resource: SpeculativeDeployment, item: dict[str, Any]) -> dict[s
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    metadata = {**item["metadata"], "namespace": resource.metadata.namespace, "ownerReferences": [owner]}
-    return {**item, "metadata": metadata}
+    metadata = {**manifest["metadata"], "namespace": resource.metadata.namespace, "ownerReferences": [owner]}
+    return {**manifest, "metadata": metadata}

@@ -1,12 +1,12 @@
-"""What the tuner knows: when it is written down, and how the next operator finds it again.
+"""Storage of the tuner state: when it is written, and how the next operator reads it.
 
-    edge: windows ─► decision, each interval ─► Kept ─┬─► due? ─► ConfigMap ─► recalled by the next operator
-                                                      └─► Advice
+    controller: windows ─► decision, each interval ─► TuningRecord ─┬─► write due? ─► ConfigMap ─► read by the next operator
+                                                                    └─► Recommendation
 
-It is written when it was decided, so once in spec.speculation.tuning.interval while there are requests, and before the canary
-that the decision may ask for. A crash costs the windows of one interval.
+The record is written after each decision: once in spec.speculation.tuning.interval while there are requests, and before the
+canary that the decision may request. A crash loses the windows of one interval.
 
-Guarantee: pure. The ConfigMap belongs to the resource and is not part of it: writing it changes neither spec nor status.
+Guarantee: pure. The ConfigMap belongs to the resource and is not part of it: a write changes neither spec nor status.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from aerie.rollout.facts.snapshot import Snapshot, is_owned_by
 
 
 def is_tuning_enabled(resource: SpeculativeDeployment) -> bool:
-    """Whether the resource is tuned, or told how it should be. One whose spec asks for no drafts is only where it says so."""
+    """Return whether tuning applies or recommends settings. Where the spec asks for no drafts, it does only if the spec permits
+    it."""
     return resource.spec.speculation.tuning.mode != "Off" and not find_drafting_obstacle(resource)
 
 
 def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
-    """Why nothing with drafts may be tried, as the spec says; empty where it may."""
+    """Return why the spec permits no setting with drafts; empty where it permits one."""
     spec = resource.spec.speculation
     if spec.tokens:
         return ""
@@ -40,22 +41,26 @@ def find_drafting_obstacle(resource: SpeculativeDeployment) -> str:
 
 
 def is_tuning_write_due(snapshot: Snapshot) -> bool:
-    """Whether what the tuner knows is to be written."""
-    kept = snapshot.tuning_record
-    if kept is None or not is_tuning_enabled(snapshot.resource):
+    """Return whether the tuner state is to be written."""
+    record = snapshot.tuning_record
+    if record is None or not is_tuning_enabled(snapshot.resource):
         return False
-    there = read_tuning_record(snapshot)
-    return there is None or abs(there.decision_time - kept.decision_time) > 0.002
+    stored_record = read_tuning_record(snapshot)
+    return stored_record is None or abs(stored_record.decision_time - record.decision_time) > 0.002
 
 
 def read_tuning_record(snapshot: Snapshot) -> TuningRecord | None:
-    """What is written. What cannot be read is as good as none, and is written over."""
+    """Return the stored record. A record that cannot be read counts as none, and is overwritten."""
     metadata = snapshot.resource.metadata
-    found = snapshot.child("ConfigMap", tuning_config_map.tuning_config_map_name(metadata.name))
-    # One that is left of a resource before this one tells of other pods.
-    return TuningRecord.from_data(found.get("data") or {}) if found is not None and is_owned_by(found, metadata.uid) else None
+    config_map = snapshot.child("ConfigMap", tuning_config_map.tuning_config_map_name(metadata.name))
+    # A ConfigMap left by a deleted resource of the same name describes other pods.
+    return (
+        TuningRecord.from_data(config_map.get("data") or {})
+        if config_map is not None and is_owned_by(config_map, metadata.uid)
+        else None
+    )
 
 
 def build_tuning_config_map(resource: SpeculativeDeployment, record: TuningRecord) -> dict[str, Any]:
-    """The ConfigMap with it."""
+    """Return the ConfigMap with the record."""
     return tuning_config_map.render_tuning_config_map(resource.metadata.name, record)

@@ -1,1 +1,1 @@
-"""What is written and sent: the status after a step, and notifications."""
+"""Output of a reconcile: the new status and the notifications."""

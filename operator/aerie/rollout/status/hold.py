@@ -1,12 +1,13 @@
-"""What is said of a resource that is left as it is, in whole or in part, because not enough of it is known.
+"""Conditions of a resource that is left unchanged, in whole or in part, because too little of it is known.
 
-    a status that this release cannot read ───────────┬─► held: the condition Degraded is written into the status as it is
-    a spec, where nothing is recorded of what serves ─┤
-    Deployments, pods, ConfigMaps cannot be listed ───┘
-    a spec, where that is recorded (last_spec.py) ────┬─► decide.py: as if paused, but that what is known is repaired
-    another kind cannot be listed ────────────────────┘
+    a status that this release cannot read ───────────────┬─► hold: the condition Degraded is added to the existing status
+    a spec, where no record of its ready pods exists ─────┤
+    Deployments, pods, ConfigMaps cannot be listed ───────┘
+    a spec, where that record exists (last_valid_spec.py) ┬─► reconcile.py: as if paused, except that known objects are repaired
+    another kind cannot be listed ────────────────────────┘
 
-Guarantees: functions of their arguments; what a status says besides is kept, whoever wrote it; said once, it is not said again.
+Guarantees: pure functions. All other content of a status is kept, whoever wrote it. A condition that is already set is not
+written again.
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ _FIX_HINT = (
     "release or a later one"
 )
 REQUIRED_KINDS = frozenset({"Deployment", "Pod", "ConfigMap"})
-"""Kinds without which nothing can be said of a rollout: of what pods there are, and of what they are to be."""
+"""Kinds without which a rollout cannot be assessed: they show which pods exist, and which should exist."""
 
 
 def build_unreadable_condition(error: ResourceError) -> ConditionUpdate:
-    """Another release has written what this one does not know, or an older definition took what no release can read."""
-    of_spec = bool(error.paths) and all(place[:1] == ("spec",) for place in error.paths)
+    """Return the condition for a resource that this release cannot read: another release wrote it, or an older definition
+    admitted content that no release can read."""
+    is_spec_unreadable = bool(error.paths) and all(path[:1] == ("spec",) for path in error.paths)
     message = (
         f"this operator cannot read the resource and leaves its pods and Services as they are: {_FIX_HINT}. "
         f"{str(error).replace(chr(10), ' ')}"
     )
-    return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC if of_spec else VERSION_SKEW, message)
+    return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC if is_spec_unreadable else VERSION_SKEW, message)
 
 
 def find_hold_condition(snapshot: Snapshot) -> ConditionUpdate | None:
-    """Why the rollout of what serves is held; None where it is not."""
-    if (found := snapshot.spec_substitution) is not None:
-        message = f"{found.error_message} The rollout is held, and what serves is cared for: {found.replacement_message}. To go on, {_FIX_HINT}"
+    """Return why the rollout is held, as a condition; None where it is not held."""
+    if (substitution := snapshot.spec_substitution) is not None:
+        message = (
+            f"{substitution.error_message} The rollout is held, and what serves is cared for: "
+            f"{substitution.replacement_message}. To go on, {_FIX_HINT}"
+        )
         return ConditionUpdate(DEGRADED, "True", UNREADABLE_SPEC, message)
     return (
         build_list_failure_condition(snapshot.unlisted_kinds, all_forbidden=snapshot.is_listing_forbidden)
@@ -53,26 +58,33 @@ def find_hold_condition(snapshot: Snapshot) -> ConditionUpdate | None:
 
 
 def build_list_failure_condition(kinds: Mapping[str, str], *, all_forbidden: bool) -> ConditionUpdate:
-    """Kinds that cannot be listed, with a sentence on each. `forbidden`: all of them are refused."""
-    message = f"{'; '.join(text for _, text in sorted(kinds.items()))}. What depends on them stays as it is"
+    """Return the condition for kinds that cannot be listed, with a message on each. `all_forbidden`: all of them are
+    forbidden."""
+    message = f"{'; '.join(kind_message for _, kind_message in sorted(kinds.items()))}. What depends on them stays as it is"
     return ConditionUpdate(DEGRADED, "True", "ListForbidden" if all_forbidden else "ListFailed", message)
 
 
 def set_status_condition(
     status: JsonObject | None, condition_update: ConditionUpdate, generation: int | None, now: datetime
 ) -> JsonObject:
-    """The status, whatever it says, with the finding as a condition."""
-    before: list[JsonObject] = (status or {}).get("conditions") or []
-    last: Mapping[str, Any] = next((one for one in before if one.get("type") == condition_update.type), {})
-    same = last.get("status") == condition_update.status
+    """Return the status, whatever it contains, with the condition set."""
+    previous_conditions: list[JsonObject] = (status or {}).get("conditions") or []
+    previous_condition: Mapping[str, Any] = next(
+        (other for other in previous_conditions if other.get("type") == condition_update.type), {}
+    )
+    is_same_status = previous_condition.get("status") == condition_update.status
     condition = {
-        **last,
+        **previous_condition,
         "type": condition_update.type,
         "status": condition_update.status,
         "reason": condition_update.reason,
         "message": truncate_message(condition_update.message),
-        "lastTransitionTime": last["lastTransitionTime"] if same else format_timestamp(now),
+        "lastTransitionTime": previous_condition["lastTransitionTime"] if is_same_status else format_timestamp(now),
         **({} if generation is None else {"observedGeneration": generation}),
     }
-    conditions = [condition if one is last else one for one in before] if last else [*before, condition]
+    conditions = (
+        [condition if other is previous_condition else other for other in previous_conditions]
+        if previous_condition
+        else [*previous_conditions, condition]
+    )
     return {**(status or {}), "conditions": conditions}

@@ -1,14 +1,14 @@
-"""What a status tells of its rollouts that somebody outside of the cluster wants to hear, as CloudEvents 1.0.
+"""Events of rollouts that recipients outside of the cluster subscribe to, derived from the status, as CloudEvents 1.0.
 
     begun             a canary begins, or the first revision
-    approval-wanted   it is accepted, and a person is asked (AwaitingApproval)
-    held              it is undecided, and a person decides (Held)
+    approval-wanted   it has passed, and needs a user's approval (AwaitingApproval)
+    held              it is inconclusive, and a user decides (Held)
     promoted, rolled-back, superseded, failed, explored
-                      how it has ended; failed also: refused by preflight, invalid, a first revision that does not serve
+                      how it has ended; failed also: preflight failed, invalid, a first revision that does not become ready
 
-Guarantee: a function of the status alone, with ids that follow from what is told and from nothing else: the same notice has the
-same id whoever sends it, how often, and when. So whoever has missed something, an operator that has just begun too, can tell it
-again, and receivers drop what they have.
+Guarantee: a function of the status alone, with ids that follow from the content and from nothing else. The same notification has
+the same id whoever sends it, how often, and when. So any sender can send a missed notification again, an operator that has just
+started too, and receivers drop duplicates.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _TYPE_BY_RESULT: dict[str, NotificationType] = {
 
 @dataclass(frozen=True)
 class Notification:
-    """One thing to be told."""
+    """One notification."""
 
     id: str
     event_type: NotificationType
     occurred_at: datetime
-    """When it happened, as far as the status says; that of what it follows from otherwise."""
+    """When it happened, as far as the status contains it; otherwise the time of the condition that it follows from."""
     data: dict[str, Any]
 
     def to_cloud_event(self, source: str) -> dict[str, Any]:
-        """In the JSON format of CloudEvents 1.0, structured mode."""
+        """Return the notification in the JSON format of CloudEvents 1.0, structured mode."""
         return {
             "specversion": "1.0",
             "id": self.id,
@@ -57,26 +57,28 @@ class Notification:
 
 
 def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iterator[Notification]:
-    """All that the status tells, the oldest first."""
+    """Yield all notifications of the status, the oldest first."""
     for outcome in reversed(status.history):
         yield _build_outcome_notification(resource, outcome)
     canary = status.canary
-    said = {condition.type: condition for condition in status.conditions}
-    progressing = said.get("Progressing")
+    conditions = {condition.type: condition for condition in status.conditions}
+    progressing = conditions.get("Progressing")
     if canary is not None and canary.phase != "RollingBack":
-        mine: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
-        mine |= {"against": status.stable.drafter if status.stable else None, "startedAt": _format_time(canary.started_at)}
-        yield _build_notification(resource, "begun", canary.revision, canary.started_at, canary.started_at, mine)
-        open_ends: dict[str, NotificationType] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
-        what = open_ends.get(canary.phase, "failed" if status.phase == "Failed" else None)
-        if what is not None and progressing is not None:
-            told = mine | {"reason": progressing.message}
-            yield _build_notification(resource, what, canary.revision, canary.started_at, progressing.last_transition_time, told)
-    passed = said.get("PreflightPassed")
-    if canary is None and status.phase == "Failed" and passed is not None and passed.status == "False":
-        refused = {"generation": status.observed_generation, "reason": passed.message}
-        when = passed.last_transition_time
-        yield _build_notification(resource, "failed", f"generation-{status.observed_generation}", None, when, refused)
+        canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
+        canary_data |= {"against": status.stable.drafter if status.stable else None, "startedAt": _format_time(canary.started_at)}
+        yield _build_notification(resource, "begun", canary.revision, canary.started_at, canary.started_at, canary_data)
+        type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
+        event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
+        if event_type is not None and progressing is not None:
+            data = canary_data | {"reason": progressing.message}
+            yield _build_notification(
+                resource, event_type, canary.revision, canary.started_at, progressing.last_transition_time, data
+            )
+    preflight_passed = conditions.get("PreflightPassed")
+    if canary is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
+        failure_data = {"generation": status.observed_generation, "reason": preflight_passed.message}
+        failed_at = preflight_passed.last_transition_time
+        yield _build_notification(resource, "failed", f"generation-{status.observed_generation}", None, failed_at, failure_data)
 
 
 def _build_outcome_notification(resource: SpeculativeDeployment, outcome: RolloutOutcome) -> Notification:
@@ -88,7 +90,7 @@ def _build_outcome_notification(resource: SpeculativeDeployment, outcome: Rollou
         "reason": outcome.reason,
         "startedAt": _format_time(outcome.started_at),
         "endedAt": _format_time(outcome.ended_at),
-        "comparisons": [one.to_dict() for one in outcome.comparisons],
+        "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],
     }
     return _build_notification(
         resource, _TYPE_BY_RESULT[outcome.result], outcome.revision, outcome.started_at, outcome.ended_at, data
@@ -97,18 +99,18 @@ def _build_outcome_notification(resource: SpeculativeDeployment, outcome: Rollou
 
 def _build_notification(
     resource: SpeculativeDeployment,
-    what: NotificationType,
+    event_type: NotificationType,
     revision: str,
-    began: datetime | None,
-    at: datetime,
+    started_at: datetime | None,
+    occurred_at: datetime,
     data: dict[str, Any],
 ) -> Notification:
     metadata = resource.metadata
-    whose = {"namespace": metadata.namespace, "name": metadata.name, "uid": metadata.uid, "phase": what}
-    given = {key: value for key, value in data.items() if value not in (None, [])}
-    parts = [str(metadata.uid), revision, *([f"{began.timestamp():.0f}"] if began else []), what]
-    return Notification("/".join(parts), what, at, whose | given)
+    common_data = {"namespace": metadata.namespace, "name": metadata.name, "uid": metadata.uid, "phase": event_type}
+    present_data = {key: value for key, value in data.items() if value not in (None, [])}
+    id_parts = [str(metadata.uid), revision, *([f"{started_at.timestamp():.0f}"] if started_at else []), event_type]
+    return Notification("/".join(id_parts), event_type, occurred_at, common_data | present_data)
 
 
-def _format_time(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _format_time(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

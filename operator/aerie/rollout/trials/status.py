@@ -1,8 +1,8 @@
-"""What status.speculation and the condition Tuned say after a step: how trials have ended, what they brought, what is advised.
+"""status.speculation and the condition Tuned after a step: how trials have ended, what they gained, what is recommended.
 
-Guarantees: pure; nothing in it follows the clock alone. Figures of an advice are written again when its words have changed or
-the gain has moved by a point, so that a decision each half hour is not a write each half hour. Without an advice, and without
-anything of tuning in the status, it says what the setting is and nothing else.
+Guarantees: pure; nothing in the result follows the clock alone. The numbers of a recommendation are written again only when its
+text has changed or its gain has changed by one point. So a decision each half hour does not cause a write each half hour. Without
+a recommendation, and without anything of tuning in the status, the result is only the current setting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from aerie.rollout.trials.effective_setting import (
 from aerie.tuning.recommendation import Recommendation
 
 MIN_GAIN_CHANGE = 0.01
-"""By how much a predicted gain has to move to be written again."""
+"""Change of a predicted gain, as a fraction, from which on it is written again."""
 _REASON_BY_ACTION = {
     "Insufficient": "InsufficientData",
     "Hold": "Optimal",
@@ -58,11 +58,11 @@ _STICKY_REASONS = (*_REASON_BY_ACTION.values(), "CannotProbe", "Cooldown", "NoRo
 
 @dataclass(frozen=True)
 class TuningStatus:
-    """What the status says of tuning."""
+    """Status of tuning, and the condition for it."""
 
     speculation: SpeculationStatus | None
     condition: ConditionUpdate | None = None
-    """The condition Tuned; None where there is nothing to say."""
+    """The condition Tuned; None without anything to report."""
 
 
 def build_tuning_status(
@@ -73,89 +73,106 @@ def build_tuning_status(
     stable: Arm | None,
     now: datetime,
 ) -> TuningStatus:
-    """After a step of the course to this stable arm."""
-    before = snapshot.resource.status or Status()
+    """Return the status of tuning after a step of the progression that results in this stable arm."""
+    previous_status = snapshot.resource.status or Status()
     if stable is None or stable.setting is None:
         return TuningStatus(None)
-    said = before.speculation or SpeculationStatus(current=stable.setting)
-    said = _clamp_future_times(said.model_copy(update={"current": stable.setting}), now)
-    if before.stable is not None:
-        said = _with_setting_change(said, before.stable, stable, now)
-        said = _with_trial_end(said, snapshot, effective, before, progression, stable, now)
-        said = _with_retention_cost(said, snapshot, before, progression, now)
-        said = _with_reverted_promotion(said, before, progression, stable, now)
-    again = read_retry_request(snapshot.resource) != before.retry
-    standing = failures.filter_active_failures(said.failures, snapshot, effective.basis, retry_requested=again)
-    if standing != said.failures:
-        said = said.model_copy(update={"failures": standing, "failed": said.failed if standing else None})
-    alive = {stable.revision, *([progression.previous.revision] if progression.previous is not None else [])}
-    if said.chosen is not None and said.chosen.revision not in alive:
-        said = said.model_copy(update={"chosen": None})
-    said = _with_savings_rate(said, snapshot, effective, stable, now)
+    speculation_status = previous_status.speculation or SpeculationStatus(current=stable.setting)
+    speculation_status = _clamp_future_times(speculation_status.model_copy(update={"current": stable.setting}), now)
+    if previous_status.stable is not None:
+        speculation_status = _with_setting_change(speculation_status, previous_status.stable, stable, now)
+        speculation_status = _with_trial_end(speculation_status, snapshot, effective, previous_status, progression, stable, now)
+        speculation_status = _with_retention_cost(speculation_status, snapshot, previous_status, progression, now)
+        speculation_status = _with_reverted_promotion(speculation_status, previous_status, progression, stable, now)
+    retry_requested = read_retry_request(snapshot.resource) != previous_status.retry
+    active_failures = failures.filter_active_failures(
+        speculation_status.failures, snapshot, effective.basis, retry_requested=retry_requested
+    )
+    if active_failures != speculation_status.failures:
+        speculation_status = speculation_status.model_copy(
+            update={"failures": active_failures, "failed": speculation_status.failed if active_failures else None}
+        )
+    revisions_with_pods = {stable.revision, *([progression.previous.revision] if progression.previous is not None else [])}
+    if speculation_status.chosen is not None and speculation_status.chosen.revision not in revisions_with_pods:
+        speculation_status = speculation_status.model_copy(update={"chosen": None})
+    speculation_status = _with_savings_rate(speculation_status, snapshot, effective, stable, now)
     if trial_decision.trial is not None:
-        said = said.model_copy(update={"trial": trial_decision.trial})
+        speculation_status = speculation_status.model_copy(update={"trial": trial_decision.trial})
     sampling = recommend_draft_sampling(snapshot.resource, read_status_setting(stable.setting))
-    if sampling != said.recommended_draft_sampling:
-        said = said.model_copy(update={"recommended_draft_sampling": sampling})
-    advice = find_current_recommendation(snapshot, progression)
-    said = _with_recommendation(said, before, stable, advice)
+    if sampling != speculation_status.recommended_draft_sampling:
+        speculation_status = speculation_status.model_copy(update={"recommended_draft_sampling": sampling})
+    recommendation = find_current_recommendation(snapshot, progression)
+    speculation_status = _with_recommendation(speculation_status, previous_status, stable, recommendation)
     return TuningStatus(
-        said, _build_tuned_condition(snapshot, effective, trial_decision, progression, said, before, stable, advice)
+        speculation_status,
+        _build_tuned_condition(
+            snapshot, effective, trial_decision, progression, speculation_status, previous_status, stable, recommendation
+        ),
     )
 
 
-def _clamp_future_times(said: SpeculationStatus, now: datetime) -> SpeculationStatus:
-    """With no moment after now: a leader whose clock was ahead must not make pauses last until then."""
+def _clamp_future_times(speculation_status: SpeculationStatus, now: datetime) -> SpeculationStatus:
+    """Return the status without times after now: a leader whose clock was ahead must not extend pauses to such a time."""
     update: dict[str, Any] = {
         name: now
         for name in ("changed_at", "rolled_back_at", "speculated_at")
-        if (moment := getattr(said, name)) is not None and moment > now
+        if (moment := getattr(speculation_status, name)) is not None and moment > now
     }
-    if said.trial is not None and said.trial.started_at > now:
-        update["trial"] = said.trial.model_copy(update={"started_at": now})
+    if speculation_status.trial is not None and speculation_status.trial.started_at > now:
+        update["trial"] = speculation_status.trial.model_copy(update={"started_at": now})
     for name, field in (("changes", "ended_at"), ("failures", "last_at")):
-        if any(getattr(one, field) > now for one in getattr(said, name)):
-            update[name] = [one.model_copy(update={field: min(getattr(one, field), now)}) for one in getattr(said, name)]
-    if any(moment > now for moment in said.explored):
-        update["explored"] = [min(moment, now) for moment in said.explored]
-    return said.model_copy(update=update) if update else said
+        if any(getattr(record, field) > now for record in getattr(speculation_status, name)):
+            update[name] = [
+                record.model_copy(update={field: min(getattr(record, field), now)})
+                for record in getattr(speculation_status, name)
+            ]
+    if any(moment > now for moment in speculation_status.explored):
+        update["explored"] = [min(moment, now) for moment in speculation_status.explored]
+    return speculation_status.model_copy(update=update) if update else speculation_status
 
 
-# ------------------------------------------------------------------------------------------------------------- trials that end
-def _with_setting_change(said: SpeculationStatus, was: Arm, stable: Arm, now: datetime) -> SpeculationStatus:
-    """The moments of a change of the setting, whoever made it."""
-    if was.revision == stable.revision or was.setting == stable.setting or was.setting is None or stable.setting is None:
-        return said
+# ------------------------------------------------------------------------------------------------------------- end of a trial
+def _with_setting_change(
+    speculation_status: SpeculationStatus, previous_stable: Arm, stable: Arm, now: datetime
+) -> SpeculationStatus:
+    """Return the status with the times of a change of the setting, whoever made the change."""
+    if (
+        previous_stable.revision == stable.revision
+        or previous_stable.setting == stable.setting
+        or previous_stable.setting is None
+        or stable.setting is None
+    ):
+        return speculation_status
     update: dict[str, datetime | None] = {"changed_at": now, "speculated_at": None}
     if stable.setting.mode == "Off":
         update["speculated_at"] = now
-    return said.model_copy(update=update)
+    return speculation_status.model_copy(update=update)
 
 
 def _with_trial_end(
-    said: SpeculationStatus,
-    observed: Snapshot,
-    asked: EffectiveSetting,
-    before: Status,
-    way: Progression,
+    speculation_status: SpeculationStatus,
+    snapshot: Snapshot,
+    effective: EffectiveSetting,
+    previous_status: Status,
+    progression: Progression,
     stable: Arm,
     now: datetime,
 ) -> SpeculationStatus:
-    """The trial has ended with this step, or is void."""
-    trial, outcome = said.trial, way.outcome
+    """Return the status with the result of a trial that has ended with this step, or is void."""
+    trial, outcome = speculation_status.trial, progression.outcome
     if trial is None:
-        return said
+        return speculation_status
     if outcome is not None and outcome.revision != trial.revision:
         outcome = None
-    if asked.trial is not None and outcome is None:
-        return said
-    result: TrialResult = outcome.result if outcome is not None else "Failed" if asked.abandoned_reason else "Superseded"
-    if result == "RolledBack" and way.analysis is not None and way.analysis.verdict == "Inconclusive":
+    if effective.trial is not None and outcome is None:
+        return speculation_status
+    result: TrialResult = outcome.result if outcome is not None else "Failed" if effective.abandoned_reason else "Superseded"
+    if result == "RolledBack" and progression.analysis is not None and progression.analysis.verdict == "Inconclusive":
         result = "Undecided"
-    assert before.stable is not None
-    assert before.stable.setting is not None
-    tried = TrialRecord(
-        was=before.stable.setting,
+    assert previous_status.stable is not None
+    assert previous_status.stable.setting is not None
+    record = TrialRecord(
+        was=previous_status.stable.setting,
         tried=trial.setting,
         purpose=trial.purpose,
         result=result,
@@ -165,147 +182,192 @@ def _with_trial_end(
         started_at=trial.started_at,
         ended_at=now,
     )
-    update: dict[str, Any] = {"trial": None, "changes": [tried, *said.changes][:MAX_TRIAL_RECORDS]}
-    failure = failures.classify_failure(result, outcome, way.analysis)
-    if failure in ("Worse", "Failed"):
+    update: dict[str, Any] = {"trial": None, "changes": [record, *speculation_status.changes][:MAX_TRIAL_RECORDS]}
+    failure_reason = failures.classify_failure(result, outcome, progression.analysis)
+    if failure_reason in ("Worse", "Failed"):
         update["rolled_back_at"] = now
     if result != "Superseded":
-        why = outcome.reason if outcome is not None else asked.abandoned_reason
-        update |= failures.build_failure_update(said, trial, failure, why, observed, now)
+        message = outcome.reason if outcome is not None else effective.abandoned_reason
+        update |= failures.build_failure_update(speculation_status, trial, failure_reason, message, snapshot, now)
     if result == "Explored":
-        update["explored"] = [now, *said.explored][:MAX_EXPLORATION_TIMES]
+        update["explored"] = [now, *speculation_status.explored][:MAX_EXPLORATION_TIMES]
     if result == "Explored" and stable.setting is not None and stable.setting.mode == "Off":
         update["speculated_at"] = now
     if result == "Promoted":
-        kept = AppliedSetting(setting=trial.setting, revision=trial.revision, basis=trial.basis, slo=trial.slo)
-        update["chosen"] = kept if trial.revision != trial.basis else None
-    update["balance"] = _charge_trial(said, observed, before, trial, promoted=result == "Promoted", now=now)
-    return said.model_copy(update=update)
+        applied_setting = AppliedSetting(setting=trial.setting, revision=trial.revision, basis=trial.basis, slo=trial.slo)
+        update["chosen"] = applied_setting if trial.revision != trial.basis else None
+    update["balance"] = _charge_trial(
+        speculation_status, snapshot, previous_status, trial, promoted=result == "Promoted", now=now
+    )
+    return speculation_status.model_copy(update=update)
 
 
 def _with_reverted_promotion(
-    said: SpeculationStatus, before: Status, way: Progression, stable: Arm, now: datetime
+    speculation_status: SpeculationStatus, previous_status: Status, progression: Progression, stable: Arm, now: datetime
 ) -> SpeculationStatus:
-    """A trial was promoted, and the promotion has been taken back with this step."""
-    last, previous = next(iter(said.changes), None), before.previous
-    if last is None or last.result != "Promoted" or previous is None or before.stable is None:
-        return said
-    if (before.stable.revision, previous.revision) != (last.revision, stable.revision):
-        return said
-    result = "Superseded" if way.outcome is not None and way.outcome.result == "Superseded" else "RolledBack"
-    changes = [last.model_copy(update={"result": result, "ended_at": now}), *said.changes[1:]]
-    mine = said.chosen is not None and said.chosen.revision == last.revision
-    basis = said.chosen.basis if said.chosen is not None and mine else last.revision
-    slo = said.chosen.slo if said.chosen is not None and mine else None
-    chosen = (
-        AppliedSetting(setting=last.was, revision=stable.revision, basis=basis, slo=slo) if stable.revision != basis else None
+    """Return the status after a rollback, with this step, of a trial that was promoted."""
+    last_record, previous = next(iter(speculation_status.changes), None), previous_status.previous
+    if last_record is None or last_record.result != "Promoted" or previous is None or previous_status.stable is None:
+        return speculation_status
+    if (previous_status.stable.revision, previous.revision) != (last_record.revision, stable.revision):
+        return speculation_status
+    result = "Superseded" if progression.outcome is not None and progression.outcome.result == "Superseded" else "RolledBack"
+    changes = [last_record.model_copy(update={"result": result, "ended_at": now}), *speculation_status.changes[1:]]
+    is_applied = speculation_status.chosen is not None and speculation_status.chosen.revision == last_record.revision
+    basis = speculation_status.chosen.basis if speculation_status.chosen is not None and is_applied else last_record.revision
+    slo = speculation_status.chosen.slo if speculation_status.chosen is not None and is_applied else None
+    applied_setting = (
+        AppliedSetting(setting=last_record.was, revision=stable.revision, basis=basis, slo=slo)
+        if stable.revision != basis
+        else None
     )
-    moment = {"rolled_back_at": now} if result == "RolledBack" else {}
-    return said.model_copy(update={"changes": changes, "chosen": chosen, **moment})
+    rollback_update = {"rolled_back_at": now} if result == "RolledBack" else {}
+    return speculation_status.model_copy(update={"changes": changes, "chosen": applied_setting, **rollback_update})
 
 
 def compute_measured_gain(comparisons: Iterable[MetricComparison]) -> PerformanceGain | None:
-    """What a canary has shown: by how much more tokens it gave in the time that users waited for tokens."""
-    found = next((one for one in comparisons if one.metric == TIME_PER_OUTPUT_TOKEN and one.estimate is not None), None)
-    if found is None or found.estimate is None or found.estimate <= -1:
+    """Return the measured gain of a canary: by which fraction more tokens it delivered in the time that users waited for
+    tokens."""
+    comparison = next(
+        (
+            comparison
+            for comparison in comparisons
+            if comparison.metric == TIME_PER_OUTPUT_TOKEN and comparison.estimate is not None
+        ),
+        None,
+    )
+    if comparison is None or comparison.estimate is None or comparison.estimate <= -1:
         return None
-    ends = [None if end is None or end <= -1 else round(1 / (1 + end) - 1, 4) for end in (found.upper, found.lower)]
-    return PerformanceGain(estimate=round(1 / (1 + found.estimate) - 1, 4), lower=ends[0], upper=ends[1])
+    bounds = [
+        None if bound is None or bound <= -1 else round(1 / (1 + bound) - 1, 4) for bound in (comparison.upper, comparison.lower)
+    ]
+    return PerformanceGain(estimate=round(1 / (1 + comparison.estimate) - 1, 4), lower=bounds[0], upper=bounds[1])
 
 
-# ----------------------------------------------------------------------------------------------------------------- the balance
+# ----------------------------------------------------------------------------------------------------------------- savings
 def _charge_trial(
-    said: SpeculationStatus, observed: Snapshot, before: Status, trial: Trial, *, promoted: bool, now: datetime
+    speculation_status: SpeculationStatus,
+    snapshot: Snapshot,
+    previous_status: Status,
+    trial: Trial,
+    *,
+    promoted: bool,
+    now: datetime,
 ) -> TuningSavings:
-    """With what the trial has cost: its pods beyond spec.replicas for as long as they were there, and those in the place of
-    replicas while they loaded, after a promotion each other one too."""
-    known = before.canary if before.canary is not None and before.canary.revision == trial.revision else None
-    balance = _accrue_savings(said.balance, observed, now)
-    if known is None:
-        return balance
-    lasted = max(timedelta(0), now - known.started_at) / timedelta(hours=1)
-    loading = max(timedelta(0), (known.ready_at or now) - known.started_at) / timedelta(hours=1)
-    spec = observed.resource.spec
-    places = Capacity.from_spec(spec.replicas, spec.rollout.canary)
-    stable = before.stable.revision if before.stable is not None else ""
-    arms = (*observed.live_pods(trial.revision), *observed.live_pods(stable, control=True))
-    extra = min(
-        places.max_total_pods - spec.replicas, sum(not pod_failures.is_pod_unschedulable(pod) for pod in arms)
-    )  # one without a node costs none
-    instead = places.canary_replicas + places.control_replicas - extra if known.ready_at is not None else 0
-    if promoted and not extra:
-        instead += spec.replicas
-    return _add_cost(balance, extra * lasted + max(0, instead) * loading)
+    """Return the savings with the cost of the trial.
+
+    The cost is the time of its pods beyond spec.replicas, and the loading time of pods that replaced replicas. After a promotion
+    without extra pods, each other replica has that loading time too.
+    """
+    canary_arm = (
+        previous_status.canary
+        if previous_status.canary is not None and previous_status.canary.revision == trial.revision
+        else None
+    )
+    savings = _accrue_savings(speculation_status.balance, snapshot, now)
+    if canary_arm is None:
+        return savings
+    canary_hours = max(timedelta(0), now - canary_arm.started_at) / timedelta(hours=1)
+    loading_hours = max(timedelta(0), (canary_arm.ready_at or now) - canary_arm.started_at) / timedelta(hours=1)
+    spec = snapshot.resource.spec
+    capacity = Capacity.from_spec(spec.replicas, spec.rollout.canary)
+    stable_revision = previous_status.stable.revision if previous_status.stable is not None else ""
+    trial_pods = (*snapshot.live_pods(trial.revision), *snapshot.live_pods(stable_revision, control=True))
+    extra_pods = min(
+        capacity.max_total_pods - spec.replicas, sum(not pod_failures.is_pod_unschedulable(pod) for pod in trial_pods)
+    )  # a pod without a node costs nothing
+    replaced_pods = capacity.canary_replicas + capacity.control_replicas - extra_pods if canary_arm.ready_at is not None else 0
+    if promoted and not extra_pods:
+        replaced_pods += spec.replicas
+    return _add_cost(savings, extra_pods * canary_hours + max(0, replaced_pods) * loading_hours)
 
 
 def _with_retention_cost(
-    said: SpeculationStatus, observed: Snapshot, before: Status, way: Progression, now: datetime
+    speculation_status: SpeculationStatus, snapshot: Snapshot, previous_status: Status, progression: Progression, now: datetime
 ) -> SpeculationStatus:
-    """With what pods have cost that were kept after the promotion of a trial, when they go."""
-    previous, last = before.previous, next(iter(said.changes), None)
-    if previous is None or way.previous is not None or last is None or before.stable is None or said.balance is None:
-        return said
-    if last.result != "Promoted" or last.revision != before.stable.revision:
-        return said
-    hours = max(timedelta(0), now - last.ended_at) / timedelta(hours=1)
-    balance = _add_cost(_accrue_savings(said.balance, observed, now), previous.replicas * hours)
-    return said.model_copy(update={"balance": balance})
+    """Return the status with the cost of the pods that were retained after the promotion of a trial, once they are scaled
+    down."""
+    previous, last_record = previous_status.previous, next(iter(speculation_status.changes), None)
+    if (
+        previous is None
+        or progression.previous is not None
+        or last_record is None
+        or previous_status.stable is None
+        or speculation_status.balance is None
+    ):
+        return speculation_status
+    if last_record.result != "Promoted" or last_record.revision != previous_status.stable.revision:
+        return speculation_status
+    hours = max(timedelta(0), now - last_record.ended_at) / timedelta(hours=1)
+    savings = _add_cost(_accrue_savings(speculation_status.balance, snapshot, now), previous.replicas * hours)
+    return speculation_status.model_copy(update={"balance": savings})
 
 
-def _add_cost(balance: TuningSavings, hours: float) -> TuningSavings:
-    spent = round(balance.spent + hours, 2)
-    return balance.model_copy(update={"spent": spent, "net": round(balance.gained - spent, 2)})
+def _add_cost(savings: TuningSavings, hours: float) -> TuningSavings:
+    spent = round(savings.spent + hours, 2)
+    return savings.model_copy(update={"spent": spent, "net": round(savings.gained - spent, 2)})
 
 
-def _accrue_savings(balance: TuningSavings | None, observed: Snapshot, now: datetime) -> TuningSavings:
-    """With what came since it was reckoned last."""
-    if balance is None:
+def _accrue_savings(savings: TuningSavings | None, snapshot: Snapshot, now: datetime) -> TuningSavings:
+    """Return the savings with those since the last update."""
+    if savings is None:
         return TuningSavings(as_of=now)
-    hours = max(timedelta(0), now - balance.as_of) / timedelta(hours=1)
-    gained = round(balance.gained + balance.rate * observed.resource.spec.replicas * hours, 2)
-    return balance.model_copy(update={"gained": gained, "net": round(gained - balance.spent, 2), "as_of": now})
+    hours = max(timedelta(0), now - savings.as_of) / timedelta(hours=1)
+    gained = round(savings.gained + savings.rate * snapshot.resource.spec.replicas * hours, 2)
+    return savings.model_copy(update={"gained": gained, "net": round(gained - savings.spent, 2), "as_of": now})
 
 
 def _with_savings_rate(
-    said: SpeculationStatus, observed: Snapshot, asked: EffectiveSetting, stable: Arm, now: datetime
+    speculation_status: SpeculationStatus, snapshot: Snapshot, effective: EffectiveSetting, stable: Arm, now: datetime
 ) -> SpeculationStatus:
-    """What the setting in force saves against the spec's: what the trials that led to it have shown, one upon the other."""
-    if said.balance is None:
-        return said
+    """Return the status with what the applied setting saves against the spec's: the product of the measured gains of the trials
+    that led to it."""
+    if speculation_status.balance is None:
+        return speculation_status
     factor, revision = 1.0, stable.revision
-    if said.chosen is not None and said.chosen.revision == revision and said.chosen.basis == asked.basis:
-        setting = said.chosen.setting
-        for one in said.changes:
-            if one.result == "Promoted" and one.tried == setting:
-                factor *= 1 + (one.realised.estimate if one.realised is not None else 0.0)
-                setting = one.was
+    if (
+        speculation_status.chosen is not None
+        and speculation_status.chosen.revision == revision
+        and speculation_status.chosen.basis == effective.basis
+    ):
+        setting = speculation_status.chosen.setting
+        for record in speculation_status.changes:
+            if record.result == "Promoted" and record.tried == setting:
+                factor *= 1 + (record.realised.estimate if record.realised is not None else 0.0)
+                setting = record.was
     rate = round(factor - 1, 4)
-    if rate == said.balance.rate:
-        return said
-    return said.model_copy(update={"balance": _accrue_savings(said.balance, observed, now).model_copy(update={"rate": rate})})
-
-
-# ---------------------------------------------------------------------------------------------------------------- what is said
-def _with_recommendation(
-    said: SpeculationStatus, before: Status, stable: Arm, advice: Recommendation | None
-) -> SpeculationStatus:
-    """What tuning recommends now."""
-    if advice is None:
-        if before.stable is not None and before.stable.revision == stable.revision:
-            return said
-        return said.model_copy(update={"recommended": None, "predicted": None, "why": None})
-    better = build_status_setting(advice.setting) if advice.setting is not None and advice.action in ("Change", "Hold") else None
-    better = None if better == stable.setting else better
-    gain = build_predicted_gain(advice) if better is not None else None
-    why = truncate_message(advice.reason)
-    alike = (
-        said.recommended == better
-        and _mask_numbers(said.why or "") == _mask_numbers(why)
-        and not _has_gain_changed(said.predicted, gain)
+    if rate == speculation_status.balance.rate:
+        return speculation_status
+    return speculation_status.model_copy(
+        update={"balance": _accrue_savings(speculation_status.balance, snapshot, now).model_copy(update={"rate": rate})}
     )
-    if alike and advice.action != "Insufficient":
-        return said
-    return said.model_copy(update={"recommended": better, "predicted": gain, "why": why})
+
+
+# ------------------------------------------------------------------------------------------------ recommendation and condition
+def _with_recommendation(
+    speculation_status: SpeculationStatus, previous_status: Status, stable: Arm, recommendation: Recommendation | None
+) -> SpeculationStatus:
+    """Return the status with the current recommendation of tuning."""
+    if recommendation is None:
+        if previous_status.stable is not None and previous_status.stable.revision == stable.revision:
+            return speculation_status
+        return speculation_status.model_copy(update={"recommended": None, "predicted": None, "why": None})
+    recommended = (
+        build_status_setting(recommendation.setting)
+        if recommendation.setting is not None and recommendation.action in ("Change", "Hold")
+        else None
+    )
+    recommended = None if recommended == stable.setting else recommended
+    predicted_gain = build_predicted_gain(recommendation) if recommended is not None else None
+    message = truncate_message(recommendation.reason)
+    is_unchanged = (
+        speculation_status.recommended == recommended
+        and _mask_numbers(speculation_status.why or "") == _mask_numbers(message)
+        and not _has_gain_changed(speculation_status.predicted, predicted_gain)
+    )
+    if is_unchanged and recommendation.action != "Insufficient":
+        return speculation_status
+    return speculation_status.model_copy(update={"recommended": recommended, "predicted": predicted_gain, "why": message})
 
 
 def _mask_numbers(text: str) -> str:
@@ -319,61 +381,72 @@ def _has_gain_changed(before: PerformanceGain | None, after: PerformanceGain | N
 
 
 def _build_tuned_condition(
-    observed: Snapshot,
-    asked: EffectiveSetting,
-    intent: TrialDecision,
-    way: Progression,
-    said: SpeculationStatus,
-    before: Status,
+    snapshot: Snapshot,
+    effective: EffectiveSetting,
+    trial_decision: TrialDecision,
+    progression: Progression,
+    speculation_status: SpeculationStatus,
+    previous_status: Status,
     stable: Arm,
-    advice: Recommendation | None,
+    recommendation: Recommendation | None,
 ) -> ConditionUpdate | None:
-    mode = observed.resource.spec.speculation.tuning.mode
-    known = next((one for one in before.conditions if one.type == TUNED), None)
+    mode = snapshot.resource.spec.speculation.tuning.mode
+    previous_condition = next((condition for condition in previous_status.conditions if condition.type == TUNED), None)
     if mode == "Off":
         return ConditionUpdate(TUNED, "False", "Off", "spec.speculation.tuning.mode is Off: spec.speculation.tokens stands")
-    if asked.exceeded_bound and said.chosen is not None:
-        setting = describe_setting(read_status_setting(said.chosen.setting))
-        message = f"{setting} is in force no longer: {asked.exceeded_bound}. {describe_setting(asked.setting)} of the spec takes its place by a rollout"
+    if effective.exceeded_bound and speculation_status.chosen is not None:
+        setting = describe_setting(read_status_setting(speculation_status.chosen.setting))
+        message = (
+            f"{setting} is in force no longer: {effective.exceeded_bound}. "
+            f"{describe_setting(effective.setting)} of the spec takes its place by a rollout"
+        )
         return ConditionUpdate(TUNED, "False", "ChoiceVoid", message)
-    if said.trial is not None:
-        return ConditionUpdate(TUNED, "False", "Trial", _build_trial_message(said.trial))
-    if why := find_drafting_obstacle(observed.resource):
-        return ConditionUpdate(TUNED, "False", "NoDrafts", why)
-    if advice is None and known is None:
+    if speculation_status.trial is not None:
+        return ConditionUpdate(TUNED, "False", "Trial", _build_trial_message(speculation_status.trial))
+    if obstacle := find_drafting_obstacle(snapshot.resource):
+        return ConditionUpdate(TUNED, "False", "NoDrafts", obstacle)
+    if recommendation is None and previous_condition is None:
         return None
-    if way.phase == "Paused" or way.canary is not None or way.phase in ("Preflight", "RolledBack", "Failed"):
+    if (
+        progression.phase == "Paused"
+        or progression.canary is not None
+        or progression.phase in ("Preflight", "RolledBack", "Failed")
+    ):
         message = "tuning waits: a rollout is under way, or what the spec asks for is not what serves"
         return ConditionUpdate(TUNED, "False", "RolloutUnderWay", message)
-    if intent.reason:
-        return ConditionUpdate(TUNED, "False", intent.reason, intent.message)
-    if advice is not None:
-        return _build_recommendation_condition(advice, mode, said)
+    if trial_decision.reason:
+        return ConditionUpdate(TUNED, "False", trial_decision.reason, trial_decision.message)
+    if recommendation is not None:
+        return _build_recommendation_condition(recommendation, mode, speculation_status)
     if (
-        known is not None
-        and known.reason in _STICKY_REASONS
-        and before.stable is not None
-        and before.stable.revision == stable.revision
+        previous_condition is not None
+        and previous_condition.reason in _STICKY_REASONS
+        and previous_status.stable is not None
+        and previous_status.stable.revision == stable.revision
     ):
-        return ConditionUpdate(TUNED, known.status, known.reason, known.message)
+        return ConditionUpdate(TUNED, previous_condition.status, previous_condition.reason, previous_condition.message)
     return ConditionUpdate(TUNED, "False", "InsufficientData", f"nothing has been decided yet for revision {stable.revision}")
 
 
-def _build_recommendation_condition(advice: Recommendation, mode: str, said: SpeculationStatus) -> ConditionUpdate:
-    why = said.why or advice.reason
-    if advice.blocked_reason:
-        return ConditionUpdate(TUNED, "False", advice.blocked_reason, why)
-    if advice.action == "Change" and mode == "Recommend":
-        why = f"{why} Mode Recommend leaves it at that"
-    if advice.action == "Hold" and said.recommended is not None:  # it is held back because of a pause
-        return ConditionUpdate(TUNED, "False", "Cooldown" if mode == "Auto" else "Recommended", why)
-    return ConditionUpdate(TUNED, "True" if advice.action == "Hold" else "False", _REASON_BY_ACTION[advice.action], why)
+def _build_recommendation_condition(
+    recommendation: Recommendation, mode: str, speculation_status: SpeculationStatus
+) -> ConditionUpdate:
+    message = speculation_status.why or recommendation.reason
+    if recommendation.blocked_reason:
+        return ConditionUpdate(TUNED, "False", recommendation.blocked_reason, message)
+    if recommendation.action == "Change" and mode == "Recommend":
+        message = f"{message} Mode Recommend leaves it at that"
+    if recommendation.action == "Hold" and speculation_status.recommended is not None:  # a pause delays it
+        return ConditionUpdate(TUNED, "False", "Cooldown" if mode == "Auto" else "Recommended", message)
+    return ConditionUpdate(
+        TUNED, "True" if recommendation.action == "Hold" else "False", _REASON_BY_ACTION[recommendation.action], message
+    )
 
 
 def _build_trial_message(trial: Trial) -> str:
     setting = describe_setting(read_status_setting(trial.setting))
     if trial.purpose == "Explore":
         return f"a canary with {setting} is to be measured and given up: what it shows makes the next decision surer"
-    expected = trial.predicted
-    gain = f", expected to gain {100 * expected.estimate:.1f} %" if expected is not None else ""
+    predicted_gain = trial.predicted
+    gain = f", expected to gain {100 * predicted_gain.estimate:.1f} %" if predicted_gain is not None else ""
     return f"{setting} is on trial{gain}: a canary has to prove it, or it is taken back"
