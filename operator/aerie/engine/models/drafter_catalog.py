@@ -1,12 +1,12 @@
-"""The drafters that somebody has published, and which of them belongs to a target. The rows are data: catalog.toml.
+"""The published drafters, and the selection of a drafter for a target. The rows are data: catalog.toml.
 
-A target is recognised by its name, by its name without owner and without the suffix of a quantised copy, or by the sizes in
-its config. Only a name is reason enough to choose a drafter for somebody: models of the same sizes may be quite different, and
-then the drafter starts, and nothing that it proposes is accepted.
+A target is recognised by its name, by its name without owner and without the suffix of a quantised copy, or by the sizes in its
+config. Only a name is a sufficient reason to select a drafter automatically. Models of the same sizes may be very different: then
+the drafter starts, and none of its tokens are accepted.
 
-Guarantees: pure but for reading its own rows; the order of matches is total (name before copy before sizes, EAGLE 3.1 before
-EAGLE 3 before what Aerie does not run, then as written); a faulty row of a user's is a CatalogError that names row and field.
-Not guaranteed: that a repository still exists or holds what was published. Preflight reads it.
+Guarantees: pure except that it reads its own rows. The order of matches is total: name before copy before sizes, then EAGLE 3.1
+before EAGLE 3 before unsupported kinds, then the order of the rows. An invalid row of a user is a CatalogError that names row and
+field. Not guaranteed: that a repository still exists or has the published content. Preflight reads it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from aerie.engine.models.config import parse_target_model
 
 
 class CatalogError(ValueError):
-    """A row that cannot be used; the message is a sentence that names the row and the field."""
+    """A row that cannot be used; the message names the row and the field."""
 
 
 class DrafterKind(Enum):
-    """What a drafter is, the preferred one first. The value is the word in catalog.toml."""
+    """The kind of a drafter, in order of preference. The value is its spelling in catalog.toml."""
 
     EAGLE31 = "eagle3.1"
     EAGLE3 = "eagle3"
@@ -40,18 +40,18 @@ class DrafterKind(Enum):
 
     @property
     def is_supported(self) -> bool:
-        """Whether Aerie runs it: vLLM's method eagle3."""
+        """Whether Aerie runs this kind, with vLLM's method eagle3."""
         return self in (DrafterKind.EAGLE31, DrafterKind.EAGLE3)
 
     @property
     def display_name(self) -> str:
-        """As a person calls those that Aerie runs."""
+        """The display name of a supported kind; the value of any other."""
         return {DrafterKind.EAGLE31: "EAGLE 3.1", DrafterKind.EAGLE3: "EAGLE 3"}.get(self, self.value)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes by which a target is recognised under another name."""
+    """The sizes that identify a target under another name."""
 
     model_type: tuple[str, ...]
     hidden_size: int
@@ -64,20 +64,20 @@ class CatalogEntry:
     """One drafter for one target."""
 
     targets: tuple[str, ...]
-    """Repositories of the target, the usual one first."""
+    """Repositories of the target, the most common one first."""
     repo: str | None
-    """Repository of the drafter. None: it is part of the target."""
+    """Repository of the drafter. None: the drafter is part of the target."""
     kind: DrafterKind
     source: str
-    """Where it was published."""
+    """The place of its publication."""
     tokens: int | None = None
-    """num_speculative_tokens that the source used."""
+    """The value of num_speculative_tokens in the source."""
     acceptance: Mapping[str, float] = field(default_factory=dict)
     """Reported acceptance length by workload, bonus token included."""
     shape: ModelShape | None = None
     notes: str = ""
     revision: str | None = None
-    """Commit of the repository, where the row pins one."""
+    """Commit of the repository, if the row pins one."""
 
 
 MatchReason = Literal["name", "copy", "sizes"]
@@ -86,16 +86,16 @@ _MATCH_REASONS: tuple[MatchReason, ...] = ("name", "copy", "sizes")
 
 @dataclass(frozen=True)
 class CatalogMatch:
-    """An entry that fits a target, and why."""
+    """An entry that matches a target, and the reason."""
 
     entry: CatalogEntry
     reason: MatchReason
-    """`name`: the target itself. `copy`: by its name a copy, such as a quantised one. `sizes`: a model of the same sizes."""
+    """`name`: the target itself. `copy`: a copy by its name, such as a quantised one. `sizes`: a model of the same sizes."""
 
 
 @dataclass(frozen=True)
 class NoMatchingDrafter:
-    """No drafter can be chosen; the sentence says why, what there is, and what to do."""
+    """The result if no drafter can be selected; the message has the reason, the alternatives and the fix."""
 
     message: str
 
@@ -105,57 +105,71 @@ _SERVE_WITHOUT_DRAFTER_HINT = "To serve without a drafter, write spec.speculatio
 
 @dataclass(frozen=True)
 class DrafterCatalog:
-    """Rows in the order of preference among equals: a user's own come first."""
+    """Rows in order of preference among equal matches: the user's own rows come first."""
 
     entries: tuple[CatalogEntry, ...]
 
     def with_user_entries(self, rows: Mapping[str, str]) -> DrafterCatalog:
-        """With a user's own rows, as a config map holds them: a name, and the fields of one row as TOML. Raises CatalogError."""
+        """Return a catalog with a user's own rows, as in a ConfigMap: a name, and the fields of one row as TOML.
+
+        Raises CatalogError.
+        """
         return DrafterCatalog((*(_parse_user_entry(name, text) for name, text in sorted(rows.items())), *self.entries))
 
     def find_matches(self, target: str, config: Mapping[str, Any] | None = None) -> list[CatalogMatch]:
-        """What fits a target by its name (a revision after @ is ignored) or, given its config.json, by its sizes. Best first."""
-        name, copy = _normalize_name(target), _strip_quantization_suffix(_normalize_name(target))
-        found = []
+        """Return the entries that match a target by its name or, with its config.json, by its sizes, the best first.
+
+        A revision after @ in the name is ignored.
+        """
+        name = _normalize_name(target)
+        original_name = _strip_quantization_suffix(name)
+        matches = []
         for entry in self.entries:
-            names = {_normalize_name(each) for each in entry.targets}
-            if name in names or name in {_repository_name(each) for each in names}:
-                found.append(CatalogMatch(entry, "name"))
-            elif _repository_name(copy) in {_repository_name(_strip_quantization_suffix(each)) for each in names}:
-                found.append(CatalogMatch(entry, "copy"))
+            entry_names = {_normalize_name(repository) for repository in entry.targets}
+            if name in entry_names or name in {_repository_name(entry_name) for entry_name in entry_names}:
+                matches.append(CatalogMatch(entry, "name"))
+            elif _repository_name(original_name) in {
+                _repository_name(_strip_quantization_suffix(entry_name)) for entry_name in entry_names
+            }:
+                matches.append(CatalogMatch(entry, "copy"))
             elif config is not None and entry.shape is not None and _matches_shape(entry.shape, config):
-                found.append(CatalogMatch(entry, "sizes"))
+                matches.append(CatalogMatch(entry, "sizes"))
         kinds = list(DrafterKind)
-        return sorted(found, key=lambda match: (_MATCH_REASONS.index(match.reason), kinds.index(match.entry.kind)))
+        return sorted(matches, key=lambda match: (_MATCH_REASONS.index(match.reason), kinds.index(match.entry.kind)))
 
     def select_drafter(self, target: str, config: Mapping[str, Any] | None = None) -> CatalogEntry | NoMatchingDrafter:
-        """The drafter for a resource that names none: the first for this very target that is pinned, or a sentence.
+        """Select the drafter for a resource that names none: the first pinned one for exactly this target, or a message.
 
-        In the order of `matches`: EAGLE 3.1 before EAGLE 3. The entry has a repository and a revision.
+        The order is that of `find_matches`: EAGLE 3.1 before EAGLE 3. The entry has a repository and a revision.
         """
         matches = [match for match in self.find_matches(target, config) if match.entry.kind.is_supported and match.entry.repo]
-        named = [match.entry for match in matches if match.reason != "sizes"]
-        if pinned := next((entry for entry in named if entry.revision is not None), None):
+        name_matches = [match.entry for match in matches if match.reason != "sizes"]
+        if pinned := next((entry for entry in name_matches if entry.revision is not None), None):
             return pinned
-        missing = f"spec.drafter is missing, and the catalog has no drafter for {target}"
-        if named:
-            found = ", ".join(f"{entry.repo} ({entry.kind.display_name})" for entry in named)
+        problem = f"spec.drafter is missing, and the catalog has no drafter for {target}"
+        if name_matches:
+            drafters = ", ".join(f"{entry.repo} ({entry.kind.display_name})" for entry in name_matches)
             return NoMatchingDrafter(
-                f"{missing} that is pinned to a commit; it has {found}: write one of them as spec.drafter.source.huggingFace, "
-                f"such as {{repo: {named[0].repo}, revision: <its commit, 40 characters>}}, or add its commit to the operator's "
-                f"catalog (value `catalog` of the chart). {_SERVE_WITHOUT_DRAFTER_HINT}"
+                f"{problem} that is pinned to a commit; it has {drafters}: write one of them as spec.drafter.source.huggingFace, "
+                f"such as {{repo: {name_matches[0].repo}, revision: <its commit, 40 characters>}}, or add its commit to the "
+                f"operator's catalog (value `catalog` of the chart). {_SERVE_WITHOUT_DRAFTER_HINT}"
             )
         if matches:
-            found = ", ".join(f"{match.entry.repo}" for match in matches)
-            known = f"it has {found} for models of the same sizes: name one in spec.drafter.source if it is for this model"
-        elif near := self.nearest_targets(target):
-            known = f"the nearest targets that it has are {', '.join(near)}: name a drafter in spec.drafter.source, or train one"
+            drafters = ", ".join(f"{match.entry.repo}" for match in matches)
+            alternative = (
+                f"it has {drafters} for models of the same sizes: name one in spec.drafter.source if it is for this model"
+            )
+        elif nearest_targets := self.nearest_targets(target):
+            alternative = (
+                f"the nearest targets that it has are {', '.join(nearest_targets)}: name a drafter in spec.drafter.source, "
+                "or train one"
+            )
         else:
-            known = "name a drafter in spec.drafter.source, or train one"
-        return NoMatchingDrafter(f"{missing}; {known}. {_SERVE_WITHOUT_DRAFTER_HINT}")
+            alternative = "name a drafter in spec.drafter.source, or train one"
+        return NoMatchingDrafter(f"{problem}; {alternative}. {_SERVE_WITHOUT_DRAFTER_HINT}")
 
     def explain_selection(self, match: CatalogMatch, target: str, config: Mapping[str, Any] | None = None) -> str:
-        """Why the drafter is, or is not, the one for a resource that names none: "chosen", or what is against it."""
+        """Explain whether the drafter is selected for a resource that names none: "chosen", or the reason against it."""
         entry = match.entry
         if not entry.kind.is_supported:
             return f"Aerie does not run {entry.kind.value}"
@@ -165,25 +179,25 @@ class DrafterCatalog:
             return "maybe another target's"
         if entry.revision is None:
             return "no commit is verified"
-        chosen = self.select_drafter(target, config)
-        return "chosen" if chosen is entry else "another comes first"
+        selected = self.select_drafter(target, config)
+        return "chosen" if selected is entry else "another comes first"
 
     def nearest_targets(self, target: str, count: int = 3) -> list[str]:
-        """Names of targets that look like this one, the nearest first."""
+        """Return names of targets that resemble this one, the nearest first."""
         names = list(dict.fromkeys(entry.targets[0] for entry in self.entries))
-        plain = {_repository_name(_strip_quantization_suffix(_normalize_name(name))): name for name in reversed(names)}
-        wanted = _repository_name(_strip_quantization_suffix(_normalize_name(target)))
-        return [plain[found] for found in difflib.get_close_matches(wanted, plain, n=count, cutoff=0.6)]
+        names_by_key = {_repository_name(_strip_quantization_suffix(_normalize_name(name))): name for name in reversed(names)}
+        target_key = _repository_name(_strip_quantization_suffix(_normalize_name(target)))
+        return [names_by_key[key] for key in difflib.get_close_matches(target_key, names_by_key, n=count, cutoff=0.6)]
 
 
 @cache
 def load_published_catalog() -> DrafterCatalog:
-    """The rows that ship with Aerie."""
+    """Load the rows that ship with Aerie."""
     return parse_catalog(resources.files("aerie.engine.models").joinpath("catalog.toml").read_text(encoding="utf-8"))
 
 
 def parse_catalog(text: str) -> DrafterCatalog:
-    """A catalog from the text of a file like catalog.toml. Raises CatalogError."""
+    """Parse a catalog from the text of a file like catalog.toml. Raises CatalogError."""
     document = _parse_toml(text, "the catalog")
     tables = document.get("shape", {})
     shapes = {name: _parse_shape(f"[shape.{name}]", table) for name, table in tables.items()}
@@ -206,7 +220,7 @@ def _repository_name(name: str) -> str:
 
 
 def _strip_quantization_suffix(name: str) -> str:
-    """The name without the words that quantised copies add: a-8b-instruct-FP8-dynamic is a copy of a-8b-instruct."""
+    """Remove the suffixes that quantised copies add: a-8b-instruct-FP8-dynamic is a copy of a-8b-instruct."""
     return _QUANTIZATION_SUFFIX.sub("", name)
 
 
@@ -216,7 +230,7 @@ def _matches_shape(shape: ModelShape, config: Mapping[str, Any]) -> bool:
     return model.model_type in shape.model_type and sizes == (shape.hidden_size, shape.layers, shape.vocab_size)
 
 
-# -- Reading rows ---------------------------------------------------------------------------------------------------------
+# -- Parsing rows ---------------------------------------------------------------------------------------------------------
 
 _REPOSITORY_PATTERN = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ENTRY_FIELDS = ("targets", "repo", "kind", "source", "tokens", "acceptance", "shape", "notes", "revision")
@@ -228,46 +242,46 @@ def _row_label(number: int, row: Any) -> str:
 
 
 def _parse_user_entry(name: str, text: str) -> CatalogEntry:
-    where = f"the catalog entry '{name}'"
-    row = _parse_toml(text, where)
-    return _parse_entry(where, {"source": "your own entry", **row}, {})
+    label = f"the catalog entry '{name}'"
+    row = _parse_toml(text, label)
+    return _parse_entry(label, {"source": "your own entry", **row}, {})
 
 
-def _parse_toml(text: str, where: str) -> dict[str, Any]:
+def _parse_toml(text: str, label: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f'{where} is not TOML: {error}: write lines such as kind = "eagle3.1".') from None
+        raise CatalogError(f'{label} is not TOML: {error}: write lines such as kind = "eagle3.1".') from None
 
 
-def _parse_entry(where: str, row: Any, shapes: Mapping[str, ModelShape]) -> CatalogEntry:
+def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> CatalogEntry:
     if not isinstance(row, dict):
-        raise CatalogError(f"{where} is {row!r}: write a table with targets, kind and repo.")
+        raise CatalogError(f"{label} is {row!r}: write a table with targets, kind and repo.")
     if unknown := sorted(row.keys() - set(_ENTRY_FIELDS)):
         raise CatalogError(
-            f"{where} has the field '{unknown[0]}', which there is not: its fields are {', '.join(_ENTRY_FIELDS)}."
+            f"{label} has the field '{unknown[0]}', which there is not: its fields are {', '.join(_ENTRY_FIELDS)}."
         )
     targets = row.get("targets")
     if not isinstance(targets, list) or not targets or not all(_is_repository(name) for name in targets):
-        raise _field_error(where, "targets", targets, 'a list of repositories, such as ["meta-llama/Llama-3.1-8B-Instruct"]')
+        raise _field_error(label, "targets", targets, 'a list of repositories, such as ["meta-llama/Llama-3.1-8B-Instruct"]')
     kinds = [kind.value for kind in DrafterKind]
     if row.get("kind") not in kinds:
-        raise _field_error(where, "kind", row.get("kind"), f"one of {', '.join(kinds)}")
+        raise _field_error(label, "kind", row.get("kind"), f"one of {', '.join(kinds)}")
     kind, repo = DrafterKind(row["kind"]), row.get("repo")
     if not (_is_repository(repo) or (repo is None and kind is DrafterKind.MTP)):
-        raise _field_error(where, "repo", repo, 'the drafter\'s repository, such as "owner/name"')
+        raise _field_error(label, "repo", repo, 'the drafter\'s repository, such as "owner/name"')
     revision = row.get("revision")
     if revision is not None and not (isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision)):
-        raise _field_error(where, "revision", revision, "a full commit, 40 characters of 0-9 and a-f")
+        raise _field_error(label, "revision", revision, "a full commit, 40 characters of 0-9 and a-f")
     return CatalogEntry(
         targets=tuple(targets),
         repo=repo,
         kind=kind,
-        source=_read_text(where, row, "source"),
-        tokens=_read_tokens(where, row.get("tokens")),
-        acceptance=_read_acceptance(where, row.get("acceptance", {})),
-        shape=_read_shape(where, row.get("shape"), shapes),
-        notes=_read_text(where, row, "notes", needed=False),
+        source=_read_text(label, row, "source"),
+        tokens=_read_tokens(label, row.get("tokens")),
+        acceptance=_read_acceptance(label, row.get("acceptance", {})),
+        shape=_read_shape(label, row.get("shape"), shapes),
+        notes=_read_text(label, row, "notes", required=False),
         revision=revision,
     )
 
@@ -276,46 +290,46 @@ def _is_repository(name: Any) -> bool:
     return isinstance(name, str) and _REPOSITORY_PATTERN.fullmatch(name) is not None
 
 
-def _field_error(where: str, name: str, found: Any, expected: str) -> CatalogError:
-    if found is None:
-        return CatalogError(f"{where} has no '{name}': it must be {expected}.")
-    return CatalogError(f"{where}: '{name}' is {found!r}: it must be {expected}.")
+def _field_error(label: str, name: str, value: Any, expected: str) -> CatalogError:
+    if value is None:
+        return CatalogError(f"{label} has no '{name}': it must be {expected}.")
+    return CatalogError(f"{label}: '{name}' is {value!r}: it must be {expected}.")
 
 
-def _read_text(where: str, row: Mapping[str, Any], name: str, *, needed: bool = True) -> str:
-    value = row.get(name, None if needed else "")
-    if not isinstance(value, str) or (needed and not value):
-        raise _field_error(where, name, value, "a text")
+def _read_text(label: str, row: Mapping[str, Any], name: str, *, required: bool = True) -> str:
+    value = row.get(name, None if required else "")
+    if not isinstance(value, str) or (required and not value):
+        raise _field_error(label, name, value, "a text")
     return value
 
 
-def _read_tokens(where: str, value: Any) -> int | None:
+def _read_tokens(label: str, value: Any) -> int | None:
     if value is not None and not (type(value) is int and 1 <= value <= 64):
-        raise _field_error(where, "tokens", value, "a whole number from 1 to 64")
+        raise _field_error(label, "tokens", value, "a whole number from 1 to 64")
     return value
 
 
-def _read_acceptance(where: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, dict) or not all(type(each) in (int, float) and each >= 1 for each in value.values()):
-        raise _field_error(where, "acceptance", value, "a table of workloads and acceptance lengths of 1 or more")
-    return {name: float(each) for name, each in value.items()}
+def _read_acceptance(label: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, dict) or not all(type(length) in (int, float) and length >= 1 for length in value.values()):
+        raise _field_error(label, "acceptance", value, "a table of workloads and acceptance lengths of 1 or more")
+    return {workload: float(length) for workload, length in value.items()}
 
 
-def _read_shape(where: str, value: Any, shapes: Mapping[str, ModelShape]) -> ModelShape | None:
-    """A shape by its name, or written out in the row."""
+def _read_shape(label: str, value: Any, shapes: Mapping[str, ModelShape]) -> ModelShape | None:
+    """Return a shape by its name, or parse the one in the row."""
     if value is None or (isinstance(value, str) and value in shapes):
         return shapes[value] if value else None
     if isinstance(value, dict):
-        return _parse_shape(f"{where}: 'shape'", value)
+        return _parse_shape(f"{label}: 'shape'", value)
     raise _field_error(
-        where, "shape", value, f"a table with {', '.join(_SHAPE_FIELDS)}" + (f", or one of {', '.join(shapes)}" if shapes else "")
+        label, "shape", value, f"a table with {', '.join(_SHAPE_FIELDS)}" + (f", or one of {', '.join(shapes)}" if shapes else "")
     )
 
 
 _SHAPE_FIELDS = ("model_type", "hidden_size", "layers", "vocab_size")
 
 
-def _parse_shape(where: str, table: Any) -> ModelShape:
+def _parse_shape(label: str, table: Any) -> ModelShape:
     sizes: Sequence[Any] = [table.get(name) for name in _SHAPE_FIELDS[1:]] if isinstance(table, dict) else []
     types = table.get("model_type") if isinstance(table, dict) else None
     types = [types] if isinstance(types, str) else types
@@ -325,5 +339,5 @@ def _parse_shape(where: str, table: Any) -> ModelShape:
         or not all(type(size) is int and size > 0 for size in sizes)
         or table.keys() - set(_SHAPE_FIELDS)
     ):
-        raise CatalogError(f"{where} is {table!r}: it must have {', '.join(_SHAPE_FIELDS)}, the last three whole numbers.")
+        raise CatalogError(f"{label} is {table!r}: it must have {', '.join(_SHAPE_FIELDS)}, the last three whole numbers.")
     return ModelShape(tuple(types), *sizes)
