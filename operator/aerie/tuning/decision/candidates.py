@@ -71,8 +71,8 @@ class EngineConfig:
             )
             if runner == 1 and isinstance(setting, Schedule):
                 reasons.append(
-                    f"model runner V1 ({runner_reason}) runs schedules with piecewise graphs only: published measurements lose 6.6 to "
-                    "21.6 % in tiers without drafts (vLLM issue 49548)."
+                    f"model runner V1 ({runner_reason}) runs schedules with piecewise graphs only: published measurements lose "
+                    "6.6 to 21.6 % in tiers without drafts (vLLM issue 49548)."
                 )
             if runner == 1 and isinstance(setting, Adaptive):
                 reasons.append(f"adaptive verification needs model runner V2, and this is V1 ({runner_reason}).")
@@ -139,7 +139,7 @@ def _capture_limit_reasons(
         return ()
     largest_batch = max(batch for batch, _ in load)
     reason = (
-        f"{100 * share:.0f} % of the steps would verify more than the {engine.max_captured_tokens} tokens of the largest captured "
-        f"graph (up to {largest_batch:.0f} requests of {tokens + 1}) and run without one."
+        f"{100 * share:.0f} % of the steps would verify more than the {engine.max_captured_tokens} tokens of the largest "
+        f"captured graph (up to {largest_batch:.0f} requests of {tokens + 1}) and run without one."
     )
     return (reason,)

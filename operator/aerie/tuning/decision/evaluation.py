@@ -1,6 +1,6 @@
-"""What may be chosen from, with the draws of what each would gain: the candidates of an engine on the load that was seen.
+"""Evaluate the candidates of an engine on the observed load, with draws of each candidate's gain.
 
-Guarantee: pure; the current setting is among them, and the best pessimistic gain comes first.
+Guarantee: pure. The current setting is one of them, and the best pessimistic gain comes first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aerie.tuning.decision.forecast import (
     draft_tokens_by_batch,
     estimate_recent_load,
 )
-from aerie.tuning.decision.objectives import forecast_latencies, max_token_seconds, measure_latencies
+from aerie.tuning.decision.objectives import ObservedLatencies, forecast_latencies, max_token_seconds, measure_latencies
 from aerie.tuning.decision.policy import TuningPolicy
 from aerie.tuning.decision.types import CandidatePrediction, TuningContext
 from aerie.tuning.models.numeric import FloatArray, quantiles
@@ -35,15 +35,15 @@ class CandidateEvaluation:
     policy: TuningPolicy
     forecast: Forecast
     measured_token_counts: frozenset[int]
-    """Numbers of draft tokens that windows were seen of."""
+    """Numbers of draft tokens for which windows exist."""
     supports_schedules: bool
-    """Whether the engine runs them."""
+    """Whether the engine runs schedules."""
     gains: dict[SpeculationSetting, FloatArray]
     predictions: tuple[CandidatePrediction, ...]
     recent_load: LoadDistribution | None
-    """That of the last hour."""
+    """Load of the last hour; None if no block is that recent."""
     slowdown: float = 0.0
-    """By what share a token takes longer while the replicas that are lent are out."""
+    """Share by which a token takes longer while the borrowed replicas are unavailable."""
 
     @classmethod
     def evaluate(
@@ -56,6 +56,7 @@ class CandidateEvaluation:
         context: TuningContext,
         policy: TuningPolicy,
     ) -> CandidateEvaluation:
+        """Evaluate the candidates on the forecasts, with the latencies of the recent blocks."""
         current = context.current_setting
         settings: list[SpeculationSetting] = [*candidates.fixed_settings, *candidates.adaptive_settings]
         if (
@@ -63,58 +64,53 @@ class CandidateEvaluation:
             and (schedule := forecast.build_schedule(context.engine, current, policy.worst_fifth)) is not None
         ):
             settings.append(schedule)
-        settings += [one for one in (current, context.explored_setting) if one is not None and one not in settings]
-        had = measure_latencies(recent_blocks, current, context.objectives.percentile)
+        settings += [
+            setting for setting in (current, context.explored_setting) if setting is not None and setting not in settings
+        ]
+        latencies = measure_latencies(recent_blocks, current, context.objectives.percentile)
         gains = {setting: forecast.gain(setting, current) for setting in settings}
         if candidates.supports_schedules and isinstance(current, Static | Schedule):
-            seconds = max_token_seconds(forecast, current, had, context.objectives)
-            for guarded in list(_build_guarded_schedules(forecast, extrapolation, gains, context, policy, seconds)):
+            max_seconds = max_token_seconds(forecast, current, latencies, context.objectives)
+            for guarded in list(_build_guarded_schedules(forecast, extrapolation, gains, context, policy, max_seconds)):
                 gains.setdefault(guarded, forecast.gain(guarded, current))
-        outside = (
-            {}
-            if extrapolation is None
-            else {setting: float(extrapolation.range_forecast.gain_by_batch(setting, current).min()) for setting in gains}
-        )
-        far = None if extrapolation is None else extrapolation.headroom_forecast
-        found: list[CandidatePrediction] = []
-        for setting, gain in gains.items():
-            low, pessimistic, middle, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
-            better = float((gain > 0).mean())
-            length = float(np.average(forecast.tokens_per_step(setting), weights=forecast.load.shares))
-            seen = forecast_latencies(forecast, far, setting, current, had, context.objectives)
-            worst = forecast.worst_fifth_gain(setting, current)
-            interval = (low, pessimistic, middle, high)
-            found.append(CandidatePrediction(setting, interval, better, length, seen, worst, outside.get(setting)))
-        found.sort(key=lambda one: (-one.gain[1], str(one.setting)))
+        predictions = [
+            _predict_candidate(forecast, extrapolation, setting, gain, latencies, context, policy)
+            for setting, gain in gains.items()
+        ]
+        predictions.sort(key=lambda prediction: (-prediction.gain[1], str(prediction.setting)))
         measured = frozenset(
             int(draft_tokens_by_batch(key.setting, np.array([cell.batch / cell.request_steps]))[0])
             for key, cell in telemetry.cells.items()
         )
-        last = estimate_recent_load(telemetry.cells, recent_blocks, context.now - HOUR)
-        return cls(context, policy, forecast, measured, candidates.supports_schedules, gains, tuple(found), last)
+        recent_load = estimate_recent_load(telemetry.cells, recent_blocks, context.now - HOUR)
+        return cls(context, policy, forecast, measured, candidates.supports_schedules, gains, tuple(predictions), recent_load)
 
     @property
     def required_pessimistic_gain(self) -> float:
-        """The gain that the pessimistic forecast of a change has to reach."""
+        """Minimum pessimistic gain of a change."""
         return self.policy.required_pessimistic_gain(self.context.surge_share)
 
     @property
     def required_median_gain(self) -> float:
-        """The gain that a change is made for."""
+        """Minimum median gain of a change."""
         return self.policy.required_median_gain(self.context.surge_share)
 
     @property
     def is_drafter_ineffective(self) -> bool:
-        """Whether hardly a draft is accepted."""
+        """Whether hardly any draft token is accepted."""
         current = self.prediction_for(self.context.current_setting)
         return not isinstance(current.setting, Off) and current.acceptance_length < self.policy.useless_length
 
     def prediction_for(self, setting: SpeculationSetting) -> CandidatePrediction:
-        return next(one for one in self.predictions if one.setting == setting)
+        """Return the prediction of a setting; the setting has to be a candidate."""
+        return next(prediction for prediction in self.predictions if prediction.setting == setting)
 
     def bound_to_observed_load(self, setting: SpeculationSetting) -> SpeculationSetting:
-        """A setting with more draft tokens at the batches that were seen, and the current one beyond them. As it is, where it
-        has no more, which makes no step longer, where the engine runs no schedules, or where one has lately not served."""
+        """Limit a setting with more draft tokens to the observed batches, with the current setting beyond them.
+
+        The setting is returned unchanged if it drafts no more tokens, which makes no step longer, if the engine runs no
+        schedules, or if a schedule recently failed to become ready.
+        """
         current = self.context.current_setting
         if (
             not self.supports_schedules
@@ -127,42 +123,74 @@ class CandidateEvaluation:
         return self.forecast.build_guarded_schedule(setting, current, 1, float(self.forecast.load.batches[-1])) or setting
 
     def recent_gain(self, setting: SpeculationSetting) -> float:
-        """The gain over the current setting on the load of the last hour, half of the draws above it."""
+        """Return the median gain over the current setting on the load of the last hour."""
         if self.recent_load is None:
             return 0.0
         gains = self.forecast.gain_by_batch(setting, self.context.current_setting)
-        at = np.interp(self.recent_load.batches, self.forecast.load.batches, gains)
-        return float(np.average(at, weights=self.recent_load.shares))
+        recent_gains = np.interp(self.recent_load.batches, self.forecast.load.batches, gains)
+        return float(np.average(recent_gains, weights=self.recent_load.shares))
+
+
+def _predict_candidate(
+    forecast: Forecast,
+    extrapolation: LoadExtrapolation | None,
+    setting: SpeculationSetting,
+    gain: FloatArray,
+    observed_latencies: ObservedLatencies,
+    context: TuningContext,
+    policy: TuningPolicy,
+) -> CandidatePrediction:
+    """Return the forecast of one candidate from its draws of the gain."""
+    current = context.current_setting
+    low, pessimistic, median, high = quantiles(gain, 0.05, policy.pessimism, 0.5, 0.95)
+    headroom_forecast = None if extrapolation is None else extrapolation.headroom_forecast
+    return CandidatePrediction(
+        setting=setting,
+        gain=(low, pessimistic, median, high),
+        probability_better=float((gain > 0).mean()),
+        acceptance_length=float(np.average(forecast.tokens_per_step(setting), weights=forecast.load.shares)),
+        latencies=forecast_latencies(forecast, headroom_forecast, setting, current, observed_latencies, context.objectives),
+        worst_fifth_gain=forecast.worst_fifth_gain(setting, current),
+        worst_extrapolated_gain=(
+            None if extrapolation is None else float(extrapolation.range_forecast.gain_by_batch(setting, current).min())
+        ),
+    )
 
 
 def _build_guarded_schedules(
-    drawn: Forecast,
-    beyond: LoadExtrapolation | None,
+    forecast: Forecast,
+    extrapolation: LoadExtrapolation | None,
     gains: Mapping[SpeculationSetting, FloatArray],
-    situation: TuningContext,
+    context: TuningContext,
     policy: TuningPolicy,
-    seconds: float,
+    max_seconds: float,
 ) -> Iterator[Schedule]:
-    """What is better on the load that was seen, with the current setting where it might not be: beyond that load, and from the
-    first batch on at which a token may take longer than so many seconds."""
-    batches, current = drawn.load.batches, situation.current_setting
+    """Yield schedules of better settings, with the current setting where they might be worse.
+
+    They keep the current setting outside the observed load, and from the first batch at which a token may take longer than
+    `seconds`.
+    """
+    batches, current = forecast.load.batches, context.current_setting
     for setting, gain in gains.items():
         if (
             setting == current
             or isinstance(setting, Adaptive)
-            or float(np.median(gain)) < policy.required_median_gain(situation.surge_share)
+            or float(np.median(gain)) < policy.required_median_gain(context.surge_share)
         ):
             continue
         first, last = 1, math.inf
-        if beyond is not None:
-            below, above = beyond.range_forecast.gain_by_batch(setting, current) < -policy.worst_fifth
-            above |= beyond.headroom_forecast.probability_within_by_batch(setting, current, seconds).min() < policy.certainty
-            first = max(1, int(batches[0])) if below else first
-            last = float(batches[-1]) if above else last
-        broken = np.flatnonzero(drawn.probability_within_by_batch(setting, current, seconds) < policy.certainty)
-        if len(broken):
-            last = float(batches[broken[0] - 1]) if broken[0] > 0 else 0.0
+        if extrapolation is not None:
+            is_worse_below, is_worse_above = extrapolation.range_forecast.gain_by_batch(setting, current) < -policy.worst_fifth
+            is_worse_above |= (
+                extrapolation.headroom_forecast.probability_within_by_batch(setting, current, max_seconds).min()
+                < policy.certainty
+            )
+            first = max(1, int(batches[0])) if is_worse_below else first
+            last = float(batches[-1]) if is_worse_above else last
+        slow_indices = np.flatnonzero(forecast.probability_within_by_batch(setting, current, max_seconds) < policy.certainty)
+        if len(slow_indices):
+            last = float(batches[slow_indices[0] - 1]) if slow_indices[0] > 0 else 0.0
         if (first > 1 or last < math.inf) and last > first:
-            found = drawn.build_guarded_schedule(setting, current, first, last)
-            if found is not None:
-                yield found
+            schedule = forecast.build_guarded_schedule(setting, current, first, last)
+            if schedule is not None:
+                yield schedule

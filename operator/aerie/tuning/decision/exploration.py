@@ -1,13 +1,13 @@
-"""What one canary would teach, weighed against what it costs, and when none may be spared.
+"""Weigh what one canary would teach against its cost, and decide when no replica can be spared for one.
 
-    value(K') = E[ max_c E[gain_c | what a canary at K' shows], of those c that could then be proposed, or 0 ]
+    value(K') = E[ max_c E[gain_c | observations of a canary at K'], over those c that could then be proposed, or 0 ]
 
-the expected value of partial information, with the inner expectation by regression over the draws (Strong, Oakley and Brennan
-2014), and its residuals for what would stay uncertain.
+This is the expected value of partial information. The inner expectation is a regression over the draws (Strong, Oakley and
+Brennan 2014); its residuals stand for the remaining uncertainty.
 
-Guarantees: pure; none explores at the users' cost, but where it is the way out. Where the engine runs schedules, it explores
-more draft tokens only at the batches that were seen, and runs the current setting beyond them: what a step costs there nobody
-knows, and an engine whose steps turn out too slow takes more requests in, which makes them slower still.
+Guarantees: pure. No canary explores at the users' cost, unless it is the remedy. If the engine runs schedules, a canary explores
+more draft tokens only at the observed batches, and runs the current setting beyond them. The cost of a step there is unknown, and
+an engine whose steps are too slow accumulates more requests, which makes them slower still.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ from aerie.tuning.telemetry import HOUR
 
 @dataclass(frozen=True)
 class ExplorationCanary:
-    """A canary that might explore."""
+    """A candidate for an exploration canary."""
 
     setting: SpeculationSetting
     value: float
-    """What it would teach, and what it costs: shares of the capacity over the horizon."""
+    """Value of what it would teach, and below it its cost: shares of the capacity over the horizon."""
     cost: float
 
     @property
     def net_value(self) -> float:
+        """Value less cost."""
         return self.value - self.cost
 
     @property
     def value_message(self) -> str:
+        """What the canary would teach, as part of a sentence."""
         return f"a canary with {describe_setting(self.setting)} would teach what is worth {100 * self.value:.1f} %"
 
 
 CANNOT_PROBE_REASON = "CannotProbe"
-"""Speculation is off, or would be, and no canary can ask whether it should come back."""
+"""Speculation is off, or would be, and no canary can measure whether it should come back."""
 
 
 def probe_blocked_message(context: TuningContext, policy: TuningPolicy) -> str:
-    """Why no canary could ever ask for acceptance again, with the way out, as the end of a sentence; empty where one could."""
+    """Return why no canary could ever measure acceptance again, with the fix, as the end of a sentence; empty if one could."""
     if context.borrowed_replicas == 0 or context.replicas >= policy.least_replicas:
         return ""
     return (
@@ -67,23 +69,24 @@ def probe_blocked_message(context: TuningContext, policy: TuningPolicy) -> str:
 
 
 def decide_while_off(context: TuningContext, policy: TuningPolicy) -> TuningDecision:
-    """Speculation is off, and nothing tells what drafts would be worth."""
-    since = context.history.speculated
+    """Return the decision while speculation is off, when nothing measures the gain from drafts."""
+    speculated_at = context.history.speculated
     setting = Static(min(3, max(context.max_speculative_tokens, 1)))
-    if since is not None and context.now < since + policy.probe:
-        left = (since + policy.probe - context.now) / HOUR
-        return TuningDecision(TuningAction.HOLD, f"speculation is off, and acceptance is asked for again in {left:.1f} h.")
-    if never := probe_blocked_message(context, policy):
-        return TuningDecision(TuningAction.HOLD, f"speculation is off, and {never}", blocked_reason=CANNOT_PROBE_REASON)
+    if speculated_at is not None and context.now < speculated_at + policy.probe:
+        hours = (speculated_at + policy.probe - context.now) / HOUR
+        return TuningDecision(TuningAction.HOLD, f"speculation is off, and acceptance is asked for again in {hours:.1f} h.")
+    if probe_blocked := probe_blocked_message(context, policy):
+        return TuningDecision(TuningAction.HOLD, f"speculation is off, and {probe_blocked}", blocked_reason=CANNOT_PROBE_REASON)
     if context.is_in_backoff(setting):
-        why = f"speculation is off, and {describe_setting(setting)} is not tried again yet: its trials have failed."
-        return TuningDecision(TuningAction.HOLD, why, setting)
-    if cooling := context.history.change_pause_reason(context.now, policy):
-        return TuningDecision(TuningAction.HOLD, f"speculation is off, and no canary asks for acceptance yet: {cooling}", setting)
-    if reason := _queue_reason(context):
+        reason = f"speculation is off, and {describe_setting(setting)} is not tried again yet: its trials have failed."
+        return TuningDecision(TuningAction.HOLD, reason, setting)
+    if pause_reason := context.history.change_pause_reason(context.now, policy):
+        reason = f"speculation is off, and no canary asks for acceptance yet: {pause_reason}"
+        return TuningDecision(TuningAction.HOLD, reason, setting)
+    if queue_reason := _queue_reason(context):
         return TuningDecision(
             TuningAction.HOLD,
-            f"speculation is off, and no canary asks for acceptance: {reason}",
+            f"speculation is off, and no canary asks for acceptance: {queue_reason}",
             blocked_reason=CANNOT_PROBE_REASON,
         )
     reason = f"speculation is off, so nothing tells acceptance: one canary with {describe_setting(setting)} asks again."
@@ -91,119 +94,130 @@ def decide_while_off(context: TuningContext, policy: TuningPolicy) -> TuningDeci
 
 
 def decide_exploration(evaluation: CandidateEvaluation, best: CandidatePrediction, pause_reason: str | None) -> TuningDecision:
-    """Hold, or one canary."""
+    """Return the decision to hold, or to explore with one canary.
+
+    `pause_reason`: why the setting may not change yet; None if it may.
+    """
     current = evaluation.context.current_setting
-    held = f"{describe_setting(current)} stays: "
+    reason = f"{describe_setting(current)} stays: "
     if best.setting == current:
-        held += "nothing else is surely better."
+        reason += "nothing else is surely better."
     else:
-        held += f"{describe_setting(best.setting)} is not surely enough better ({best.gain_text})."
-    asked = select_canary(evaluation)
-    if asked is None:
-        return TuningDecision(TuningAction.HOLD, held)
-    found = TuningDecision(TuningAction.HOLD, held, exploration_value=asked.value, exploration_cost=asked.cost)
-    if asked.net_value < evaluation.policy.least_value:
-        return found
-    teaches = f"{_capitalize(asked.value_message)} and cost {100 * asked.cost:.2f} %"
-    if reason := pause_reason or exploration_blocked_reason(evaluation, asked):
-        return replace(found, reason=f"{held} {teaches}, but {reason}")
-    return replace(found, action=TuningAction.EXPLORE, reason=f"{held} {teaches}.", setting=asked.setting)
+        reason += f"{describe_setting(best.setting)} is not surely enough better ({best.gain_text})."
+    canary = select_canary(evaluation)
+    if canary is None:
+        return TuningDecision(TuningAction.HOLD, reason)
+    hold = TuningDecision(TuningAction.HOLD, reason, exploration_value=canary.value, exploration_cost=canary.cost)
+    if canary.net_value < evaluation.policy.least_value:
+        return hold
+    benefit = f"{_capitalize(canary.value_message)} and cost {100 * canary.cost:.2f} %"
+    if blocked_reason := pause_reason or exploration_blocked_reason(evaluation, canary):
+        return replace(hold, reason=f"{reason} {benefit}, but {blocked_reason}")
+    return replace(hold, action=TuningAction.EXPLORE, reason=f"{reason} {benefit}.", setting=canary.setting)
 
 
 def select_canary(evaluation: CandidateEvaluation, pending_gain: float = 0.0) -> ExplorationCanary | None:
-    """The one that teaches the most for its cost, beyond a gain that could be had without any."""
-    worth = [
+    """Return the canary with the highest net value; None if no canary would be informative.
+
+    `pending_gain`: a gain that is available without a canary, and that the canary has to exceed.
+    """
+    canaries = [
         _evaluate_canary(evaluation, setting, pending_gain)
         for setting in evaluation.gains
         if _is_informative(setting, evaluation)
     ]
-    best = max(worth, key=lambda one: one.net_value, default=None)
+    best = max(canaries, key=lambda canary: canary.net_value, default=None)
     return None if best is None else replace(best, setting=evaluation.bound_to_observed_load(best.setting))
 
 
 def exploration_blocked_reason(evaluation: CandidateEvaluation, canary: ExplorationCanary) -> str | None:
-    """Why no canary may explore now."""
-    situation, policy = evaluation.context, evaluation.policy
-    if situation.explored_setting is not None:
+    """Return why no canary may explore now; None if one may."""
+    context, policy = evaluation.context, evaluation.policy
+    if context.explored_setting is not None:
         return "one explores already."
     urgent = canary.net_value >= policy.urgent
-    spare = replace(situation, queued_requests=0.0) if urgent else situation
-    other_side = _is_untested_direction(evaluation, canary.setting)
-    pause = situation.history.exploration_pause_reason(situation.now, policy, urgent=urgent, untested_direction=other_side)
-    if reason := pause or _no_spare_replica_reason(spare, policy):
+    queue_context = replace(context, queued_requests=0.0) if urgent else context
+    untested = _is_untested_direction(evaluation, canary.setting)
+    pause_reason = context.history.exploration_pause_reason(context.now, policy, urgent=urgent, untested_direction=untested)
+    if reason := pause_reason or _no_spare_replica_reason(queue_context, policy):
         return reason
     if evaluation.slowdown > policy.max_slowdown() and not urgent:
         longer = f"{100 * evaluation.slowdown:.0f} % longer" if math.isfinite(evaluation.slowdown) else "too long"
-        return f"while {situation.borrowed_replicas} of {situation.replicas} replicas load, each token would take {longer}: at a quieter hour."
+        return (
+            f"while {context.borrowed_replicas} of {context.replicas} replicas load, each token would take {longer}: "
+            "at a quieter hour."
+        )
     if evaluation.is_drafter_ineffective:
         return "hardly a draft is accepted, so there is nothing to be learnt from more."
-    limit = situation.objectives.time_per_output_token
-    now = evaluation.prediction_for(situation.current_setting).latencies.time_per_output_token[0]
-    if limit is not None and now > (1 - policy.slo_headroom) * limit:
+    objective = context.objectives.time_per_output_token
+    token_seconds = evaluation.prediction_for(context.current_setting).latencies.time_per_output_token[0]
+    if objective is not None and token_seconds > (1 - policy.slo_headroom) * objective:
         return "the time per output token is too near its objective."
     return None
 
 
-def _is_untested_direction(options: CandidateEvaluation, setting: SpeculationSetting) -> bool:
-    """Whether it drafts more than the current setting and nothing was measured that does, or less likewise."""
-    now = max_speculative_tokens(options.context.current_setting)
-    side = max_speculative_tokens(setting) - now
-    return side != 0 and not any(side * (tokens - now) > 0 for tokens in options.measured_token_counts)
+def _is_untested_direction(evaluation: CandidateEvaluation, setting: SpeculationSetting) -> bool:
+    """Return whether the setting drafts more tokens than the current one and no measured setting does; or fewer, likewise."""
+    current_k = max_speculative_tokens(evaluation.context.current_setting)
+    direction = max_speculative_tokens(setting) - current_k
+    return direction != 0 and not any(direction * (tokens - current_k) > 0 for tokens in evaluation.measured_token_counts)
 
 
-def _no_spare_replica_reason(situation: TuningContext, policy: TuningPolicy) -> str | None:
-    """Why no replica can be spared for exploring."""
-    if situation.replicas < policy.least_replicas:
-        return f"there are {situation.replicas} replicas, and {policy.least_replicas} are needed to spare one."
-    return _queue_reason(situation)
+def _no_spare_replica_reason(context: TuningContext, policy: TuningPolicy) -> str | None:
+    """Return why no replica can be spared for a canary; None if one can."""
+    if context.replicas < policy.least_replicas:
+        return f"there are {context.replicas} replicas, and {policy.least_replicas} are needed to spare one."
+    return _queue_reason(context)
 
 
-def _queue_reason(situation: TuningContext) -> str | None:
-    if situation.queued_requests > situation.replicas:  # one each may have come since the last step
-        return f"{situation.queued_requests:.0f} requests wait in the queues."
+def _queue_reason(context: TuningContext) -> str | None:
+    """Return why the queues rule out a canary; None if they do not."""
+    if context.queued_requests > context.replicas:  # one request a replica may have arrived since the last step
+        return f"{context.queued_requests:.0f} requests wait in the queues."
     return None
 
 
-def _is_informative(setting: SpeculationSetting, options: CandidateEvaluation) -> bool:
-    """Whether a canary at the setting would show what no window has shown yet, and is likely to keep the objectives meanwhile."""
-    if not isinstance(setting, Static | Schedule) or possible_token_counts(setting) <= options.measured_token_counts:
+def _is_informative(setting: SpeculationSetting, evaluation: CandidateEvaluation) -> bool:
+    """Return whether a canary at the setting would measure a new number of draft tokens, and would probably keep the
+    objectives meanwhile."""
+    if not isinstance(setting, Static | Schedule) or possible_token_counts(setting) <= evaluation.measured_token_counts:
         return False
-    if options.context.is_in_backoff(setting) or options.context.has_backoff_with_tokens(max_speculative_tokens(setting)):
+    if evaluation.context.is_in_backoff(setting) or evaluation.context.has_backoff_with_tokens(max_speculative_tokens(setting)):
         return False
-    return options.prediction_for(setting).latencies.probability_no_worse >= options.policy.explores
+    return evaluation.prediction_for(setting).latencies.probability_no_worse >= evaluation.policy.explores
 
 
-def _evaluate_canary(options: CandidateEvaluation, setting: SpeculationSetting, known: float) -> ExplorationCanary:
-    """Of a canary at a setting; `known`: a gain that waits for it, and that it has to add to."""
-    policy = options.policy
-    gains = np.stack(list(options.gains.values()), axis=1)
-    shown = _canary_observables(options.forecast, setting)
-    expected = shown @ np.linalg.lstsq(shown, gains, rcond=None)[0]
-    left = (gains - expected).std(axis=0)
+def _evaluate_canary(evaluation: CandidateEvaluation, setting: SpeculationSetting, pending_gain: float) -> ExplorationCanary:
+    """Return the value and cost of a canary at a setting. `pending_gain`: a gain that the canary delays, and has to exceed."""
+    policy = evaluation.policy
+    gains = np.stack(list(evaluation.gains.values()), axis=1)
+    observables = _canary_observables(evaluation.forecast, setting)
+    expected = observables @ np.linalg.lstsq(observables, gains, rcond=None)[0]
+    residual_sd = (gains - expected).std(axis=0)
     normal = statistics.NormalDist()
-    pessimistic = expected + normal.inv_cdf(policy.pessimism) * left
-    acts = (
-        (expected >= options.required_median_gain)
-        & (pessimistic >= options.required_pessimistic_gain)
-        & (expected >= normal.inv_cdf(policy.better) * left)
+    pessimistic = expected + normal.inv_cdf(policy.pessimism) * residual_sd
+    is_proposed = (
+        (expected >= evaluation.required_median_gain)
+        & (pessimistic >= evaluation.required_pessimistic_gain)
+        & (expected >= normal.inv_cdf(policy.better) * residual_sd)
     )
-    value = float(np.where(acts, expected, 0.0).max(axis=1).mean()) - known
-    share = 1 / max(options.context.replicas, 1)
-    loss = max(0.0, -float(options.gains[setting].mean()))
-    cost = (share * (2 * policy.reload + policy.canary * loss) + 2 * policy.canary * known) / policy.horizon
-    cost += options.context.surge_share * (policy.reload + policy.canary) / policy.payback
+    value = float(np.where(is_proposed, expected, 0.0).max(axis=1).mean()) - pending_gain
+    share = 1 / max(evaluation.context.replicas, 1)
+    loss = max(0.0, -float(evaluation.gains[setting].mean()))
+    cost = (share * (2 * policy.reload + policy.canary * loss) + 2 * policy.canary * pending_gain) / policy.horizon
+    cost += evaluation.context.surge_share * (policy.reload + policy.canary) / policy.payback
     return ExplorationCanary(setting, value, cost)
 
 
-def _canary_observables(drawn: Forecast, setting: SpeculationSetting) -> FloatArray:
-    """What a canary shows: a user's seconds at the least, the middle and the largest batch, and acceptance. By draw."""
-    seconds = drawn.token_seconds(setting)
+def _canary_observables(forecast: Forecast, setting: SpeculationSetting) -> FloatArray:
+    """Return what a canary measures, by draw: a user's seconds at the lowest, middle and highest batch, and acceptance."""
+    seconds = forecast.token_seconds(setting)
     batches = seconds.shape[1]
-    shown = [np.log(seconds[:, index]) for index in sorted({0, batches // 2, batches - 1})]
-    table = np.stack([*shown, drawn.acceptance_lengths[:, max_speculative_tokens(setting)]], axis=1)
+    columns = [np.log(seconds[:, index]) for index in sorted({0, batches // 2, batches - 1})]
+    table = np.stack([*columns, forecast.acceptance_lengths[:, max_speculative_tokens(setting)]], axis=1)
     table = table - table.mean(axis=0)
-    found: FloatArray = np.concatenate([np.ones((len(table), 1)), table, table**2], axis=1)
-    return found
+    regressors: FloatArray = np.concatenate([np.ones((len(table), 1)), table, table**2], axis=1)
+    return regressors
 
 
 def _capitalize(sentence: str) -> str:

@@ -1,18 +1,18 @@
-"""What a setting would give on the load that was seen: draws from acceptance and step time, combined.
+"""Forecast the effect of a setting on the observed load: draws from acceptance and step time, combined.
 
-The measure is what users wait for a token: at batch B with K drafted tokens a request gets one in T(B, K) / tau(K) seconds, tau
-the acceptance length. The gain of a setting is by how much faster tokens come to the same requests:
+The measure is the time that users wait for a token. At batch B with K draft tokens a request gets a token in T(B, K) / tau(K)
+seconds, with tau the acceptance length. The gain of a setting is by how much faster tokens come to the same requests:
 
     gain = sum_B w_B t(B, current) / sum_B w_B t(B', setting) - 1,        B' / t(B', setting) = B / t(B, current)
 
 with w_B the tokens that were made at a batch, over B, so that each batch counts by the time that engines spend at it.
 
-By Little's law the same requests per second leave fewer of them in a step where tokens come faster, so the batch becomes B', and
+By Little's law the same requests per second leave fewer of them in a step if tokens come faster. The batch then becomes B', and
 the gain is larger than at the same batch; the busier the engine, the more. A canary is compared at the same share of the requests
-too, so that it shows this very gain. Not modelled: a queue that empties, or tips over.
+too, so it shows this same gain. Not modelled: a queue that empties, or becomes unstable.
 
-Adaptive verification is taken as the best number of verified tokens at each batch, all K drafted, within a wide margin: published
-measurements lie between -8 and +70 % of a fixed K (vLLM pull request 52362).
+Adaptive verification is modelled as the best number of verified tokens at each batch, with all K tokens drafted, within a wide
+margin. Published measurements lie between -8 and +70 % of a fixed K (vLLM pull request 52362).
 """
 
 from __future__ import annotations
@@ -34,146 +34,155 @@ from aerie.tuning.models.step_time import StepTimeModel
 from aerie.tuning.telemetry import StepCell, StepCellKey, TelemetryBlock, batch_bin
 
 _ADAPTIVE_OVERHEAD = 0.04
+"""Mean of the logarithm of adaptive verification's overhead; its standard deviation follows."""
 _ADAPTIVE_SPREAD = 0.08
 _SCHEDULE_BATCH_GROUPS = 12
-"""Of batches of about equal weight, between which a schedule may change."""
+"""Groups of batches of about equal weight, between which a schedule may change."""
 _MAX_GROUP_REGRET = 0.05
-"""What a schedule may lose in any of them against the best K there, if there is one that does not lose more."""
+"""Maximum loss of a schedule in any group against the best K there, if a schedule within that limit exists."""
 _NORMAL_NODES, _NORMAL_NODE_WEIGHTS = (-2.857, -1.356, 0.0, 1.356, 2.857), (0.0113, 0.2221, 0.5332, 0.2221, 0.0113)
-"""Five points that stand for a normal distribution (Gauss and Hermite's)."""
+"""Five points and their weights that represent a normal distribution (Gauss-Hermite)."""
 UNSEEN_LOAD_FACTOR = 2.0
-"""Times by which a load may leave what was seen of it, as long as that is less than a day."""
+"""Factor by which a load may leave its observed range while less than a day of it is known."""
 LOAD_HEADROOM_FACTOR = 4.0
-"""Times by which it may rise, as far as the objectives go: what is chosen at night must not break them at noon."""
+"""Factor by which a load may rise for the objectives: a setting chosen at night must not break them at noon."""
 _MIN_BATCH_FACTOR, _MAX_BATCH_FACTOR = 1 / 1.5, 3.0
-"""Times the batch that are reckoned with: more is made of what makes a batch grow than of what makes it shrink."""
+"""Range of factors on the batch at an equal request rate. Growth of the batch has a larger effect than its reduction."""
 _FULL_BATCH_SHARE = 0.95
-"""Share of the most requests from which on others are taken to wait."""
+"""Share of `max_num_seqs` from which on requests are assumed to queue."""
 _BATCH_FACTORS = np.concatenate([np.geomspace(_MIN_BATCH_FACTOR, 1.0, 7), np.geomspace(1.0, _MAX_BATCH_FACTOR, 11)[1:]])
 EXCEEDANCE_PROBABILITY = 0.3
+"""Probability that a token takes longer than the seconds by which a schedule is chosen."""
 MIN_TIER_GAIN = 0.003
-"""Relative gain for which a schedule gets one more tier."""
+"""Minimum relative gain of a further tier in a schedule."""
 
 
 @dataclass(frozen=True)
 class LoadDistribution:
-    """How many requests were in the steps: rising batches, and the share of the request-steps at each."""
+    """Distribution of requests over steps: increasing batches, and the share of the request-steps at each."""
 
     batches: FloatArray
     shares: FloatArray
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
+        """The batches with their shares of the request-steps."""
         return list(zip(self.batches.tolist(), self.shares.tolist(), strict=True))
 
     def quantile(self, share: float) -> float:
-        """The batch that this share of the request-steps lies at or below."""
+        """Return the batch at or below which this share of the request-steps lies."""
         index = int(np.searchsorted(np.cumsum(self.shares), share))
         return float(self.batches[min(index, len(self.batches) - 1)])
 
 
 def extrapolate_load(recent_load: LoadDistribution, earlier_load: LoadDistribution) -> tuple[LoadDistribution, LoadDistribution]:
-    """Where the load of a day is not known, the least and the largest batch that may come: beyond what was seen of it, and as
-    before it began. And that largest one with the one up to which the objectives have to hold."""
-    least = min(recent_load.quantile(0.05) / UNSEEN_LOAD_FACTOR, earlier_load.quantile(0.05))
-    most = max(UNSEEN_LOAD_FACTOR * recent_load.quantile(0.95), earlier_load.quantile(0.95))
-    noon = max(LOAD_HEADROOM_FACTOR * recent_load.quantile(0.95), most + 1.0)
-    half = np.array([0.5, 0.5])
-    return LoadDistribution(np.array([max(1.0, least), most]), half), LoadDistribution(np.array([most, noon]), half)
+    """Return two extrapolated loads, for when a day of load is not known.
+
+    The first has the lowest and the highest batch that may occur: outside the range observed recently, and as large as the range
+    of the earlier load. The second has that highest batch, and the one up to which the objectives have to hold.
+    """
+    lowest = min(recent_load.quantile(0.05) / UNSEEN_LOAD_FACTOR, earlier_load.quantile(0.05))
+    highest = max(UNSEEN_LOAD_FACTOR * recent_load.quantile(0.95), earlier_load.quantile(0.95))
+    headroom = max(LOAD_HEADROOM_FACTOR * recent_load.quantile(0.95), highest + 1.0)
+    equal_shares = np.array([0.5, 0.5])
+    return LoadDistribution(np.array([max(1.0, lowest), highest]), equal_shares), LoadDistribution(
+        np.array([highest, headroom]), equal_shares
+    )
 
 
 def estimate_load(
     cells: Mapping[StepCellKey, StepCell], blocks: Sequence[TelemetryBlock] = (), change_points: ChangePoints | None = None
 ) -> LoadDistribution:
-    """The load to come: that of all windows, or of the blocks that tell it (`regimes`). Raises ValueError without cells.
+    """Estimate the future load: that of all windows, or of the blocks that represent it (`change_points`).
 
-    A block knows its mean batch only. How much the windows and replicas in it differ is taken from all cells: what their batches
-    scatter more than the means of the blocks do, as a log-normal factor.
+    Raises ValueError without cells. A block knows its mean batch only. The variation between windows and replicas within a block
+    comes from all cells: the variance of their batches beyond that of the blocks' means, as a log-normal factor.
     """
     if not cells:
         raise ValueError("without a window there is no load: check that the step time was fitted first.")
-    everything = summarize_block_loads(blocks)
-    chosen = everything if change_points is None else summarize_block_loads(change_points.load_blocks(blocks))
-    long = bool(everything) and everything[-1].start - everything[0].start > 1.5 * DAY
-    if not chosen or (len(chosen) == len(everything) and not long):
+    all_blocks = summarize_block_loads(blocks)
+    relevant = all_blocks if change_points is None else summarize_block_loads(change_points.load_blocks(blocks))
+    is_long = bool(all_blocks) and all_blocks[-1].start - all_blocks[0].start > 1.5 * DAY
+    if not relevant or (len(relevant) == len(all_blocks) and not is_long):
         return _bin_load((key.batch_bin, cell.batch / cell.request_steps, cell.request_steps) for key, cell in cells.items())
-    return _spread_block_loads(weight_next_day(chosen), _within_block_variance(cells, everything))
+    return _spread_block_loads(weight_next_day(relevant), _within_block_variance(cells, all_blocks))
 
 
 def estimate_recent_load(
     cells: Mapping[StepCellKey, StepCell], blocks: Sequence[TelemetryBlock], start: float
 ) -> LoadDistribution | None:
-    """The load of the blocks from a moment on; None where there are none."""
-    everything = summarize_block_loads(blocks)
-    chosen = [(row, 1.0) for row in everything if row.start >= start]
-    return _spread_block_loads(chosen, _within_block_variance(cells, everything)) if chosen else None
+    """Return the load of the blocks from a time on; None if there are no such blocks."""
+    all_blocks = summarize_block_loads(blocks)
+    recent = [(row, 1.0) for row in all_blocks if row.start >= start]
+    return _spread_block_loads(recent, _within_block_variance(cells, all_blocks)) if recent else None
 
 
-def _within_block_variance(cells: Mapping[StepCellKey, StepCell], rows: Sequence[BlockLoad]) -> float:
-    """Variance of the batch's logarithm within a block."""
-    seen = np.array([(cell.batch / cell.request_steps, cell.request_steps) for cell in cells.values()])
-    means = np.array([(row.batch, row.request_steps) for row in rows])
-    return max(0.0, _log_variance(seen) - _log_variance(means))
+def _within_block_variance(cells: Mapping[StepCellKey, StepCell], block_loads: Sequence[BlockLoad]) -> float:
+    """Return the variance of the batch's logarithm within a block."""
+    cell_batches = np.array([(cell.batch / cell.request_steps, cell.request_steps) for cell in cells.values()])
+    block_batches = np.array([(block_load.batch, block_load.request_steps) for block_load in block_loads])
+    return max(0.0, _log_variance(cell_batches) - _log_variance(block_batches))
 
 
-def _spread_block_loads(weighed: Iterable[tuple[BlockLoad, float]], variance: float) -> LoadDistribution:
-    """Of blocks with their weights, and what batches differ by within one."""
-    rows: list[tuple[int, float, float]] = []
-    for row, weight in weighed:
-        for place, share in zip(_NORMAL_NODES, _NORMAL_NODE_WEIGHTS, strict=True):
-            batch = row.batch * math.exp(variance / 2 + math.sqrt(variance) * place)  # as the request-steps see it
-            rows.append((batch_bin(batch), batch, weight * share * row.request_steps))
-    return _bin_load(rows)
+def _spread_block_loads(weighted_loads: Iterable[tuple[BlockLoad, float]], variance: float) -> LoadDistribution:
+    """Return the load of weighted blocks, each spread by the variance within a block."""
+    weighted_batches: list[tuple[int, float, float]] = []
+    for block_load, weight in weighted_loads:
+        for node, share in zip(_NORMAL_NODES, _NORMAL_NODE_WEIGHTS, strict=True):
+            batch = block_load.batch * math.exp(variance / 2 + math.sqrt(variance) * node)  # mean over request-steps
+            weighted_batches.append((batch_bin(batch), batch, weight * share * block_load.request_steps))
+    return _bin_load(weighted_batches)
 
 
 def _bin_load(rows: Iterable[tuple[int, float, float]]) -> LoadDistribution:
-    """Of (bin, batch, request-steps)."""
+    """Return the load of rows of (bin, batch, request-steps)."""
     sums: dict[int, list[float]] = {}
     for index, batch, weight in rows:
-        found = sums.setdefault(index, [0.0, 0.0])
-        found[0] += weight
-        found[1] += weight * batch
+        bin_sums = sums.setdefault(index, [0.0, 0.0])
+        bin_sums[0] += weight
+        bin_sums[1] += weight * batch
     table = np.array([(batch / weight, weight) for _, (weight, batch) in sorted(sums.items()) if weight > 0])
     return LoadDistribution(table[:, 0], table[:, 1] / table[:, 1].sum())
 
 
 def _log_variance(rows: FloatArray) -> float:
-    """Of (value, weight)."""
+    """Return the variance of the logarithm, for rows of (value, weight)."""
     logs, weights = np.log(rows[:, 0]), rows[:, 1] / rows[:, 1].sum()
     return float(weights @ (logs - weights @ logs) ** 2)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Draws for every K and every batch of the load."""
+    """Draws of step time and acceptance for every K and every batch of a load."""
 
     load: LoadDistribution
     step_seconds: FloatArray
-    """Draws by K by batch: a step."""
+    """Draws by K by batch: seconds of a step."""
     acceptance_lengths: FloatArray
     """Draws by K: tokens of a request in a step."""
     draft_step_seconds: FloatArray
-    """By batch: one draft step."""
+    """Seconds of one draft step, by batch."""
     adaptive_factor: FloatArray
-    """By draw."""
+    """Draws of the overhead factor of adaptive verification."""
     max_num_seqs: float = math.inf
-    """The most requests that an engine runs at a time."""
+    """Maximum number of requests that an engine runs at a time."""
     _rate_matched_cache: dict[tuple[SpeculationSetting, SpeculationSetting], FloatArray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
     def max_speculative_tokens(self) -> int:
+        """Largest K of the forecast."""
         return int(self.acceptance_lengths.shape[1]) - 1
 
     @cached_property
     def token_seconds_by_draft_tokens(self) -> FloatArray:
         """Draws by K by batch: a user's seconds per token."""
-        found: FloatArray = self.step_seconds / self.acceptance_lengths[:, :, None]
-        return found
+        seconds: FloatArray = self.step_seconds / self.acceptance_lengths[:, :, None]
+        return seconds
 
     def token_seconds(self, setting: SpeculationSetting) -> FloatArray:
-        """Draws by batch: a user's seconds per token under a setting."""
+        """Return draws by batch: a user's seconds per token under a setting."""
         match setting:
             case Off():
                 return self.token_seconds_by_draft_tokens[:, 0]
@@ -184,89 +193,107 @@ class Forecast:
                     :, draft_tokens_by_batch(setting, self.load.batches), np.arange(len(self.load.batches))
                 ]
             case Adaptive(tokens):
-                unverified = np.arange(tokens, -1, -1)[:, None] * self.draft_step_seconds
-                best: FloatArray = (
-                    (self.step_seconds[:, : tokens + 1] + unverified) / self.acceptance_lengths[:, : tokens + 1, None]
+                unverified_seconds = np.arange(tokens, -1, -1)[:, None] * self.draft_step_seconds
+                best_seconds: FloatArray = (
+                    (self.step_seconds[:, : tokens + 1] + unverified_seconds) / self.acceptance_lengths[:, : tokens + 1, None]
                 ).min(axis=1)
-                return best * self.adaptive_factor[:, None]
+                return best_seconds * self.adaptive_factor[:, None]
 
     def busy_seconds(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
-        """Draws: a replica's busy seconds per token on the load, whose weights are the tokens made under the current setting."""
-        made = self.load.shares * self.tokens_per_step(current)
-        found: FloatArray = (self.token_seconds(setting) / self.load.batches) @ (made / made.sum())
-        return found
+        """Return draws of a replica's busy seconds per token on the load, weighted by the tokens made under the current
+        setting."""
+        tokens_made = self.load.shares * self.tokens_per_step(current)
+        seconds: FloatArray = (self.token_seconds(setting) / self.load.batches) @ (tokens_made / tokens_made.sum())
+        return seconds
 
     def rate_matched_token_seconds(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
-        """Draws by batch: a user's seconds per token under a setting, with the requests that make this batch under the current
-        one: those at the least factor f on the batch for which f B / t(f B, setting) is enough, from `_FEWEST` to `_MOST`.
-        Where as many run as may, others wait to take their places, and the batch stays."""
+        """Return draws by batch: a user's seconds per token under a setting, at the request rate that makes this batch under the
+        current one.
+
+        The batch is multiplied by the smallest factor f, from `_MIN_BATCH_FACTOR` to `_MAX_BATCH_FACTOR`, at which f B / t(f B,
+        setting) reaches that rate. Where the engine already runs as many requests as it may, queued ones take the free slots and
+        the batch stays.
+        """
         pair = (setting, current)
         if pair not in self._rate_matched_cache:
             self._rate_matched_cache[pair] = self._compute_rate_matched(setting, current)
         return self._rate_matched_cache[pair]
 
     def _compute_rate_matched(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
-        now, then, batches = self.token_seconds(current), self.token_seconds(setting), self.load.batches
+        current_seconds, setting_seconds, batches = self.token_seconds(current), self.token_seconds(setting), self.load.batches
         if setting == current or len(batches) < 2:
-            return then
-        full = batches >= _FULL_BATCH_SHARE * self.max_num_seqs
-        factors = np.where(full, 1.0, np.minimum(_BATCH_FACTORS[:, None], np.maximum(self.max_num_seqs / batches, 1.0)))
-        at = (then @ _interpolation_weights(batches, factors).T).reshape(len(then), len(_BATCH_FACTORS), len(batches))
-        over = at - factors * now[:, None, :]
-        enough = over <= 0
-        right = np.where(enough.any(axis=1), enough.argmax(axis=1), len(_BATCH_FACTORS) - 1)[:, None]
+            return setting_seconds
+        is_full = batches >= _FULL_BATCH_SHARE * self.max_num_seqs
+        factors = np.where(is_full, 1.0, np.minimum(_BATCH_FACTORS[:, None], np.maximum(self.max_num_seqs / batches, 1.0)))
+        seconds_by_factor = (setting_seconds @ _interpolation_weights(batches, factors).T).reshape(
+            len(setting_seconds), len(_BATCH_FACTORS), len(batches)
+        )
+        excess = seconds_by_factor - factors * current_seconds[:, None, :]
+        is_enough = excess <= 0
+        right = np.where(is_enough.any(axis=1), is_enough.argmax(axis=1), len(_BATCH_FACTORS) - 1)[:, None]
         left = np.maximum(right - 1, 0)
-        above, below = (np.take_along_axis(over, place, axis=1)[:, 0] for place in (left, right))
-        end = np.take_along_axis(at, right, axis=1)[:, 0]
-        inside = (above > 0) & (below <= 0)
-        share = above / np.where(inside, above - below, 1.0)
+        above, below = (np.take_along_axis(excess, index, axis=1)[:, 0] for index in (left, right))
+        end_seconds = np.take_along_axis(seconds_by_factor, right, axis=1)[:, 0]
+        is_inside = (above > 0) & (below <= 0)
+        share = above / np.where(is_inside, above - below, 1.0)
         columns = np.arange(len(batches))
         low, high = factors[left[:, 0], columns], factors[right[:, 0], columns]
         factor = low + share * (high - low)
-        found: FloatArray = np.where(inside, factor * now, end)
-        return found
+        seconds: FloatArray = np.where(is_inside, factor * current_seconds, end_seconds)
+        return seconds
 
     def gain(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
-        """Draws of the gain over the current setting."""
-        made = self.load.shares * self.tokens_per_step(current) / self.load.batches
-        found: FloatArray = (self.token_seconds(current) @ made) / (self.rate_matched_token_seconds(setting, current) @ made) - 1
-        return found
+        """Return draws of the gain over the current setting."""
+        weights = self.load.shares * self.tokens_per_step(current) / self.load.batches
+        gain: FloatArray = (self.token_seconds(current) @ weights) / (
+            self.rate_matched_token_seconds(setting, current) @ weights
+        ) - 1
+        return gain
 
     def cautious_token_seconds(self, engine: EngineConfig, current: SpeculationSetting) -> FloatArray:
-        """A user's seconds per token by K and batch, to choose by: against the current setting not the mean, but the point that
-        is not passed with 1 - `CAUTION`. Infinite where a step would run without a captured graph.
+        """Return a user's seconds per token by K and batch, for the choice of a schedule; infinite where a step has no captured
+        graph.
 
-        The best of several uncertain figures is overrated on average; what was measured needs no such allowance.
+        Relative to the current setting it is not the mean, but the value that is exceeded with `EXCEEDANCE_PROBABILITY`. The best
+        of several uncertain values is overestimated on average; a measured one needs no such allowance.
         """
-        now = self.token_seconds(current)
+        current_seconds = self.token_seconds(current)
         relative: FloatArray = np.quantile(
-            self.token_seconds_by_draft_tokens / now[:, None, :], 1 - EXCEEDANCE_PROBABILITY, axis=0
+            self.token_seconds_by_draft_tokens / current_seconds[:, None, :], 1 - EXCEEDANCE_PROBABILITY, axis=0
         )
-        return self._mask_uncaptured(relative * now.mean(axis=0), engine)
+        return self._mask_uncaptured(relative * current_seconds.mean(axis=0), engine)
 
     def build_schedule(self, engine: EngineConfig, current: SpeculationSetting, max_loss: float = math.inf) -> Schedule | None:
-        """The best schedule, if one with two tiers or more is worth it: exact over the groups, by dynamic programming.
+        """Return the best schedule, if one with at least two tiers is worth it: exact over the batch groups, by dynamic
+        programming.
 
-        Tiers of a dense target draft no more as the batch grows; those of a mixture of experts may. `lost`: what it may lose in a
-        group against the current setting, if there is one that does not lose more.
+        Tiers of a dense target never draft more as the batch grows; those of a mixture of experts may. `max_loss`: maximum loss
+        in a group against the current setting, if a schedule within that limit exists.
         """
         groups = self._batch_groups(_SCHEDULE_BATCH_GROUPS)
-        made = self.load.shares * self.tokens_per_step(current) / self.load.batches
-        cost = self.cautious_token_seconds(engine, current) * made
-        by_group = np.stack([cost[:, low:high].sum(axis=1) for low, high in groups], axis=1)
-        falling = engine.is_moe is False
-        steady = np.where(by_group > (1 + _MAX_GROUP_REGRET) * by_group.min(axis=0), np.inf, by_group)
-        held = self.token_seconds(current).mean(axis=0) * made
-        now = np.array([held[low:high].sum() for low, high in groups])
-        safe = np.where(by_group > (1 + max_loss) * now, np.inf, steady)
-        found = next(filter(None, (_optimal_tiers(costs, falling=falling) for costs in (safe, steady, by_group))), None)
-        if found is None or len(found) < 2 or not any(tokens for _, tokens in found):
+        weights = self.load.shares * self.tokens_per_step(current) / self.load.batches
+        cost = self.cautious_token_seconds(engine, current) * weights
+        group_costs = np.stack([cost[:, low:high].sum(axis=1) for low, high in groups], axis=1)
+        is_dense = engine.is_moe is False
+        low_regret_costs = np.where(group_costs > (1 + _MAX_GROUP_REGRET) * group_costs.min(axis=0), np.inf, group_costs)
+        current_cost = self.token_seconds(current).mean(axis=0) * weights
+        current_group_costs = np.array([current_cost[low:high].sum() for low, high in groups])
+        safe_costs = np.where(group_costs > (1 + max_loss) * current_group_costs, np.inf, low_regret_costs)
+        candidates = (_optimal_tiers(costs, falling=is_dense) for costs in (safe_costs, low_regret_costs, group_costs))
+        group_tiers = next(filter(None, candidates), None)
+        if group_tiers is None or len(group_tiers) < 2 or not any(tokens for _, tokens in group_tiers):
             return None
+        return self._schedule_from_group_tiers(group_tiers, groups)
+
+    def _schedule_from_group_tiers(
+        self, group_tiers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, int]]
+    ) -> Schedule | None:
+        """Return the schedule of (last group, tokens) of each tier; None if fewer than two tiers remain."""
         tiers: list[ScheduleTier] = []
-        for position, (last_group, tokens) in enumerate(found):
+        for position, (last_group, tokens) in enumerate(group_tiers):
             edge = groups[last_group][1]
             first = tiers[-1].last + 1 if tiers else 1
-            if position + 1 < len(found):
+            if position + 1 < len(group_tiers):
                 last = int(np.sqrt(self.load.batches[edge - 1] * self.load.batches[edge]))
             else:
                 last = int(np.ceil(self.load.batches[-1]))
@@ -277,60 +304,64 @@ class Forecast:
         return Schedule(tuple(tiers), max(tier.tokens for tier in tiers))
 
     def tokens_per_step(self, setting: SpeculationSetting) -> FloatArray:
-        """Mean tokens of a request in a step, by batch."""
-        found: FloatArray = self.acceptance_lengths.mean(axis=0)[draft_tokens_by_batch(setting, self.load.batches)]
-        return found
+        """Return the mean tokens of a request in a step, by batch."""
+        tokens: FloatArray = self.acceptance_lengths.mean(axis=0)[draft_tokens_by_batch(setting, self.load.batches)]
+        return tokens
 
-    def _mask_uncaptured(self, by_tokens: FloatArray, engine: EngineConfig) -> FloatArray:
-        """Infinite where a step would run without a captured graph, unless it drafts nothing."""
+    def _mask_uncaptured(self, values: FloatArray, engine: EngineConfig) -> FloatArray:
+        """Return the values by K and batch, infinite where a step with drafts would run without a captured graph."""
         if engine.max_captured_tokens is None:
-            return by_tokens
+            return values
         tokens = np.arange(self.max_speculative_tokens + 1)[:, None]
-        found: FloatArray = np.where(
-            (tokens > 0) & (self.load.batches * (tokens + 1) > engine.max_captured_tokens), np.inf, by_tokens
+        masked: FloatArray = np.where(
+            (tokens > 0) & (self.load.batches * (tokens + 1) > engine.max_captured_tokens), np.inf, values
         )
-        return found
+        return masked
 
     def worst_fifth_gain(self, setting: SpeculationSetting, current: SpeculationSetting) -> float:
-        """The gain over the current setting, half of the draws above it, in the fifth of the request-steps where it is least."""
-        ours, now = self.rate_matched_token_seconds(setting, current), self.token_seconds(current)
-        made = self.load.shares * self.tokens_per_step(current) / self.load.batches
+        """Return the median gain over the current setting in the fifth of the request-steps where it is lowest."""
+        seconds, current_seconds = self.rate_matched_token_seconds(setting, current), self.token_seconds(current)
+        weights = self.load.shares * self.tokens_per_step(current) / self.load.batches
         return min(
-            float(np.median((now[:, low:high] @ made[low:high]) / (ours[:, low:high] @ made[low:high]))) - 1
+            float(np.median((current_seconds[:, low:high] @ weights[low:high]) / (seconds[:, low:high] @ weights[low:high]))) - 1
             for low, high in self._batch_groups(5)
         )
 
     def gain_by_batch(self, setting: SpeculationSetting, current: SpeculationSetting) -> FloatArray:
-        """The gain over the current setting at each batch, half of the draws above it."""
-        found: FloatArray = np.median(self.token_seconds(current) / self.rate_matched_token_seconds(setting, current), axis=0) - 1
-        return found
+        """Return the median gain over the current setting at each batch."""
+        gains: FloatArray = np.median(self.token_seconds(current) / self.rate_matched_token_seconds(setting, current), axis=0) - 1
+        return gains
 
     def probability_within_by_batch(self, setting: SpeculationSetting, current: SpeculationSetting, seconds: float) -> FloatArray:
-        """By batch: probability that a token takes no longer than so many seconds, or than under the current setting."""
-        ours = self.rate_matched_token_seconds(setting, current)
-        found: FloatArray = ((ours <= seconds) | (ours <= self.token_seconds(current))).mean(axis=0)
-        return found
+        """Return the probability by batch that a token takes at most `seconds`, or no longer than under the current setting."""
+        token_seconds = self.rate_matched_token_seconds(setting, current)
+        within = (token_seconds <= seconds) | (token_seconds <= self.token_seconds(current))
+        probability: FloatArray = within.mean(axis=0)
+        return probability
 
     def build_guarded_schedule(
         self, setting: SpeculationSetting, current: SpeculationSetting, first_batch: int, last_batch: float
     ) -> Schedule | None:
-        """The setting from a first batch to a last one (infinite: on all that are larger), and the current one on the others.
-        None where that is neither, or would take more tiers than a schedule is to have."""
+        """Return a schedule of the setting from `first_batch` to `last_batch`, and of the current setting at all other batches.
+
+        An infinite `last_batch` includes all larger batches. The result is None if only one tier remains, if none drafts, or if
+        it would take more tiers than a schedule may have.
+        """
         high = math.ceil(self.load.batches[-1] if last_batch == math.inf else last_batch)
         tiers = [*_tiers_in_range(current, 1, first_batch - 1), *_tiers_in_range(setting, first_batch, high)]
         if last_batch < math.inf:
             tiers += _tiers_in_range(current, high + 1, 2 * high)
         joined: list[ScheduleTier] = []
-        for one in tiers:
-            if joined and joined[-1].tokens == one.tokens:
-                joined[-1] = replace(joined[-1], last=one.last)
+        for tier in tiers:
+            if joined and joined[-1].tokens == tier.tokens:
+                joined[-1] = replace(joined[-1], last=tier.last)
             else:
-                joined.append(one)
-        most = max(one.tokens for one in joined)
-        return Schedule(tuple(joined), most) if 1 < len(joined) <= MAX_SCHEDULE_TIERS and most > 0 else None
+                joined.append(tier)
+        max_k = max(tier.tokens for tier in joined)
+        return Schedule(tuple(joined), max_k) if 1 < len(joined) <= MAX_SCHEDULE_TIERS and max_k > 0 else None
 
     def _batch_groups(self, count: int) -> list[tuple[int, int]]:
-        """Ranges of neighbouring batches of about equal weight."""
+        """Return ranges of neighbouring batches of about equal weight."""
         ends = np.searchsorted(np.cumsum(self.load.shares), np.arange(1, count) / count) + 1
         edges = sorted({0, *ends.tolist(), len(self.load.batches)})
         return [(low, high) for low, high in itertools.pairwise(edges) if low < high <= len(self.load.batches)]
@@ -338,12 +369,12 @@ class Forecast:
 
 @dataclass(frozen=True)
 class LoadExtrapolation:
-    """What may come, where the load of a day is not known (`unseen`)."""
+    """Forecasts at loads that may occur, for when a day of load is not known (`extrapolate_load`)."""
 
     range_forecast: Forecast
-    """At the least and the largest batch, at which nothing may be worse than now."""
+    """At the lowest and the highest batch, where no candidate may be worse than the current setting."""
     headroom_forecast: Forecast
-    """At the largest one, and at the one up to which the objectives have to hold."""
+    """At the highest batch, and at the one up to which the objectives have to hold."""
 
 
 def build_forecast(
@@ -354,7 +385,10 @@ def build_forecast(
     random: np.random.Generator,
     max_num_seqs: float = math.inf,
 ) -> Forecast:
-    """Draws for K = 0 to `most`, as many as there are of acceptance. `room`: the most requests that an engine runs at a time."""
+    """Draw the forecast for K = 0 to `max_k`, with as many draws as the acceptance model has.
+
+    `max_num_seqs`: maximum number of requests that an engine runs at a time.
+    """
     draws = len(acceptance.survival)
     tokens = np.repeat(np.arange(max_k + 1), len(load.batches)).astype(float)
     batches = np.tile(load.batches, max_k + 1)
@@ -366,69 +400,75 @@ def build_forecast(
 
 
 def _tiers_in_range(setting: SpeculationSetting, first: int, last: int) -> list[ScheduleTier]:
-    """What a setting drafts at the batches of a range, as tiers."""
+    """Return what a setting drafts at a range of batches, as tiers."""
     if last < first:
         return []
     tiers = setting.tiers if isinstance(setting, Schedule) else (ScheduleTier(1, last, max_speculative_tokens(setting)),)
-    tiers = (*tiers[:-1], replace(tiers[-1], last=max(tiers[-1].last, last)))  # the last one's goes on beyond it
+    tiers = (*tiers[:-1], replace(tiers[-1], last=max(tiers[-1].last, last)))  # the last tier also applies to larger batches
     return [
-        ScheduleTier(max(one.first, first), min(one.last, last), one.tokens)
-        for one in tiers
-        if one.first <= last and one.last >= first
+        ScheduleTier(max(tier.first, first), min(tier.last, last), tier.tokens)
+        for tier in tiers
+        if tier.first <= last and tier.last >= first
     ]
 
 
 def draft_tokens_by_batch(setting: SpeculationSetting, batches: FloatArray) -> IntArray:
-    """Draft tokens in a step, by batch."""
+    """Return the draft tokens in a step, by batch."""
     if not isinstance(setting, Schedule):
         return np.full(len(batches), max_speculative_tokens(setting))
-    last = np.array([tier.last for tier in setting.tiers[:-1]])
-    found: IntArray = np.array([tier.tokens for tier in setting.tiers])[np.searchsorted(last, np.rint(batches))]
-    return found
+    last_batches = np.array([tier.last for tier in setting.tiers[:-1]])
+    tokens: IntArray = np.array([tier.tokens for tier in setting.tiers])[np.searchsorted(last_batches, np.rint(batches))]
+    return tokens
 
 
 def _interpolation_weights(batches: FloatArray, factors: FloatArray) -> FloatArray:
-    """Weights that make values at rising batches those at factors of them (factors by batches): linear between them, as at the
-    least below it, and above the largest as from half of that on."""
-    wanted = (factors * batches).ravel()
-    place = np.clip(np.searchsorted(batches, wanted) - 1, 0, len(batches) - 2)
-    left = np.where(wanted > batches[-1], np.searchsorted(batches[:-2], batches[-1] / 2), place)
-    right = np.where(wanted > batches[-1], len(batches) - 1, place + 1)
-    share = np.maximum((wanted - batches[left]) / (batches[right] - batches[left]), 0.0)
-    found = np.zeros((len(wanted), len(batches)))
-    rows = np.arange(len(wanted))
-    found[rows, left] += 1 - share
-    found[rows, right] += share
-    return found
+    """Return weights that turn values at increasing batches into values at factors of these batches (factors by batches).
+
+    They interpolate linearly. Below the lowest batch its value applies. Above the highest batch the line through its value and
+    that at half of it is extrapolated.
+    """
+    targets = (factors * batches).ravel()
+    index = np.clip(np.searchsorted(batches, targets) - 1, 0, len(batches) - 2)
+    left = np.where(targets > batches[-1], np.searchsorted(batches[:-2], batches[-1] / 2), index)
+    right = np.where(targets > batches[-1], len(batches) - 1, index + 1)
+    share = np.maximum((targets - batches[left]) / (batches[right] - batches[left]), 0.0)
+    weights = np.zeros((len(targets), len(batches)))
+    rows = np.arange(len(targets))
+    weights[rows, left] += 1 - share
+    weights[rows, right] += share
+    return weights
 
 
 def _optimal_tiers(cost: FloatArray, *, falling: bool) -> list[tuple[int, int]] | None:
-    """(last group, tokens) of each tier at the least cost (tokens by groups), a further tier only where it is worth it."""
+    """Return (last group, tokens) of each tier at the lowest cost (tokens by groups); a further tier only where it is worth it.
+
+    With `falling`, tokens never rise from one tier to the next.
+    """
     levels, groups = cost.shape
-    never = 1e6 * float(cost[np.isfinite(cost)].max())
-    sums = np.concatenate([np.zeros((levels, 1)), np.cumsum(np.where(np.isfinite(cost), cost, never), axis=1)], axis=1)
-    after = np.triu(np.ones((levels, levels), bool), 1) if falling else ~np.eye(levels, dtype=bool)  # [tokens, before]
-    best = [sums.copy()]  # by tiers: tokens of the last by groups done
-    best[0][:, 0] = never
-    choices: list[tuple[FloatArray, FloatArray]] = []
+    prohibitive = 1e6 * float(cost[np.isfinite(cost)].max())
+    sums = np.concatenate([np.zeros((levels, 1)), np.cumsum(np.where(np.isfinite(cost), cost, prohibitive), axis=1)], axis=1)
+    may_follow = np.triu(np.ones((levels, levels), bool), 1) if falling else ~np.eye(levels, dtype=bool)  # [tokens, before]
+    best = [sums.copy()]  # by number of tiers: tokens of the last tier by groups covered
+    best[0][:, 0] = prohibitive
+    choices_by_count: list[tuple[FloatArray, FloatArray]] = []
     for _ in range(1, MAX_SCHEDULE_TIERS):
-        ahead = np.where(after[:, :, None], best[-1][None], never)
-        before, entry = ahead.argmin(axis=1), ahead.min(axis=1)
-        # The last tier begins at `start`: [tokens, end, start]
-        total = (entry - sums)[:, None, :] + sums[:, :, None]
-        total = np.where(np.tri(groups + 1, k=-1, dtype=bool)[None], total, never)
+        costs_before = np.where(may_follow[:, :, None], best[-1][None], prohibitive)
+        best_before, entry_cost = costs_before.argmin(axis=1), costs_before.min(axis=1)
+        # The last tier begins at `start`; axes: [tokens, end, start].
+        total = (entry_cost - sums)[:, None, :] + sums[:, :, None]
+        total = np.where(np.tri(groups + 1, k=-1, dtype=bool)[None], total, prohibitive)
         start = total.argmin(axis=2)
-        choices.append((start, np.take_along_axis(before, start, axis=1)))
+        choices_by_count.append((start, np.take_along_axis(best_before, start, axis=1)))
         best.append(total.min(axis=2))
-    chosen = 0
+    best_count = 0
     for count in range(1, MAX_SCHEDULE_TIERS):
-        if best[count][:, groups].min() < best[chosen][:, groups].min() * (1 - MIN_TIER_GAIN):
-            chosen = count
-    tokens, end = int(best[chosen][:, groups].argmin()), groups
-    if best[chosen][tokens, groups] >= never:
+        if best[count][:, groups].min() < best[best_count][:, groups].min() * (1 - MIN_TIER_GAIN):
+            best_count = count
+    tokens, end = int(best[best_count][:, groups].argmin()), groups
+    if best[best_count][tokens, groups] >= prohibitive:
         return None
-    found = [(end - 1, tokens)]
-    for start, previous in reversed(choices[:chosen]):
+    tiers = [(end - 1, tokens)]
+    for start, previous in reversed(choices_by_count[:best_count]):
         end, tokens = int(start[tokens, end]), int(previous[tokens, end])
-        found.insert(0, (end - 1, tokens))
-    return found
+        tiers.insert(0, (end - 1, tokens))
+    return tiers

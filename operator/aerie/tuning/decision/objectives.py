@@ -1,14 +1,16 @@
-"""What users would see under a setting: time per output token and to the first token, against the objectives.
+"""Forecast the latencies that users would see under a setting, and compare them with the objectives.
 
-An objective is for a percentile of the requests, and that of the time per output token is to hold at the largest load too: at
-each batch it holds, or a token takes no longer than now.
+The latencies are the time per output token and the time to the first token. An objective is for a percentile of the requests. The
+objective of the time per output token has to hold at the largest load too: at each batch it holds, or a token takes no longer
+than now.
 
-The percentile of requests is taken over the batches of the load, and scaled by what requests really had under the current setting
-(their histogram) over what the forecast says of it: requests differ by more than the batch. Time to the first token is queueing
-and prefill, which no setting changes by itself; it is taken to stretch with the steps and with the busy seconds per token,
-whichever stretches more. Not modelled: a queue that tips over, or empties.
+The percentile of requests is the percentile over the batches of the load, times a factor, because requests differ by more than
+the batch. The factor is the measured latency under the current setting (the requests' histogram) over its forecast. Time to the
+first token is queueing and prefill, which no setting changes directly. It is assumed to grow with the step time or with the busy
+seconds per token, whichever grows more. Not modelled: a queue that becomes unstable, or empties.
 
-And what users see while replicas are out: the others get their requests, run larger batches, and each token takes longer.
+A further forecast is the slowdown while replicas are unavailable: the other replicas receive their requests and run larger
+batches, so each token takes longer.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from aerie.tuning.telemetry import TelemetryBlock
 _MAX_BATCH = 512.0
 """Requests in a step: vLLM's --max-num-seqs is 256 or more by default."""
 _DEFAULT_PERCENTILE_FACTOR = 1.25
-"""Percentile of requests by that of batches, where no request has finished."""
+"""Ratio of the percentile of requests to that of batches, if no request has finished."""
 
 
 @dataclass(frozen=True)
 class ObservedLatencies:
-    """Percentiles of the requests under the current setting, in seconds; None where no request got that far."""
+    """Percentiles of the requests under the current setting, in seconds; None if no request reached that point."""
 
     time_per_output_token: float | None = None
     time_to_first_token: float | None = None
@@ -43,36 +45,36 @@ class ObservedLatencies:
 
 @dataclass(frozen=True)
 class LatencyForecast:
-    """Of one setting, at the objectives' percentile of the requests."""
+    """Latencies of one setting, at the objectives' percentile of the requests."""
 
     time_per_output_token: tuple[float, float]
-    """Seconds: the 50 % and 95 % points of the forecast."""
+    """Seconds: the 50 % and 95 % quantiles of the forecast."""
     time_to_first_token: tuple[float, float] | None
     probability_met: float
-    """Probability that all objectives hold, or that the one of the time per output token does at a batch, what is less; 1 without
-    any."""
+    """Probability that all objectives hold, or the lowest probability at any batch that the objective of the time per output
+    token holds, whichever is lower; 1 without objectives."""
     probability_no_worse: float
-    """Probability that on the load that was seen each objective holds, or is missed by no more than it is now: what a canary may
-    explore with."""
+    """Probability that on the observed load each objective holds, or is missed by no more than now; the condition for an
+    exploration canary."""
 
 
 def measure_latencies(blocks: Iterable[TelemetryBlock], setting: SpeculationSetting, percentile: int) -> ObservedLatencies:
-    """From the histograms of a setting's requests, interpolated inside a bucket."""
-    counted = [block.counters for block in blocks if block.setting == setting]
+    """Return the latencies in the histograms of a setting's requests, interpolated inside a bucket."""
+    block_counters = [block.counters for block in blocks if block.setting == setting]
     share = percentile / 100
     return ObservedLatencies(
-        _merged_quantile([one.time_per_output_token for one in counted], share),
-        _merged_quantile([one.time_to_first_token for one in counted], share),
+        _merged_quantile([counters.time_per_output_token for counters in block_counters], share),
+        _merged_quantile([counters.time_to_first_token for counters in block_counters], share),
     )
 
 
 def max_token_seconds(
     forecast: Forecast, current: SpeculationSetting, observed_latencies: ObservedLatencies, objectives: LatencyObjectives
 ) -> float:
-    """Seconds a token at a batch, beyond which its requests break the objective; infinite without one."""
+    """Return the seconds per token at a batch beyond which its requests break the objective; infinite without an objective."""
     if objectives.time_per_output_token is None:
         return math.inf
-    # In a window requests differ by as much as they do without a histogram, however alike those of a whole day were.
+    # Within a window requests differ at least by the default factor, even if those of a whole day are more alike.
     return objectives.time_per_output_token / max(
         _percentile_factor(forecast, current, observed_latencies, objectives), _DEFAULT_PERCENTILE_FACTOR
     )
@@ -86,85 +88,96 @@ def forecast_latencies(
     observed_latencies: ObservedLatencies,
     objectives: LatencyObjectives,
 ) -> LatencyForecast:
-    """The forecast of a setting's latencies. `far`: at batches that may come, up to the largest."""
+    """Forecast a setting's latencies.
+
+    `headroom_forecast`: the forecast at higher batches that may occur, up to the highest one.
+    """
     share = objectives.percentile / 100
     factor = _percentile_factor(forecast, current, observed_latencies, objectives)
-    output = factor * _token_seconds_at_share(forecast, setting, current, share)
-    holds = np.ones(len(output), dtype=bool)
-    bearable = holds.copy()
+    output_seconds = factor * _token_seconds_at_share(forecast, setting, current, share)
+    is_met = np.ones(len(output_seconds), dtype=bool)
+    is_no_worse = is_met.copy()
     if objectives.time_per_output_token is not None:
-        holds &= output <= objectives.time_per_output_token
-        bearable &= holds | (output <= factor * _token_seconds_at_share(forecast, current, current, share))
-    first: FloatArray | None = None
+        is_met &= output_seconds <= objectives.time_per_output_token
+        is_no_worse &= is_met | (output_seconds <= factor * _token_seconds_at_share(forecast, current, current, share))
+    first_token_seconds: FloatArray | None = None
     if observed_latencies.time_to_first_token is not None:
-        busy = forecast.busy_seconds(setting, current) / forecast.busy_seconds(current, current)
-        steps = _mean_step_seconds(forecast, setting) / _mean_step_seconds(forecast, current)
-        first = observed_latencies.time_to_first_token * np.maximum(busy, steps)
+        busy_ratio = forecast.busy_seconds(setting, current) / forecast.busy_seconds(current, current)
+        step_ratio = _mean_step_seconds(forecast, setting) / _mean_step_seconds(forecast, current)
+        first_token_seconds = observed_latencies.time_to_first_token * np.maximum(busy_ratio, step_ratio)
         if objectives.time_to_first_token is not None:
-            holds &= first <= objectives.time_to_first_token
-            bearable &= first <= max(objectives.time_to_first_token, observed_latencies.time_to_first_token)
-    seconds = max_token_seconds(forecast, current, observed_latencies, objectives)
+            is_met &= first_token_seconds <= objectives.time_to_first_token
+            is_no_worse &= first_token_seconds <= max(objectives.time_to_first_token, observed_latencies.time_to_first_token)
+    max_seconds = max_token_seconds(forecast, current, observed_latencies, objectives)
     by_batch = [
-        float(one.probability_within_by_batch(setting, current, seconds).min())
-        for one in (forecast, headroom_forecast)
-        if one is not None
+        float(batches.probability_within_by_batch(setting, current, max_seconds).min())
+        for batches in (forecast, headroom_forecast)
+        if batches is not None
     ]
-    points = None if first is None else _median_and_p95(first)
+    first_token_quantiles = None if first_token_seconds is None else _median_and_p95(first_token_seconds)
     return LatencyForecast(
-        _median_and_p95(output), points, float(min(holds.mean(), *by_batch)), float(min(bearable.mean(), by_batch[0]))
+        _median_and_p95(output_seconds),
+        first_token_quantiles,
+        float(min(is_met.mean(), *by_batch)),
+        float(min(is_no_worse.mean(), by_batch[0])),
     )
 
 
 def _percentile_factor(
-    drawn: Forecast, current: SpeculationSetting, seen: ObservedLatencies, objectives: LatencyObjectives
+    forecast: Forecast, current: SpeculationSetting, observed_latencies: ObservedLatencies, objectives: LatencyObjectives
 ) -> float:
-    """Percentile of requests by that of batches."""
-    if seen.time_per_output_token is None:
+    """Return the ratio of the percentile of requests to that of batches."""
+    if observed_latencies.time_per_output_token is None:
         return _DEFAULT_PERCENTILE_FACTOR
-    return seen.time_per_output_token / float(
-        np.median(_token_seconds_at_share(drawn, current, current, objectives.percentile / 100))
+    return observed_latencies.time_per_output_token / float(
+        np.median(_token_seconds_at_share(forecast, current, current, objectives.percentile / 100))
     )
 
 
 def _token_seconds_at_share(
-    drawn: Forecast, setting: SpeculationSetting, current: SpeculationSetting, share: float
+    forecast: Forecast, setting: SpeculationSetting, current: SpeculationSetting, share: float
 ) -> FloatArray:
-    """Draws of a user's seconds per token at the batch that this share of the request-steps is no slower than."""
-    seconds = drawn.rate_matched_token_seconds(setting, current)
+    """Return draws of a user's seconds per token at the batch that is as slow as this share of the request-steps, or slower."""
+    seconds = forecast.rate_matched_token_seconds(setting, current)
     order = np.argsort(seconds.mean(axis=0))
-    index = int(np.searchsorted(np.cumsum(drawn.load.shares[order]), share))
-    found: FloatArray = seconds[:, order[min(index, len(order) - 1)]]
-    return found
+    index = int(np.searchsorted(np.cumsum(forecast.load.shares[order]), share))
+    draws: FloatArray = seconds[:, order[min(index, len(order) - 1)]]
+    return draws
 
 
-def _mean_step_seconds(drawn: Forecast, setting: SpeculationSetting) -> FloatArray:
-    """Draws of the mean seconds of a step."""
-    found: FloatArray = (drawn.token_seconds(setting) * drawn.tokens_per_step(setting)) @ drawn.load.shares
-    return found
+def _mean_step_seconds(forecast: Forecast, setting: SpeculationSetting) -> FloatArray:
+    """Return draws of the mean seconds of a step."""
+    draws: FloatArray = (forecast.token_seconds(setting) * forecast.tokens_per_step(setting)) @ forecast.load.shares
+    return draws
 
 
 def _median_and_p95(values: FloatArray) -> tuple[float, float]:
-    middle, high = quantiles(values, 0.5, 0.95)
-    return middle, high
+    median, p95 = quantiles(values, 0.5, 0.95)
+    return median, p95
 
 
 def _merged_quantile(histograms: Sequence[Histogram], share: float) -> float | None:
-    """Of all together, or of those with the newest one's buckets; None where nothing tells it."""
-    alike = [one for one in histograms if one.edges == histograms[-1].edges]
-    if not alike:
+    """Return the quantile of all histograms with the newest one's buckets; None without observations, or beyond the last
+    bucket."""
+    mergeable = [histogram for histogram in histograms if histogram.edges == histograms[-1].edges]
+    if not mergeable:
         return None
-    counts = tuple(sum(column) for column in zip(*(one.counts for one in alike), strict=True))
-    found = Histogram(alike[-1].edges, counts, sum(one.sum for one in alike)).quantile(share)
-    return found.estimate if found is not None and math.isfinite(found.high) else None
+    counts = tuple(sum(column) for column in zip(*(histogram.counts for histogram in mergeable), strict=True))
+    merged = Histogram(mergeable[-1].edges, counts, sum(histogram.sum for histogram in mergeable))
+    quantile = merged.quantile(share)
+    return quantile.estimate if quantile is not None and math.isfinite(quantile.high) else None
 
 
 def load_slowdown(
     step_time: StepTimeModel, acceptance_lengths: FloatArray, setting: SpeculationSetting, batch: float, load_factor: float
 ) -> float:
-    """By what share a user's time per output token grows when each replica has so many times the requests, from this mean batch
-    on; infinite where no batch up to `_LARGEST` gives so many tokens. `lengths`: by K. Prefill is left out."""
+    """Return by what share a user's time per output token grows when each replica receives `load_factor` times the requests.
+
+    `batch` is the mean batch before. The result is infinite if no batch up to `_MAX_BATCH` gives so many tokens.
+    `acceptance_lengths`: by K. Prefill is left out.
+    """
     batches = np.geomspace(batch, max(_MAX_BATCH, 2 * batch), 200)
     tokens = draft_tokens_by_batch(setting, batches)
-    each = step_time.central_step_seconds(batches, tokens.astype(float)) / acceptance_lengths[tokens]
-    enough = np.flatnonzero(batches / each >= load_factor * batch / each[0])
-    return float(each[enough[0]] / each[0]) - 1 if len(enough) else math.inf
+    seconds = step_time.central_step_seconds(batches, tokens.astype(float)) / acceptance_lengths[tokens]
+    sufficient = np.flatnonzero(batches / seconds >= load_factor * batch / seconds[0])
+    return float(seconds[sufficient[0]] / seconds[0]) - 1 if len(sufficient) else math.inf

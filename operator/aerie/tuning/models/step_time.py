@@ -147,7 +147,8 @@ def fit_step_time(
     if residual_sd > MAX_RESIDUAL_SD:
         return Unknown(
             f"step times scatter by {100 * residual_sd:.0f} % around every cost of batch, drafts and prefill, and up to "
-            f"{100 * MAX_RESIDUAL_SD:.0f} % can be reckoned with: contexts of very different lengths, or other work on the same GPU."
+            f"{100 * MAX_RESIDUAL_SD:.0f} % can be reckoned with: contexts of very different lengths, or other work on the same "
+            "GPU."
         )
     pooled = _pool_groups(columns, parameters, effects, weights)
     center, covariance = _refit_pooled(pooled, parameters, mean, precision, max_captured_tokens)
