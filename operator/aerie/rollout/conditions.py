@@ -1,6 +1,6 @@
-"""The conditions of the status: what they say, since when, and what a change of them is worth telling.
+"""Conditions of the status: content, transition times, and the events of their changes.
 
-A condition's time is that of its last change of status, so that it stays while only the sentence changes.
+The time of a condition is that of its last change of status, so it stays while only the message changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MAX_MESSAGE_CHARACTERS = 2000
 READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
 TUNED = "Tuned"
 _HEALTHY_STATUS_BY_TYPE = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False", TUNED: "True"}
-"""The status that is no reason to worry."""
+"""Status of each condition that is no reason to worry."""
 
 
 @dataclass(frozen=True)
 class ConditionUpdate:
-    """What one condition is to say."""
+    """Desired content of one condition."""
 
     type: str
     status: ConditionStatus
@@ -35,45 +35,47 @@ class ConditionUpdate:
 def build_conditions(
     updates: Sequence[ConditionUpdate], previous_status: Status | None, generation: int | None, now: datetime
 ) -> list[Condition]:
-    """The findings as conditions, in their order, with the times of those in `before` that still hold."""
-    old = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}
-    made = []
-    for finding in updates:
-        last = old.get(finding.type)
-        since = last.last_transition_time if last is not None and last.status == finding.status else now
-        made.append(
+    """Return the conditions in the order of `updates`, with the times of the previous ones whose status is unchanged."""
+    previous_by_type = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}
+    conditions = []
+    for update in updates:
+        previous = previous_by_type.get(update.type)
+        transition_time = previous.last_transition_time if previous is not None and previous.status == update.status else now
+        conditions.append(
             Condition(
-                type=finding.type,
-                status=finding.status,
-                reason=finding.reason,
-                message=truncate_message(finding.message),
-                last_transition_time=since,
+                type=update.type,
+                status=update.status,
+                reason=update.reason,
+                message=truncate_message(update.message),
+                last_transition_time=transition_time,
                 observed_generation=generation,
             )
         )
-    return made
+    return conditions
 
 
 def truncate_message(text: str) -> str:
-    """The text, cut where it is longer than anybody would read."""
+    """Return the text, truncated to the maximum length of a message."""
     return text if len(text) <= _MAX_MESSAGE_CHARACTERS else text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
 
 
 def build_condition_events(previous_status: Status | None, current_status: Status) -> Iterator[Event]:
-    """One event for each condition whose status or reason has changed; none for a status that is repeated."""
-    old = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}
+    """Yield one event for each condition whose status or reason has changed; none for a repeated status."""
+    previous_by_type = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}
     for condition in current_status.conditions:
-        last = old.get(condition.type)
-        if last is not None and (last.status, last.reason) == (condition.status, condition.reason):
+        previous = previous_by_type.get(condition.type)
+        if previous is not None and (previous.status, previous.reason) == (condition.status, condition.reason):
             continue
-        good = condition.status == _HEALTHY_STATUS_BY_TYPE[condition.type] or condition.status == "Unknown"
-        normal = (
-            good or condition.type == TUNED or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED_REASONS)
+        is_healthy = condition.status == _HEALTHY_STATUS_BY_TYPE[condition.type] or condition.status == "Unknown"
+        is_normal = (
+            is_healthy
+            or condition.type == TUNED
+            or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED_REASONS)
         )
-        if last is None and normal:
-            continue  # the usual beginning is no news
-        yield Event("Normal" if normal else "Warning", condition.reason, condition.message)
+        if previous is None and is_normal:
+            continue  # the usual start is no event
+        yield Event("Normal" if is_normal else "Warning", condition.reason, condition.message)
 
 
 _EXPECTED_REASONS = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero"})
-"""Reasons for a condition that is not good and needs nobody."""
+"""Reasons of a condition that is not healthy and needs no action."""

@@ -1,4 +1,4 @@
-"""What is asked for, by the spec and by tuning: a revision, its pods, and how both are called in the status.
+"""Desired revision, from the spec and the tuner: its pods, and how the status names both.
 
 Guarantee: pure. A spec that could not run has no pods, and `problem` says why in a sentence.
 """
@@ -34,25 +34,25 @@ class DesiredRevision:
     """A revision and its pods."""
 
     resource: SpeculativeDeployment
-    """With the most tokens of the setting in its spec, whoever chose it."""
+    """The resource with the maximum tokens of the setting in its spec, whether spec or tuner selected it."""
     setting: SpeculationSetting
     revision: str
     pod_template: dict[str, Any] | None = None
     problem: str = ""
-    """Why there are no pods that could run."""
+    """Why no pods could run; empty where they could."""
     trial: Trial | None = None
-    """The trial that it is for; None where it is to stay."""
+    """The trial that it belongs to; None where it is to stay."""
 
     @property
     def goal(self) -> AnalysisGoal | None:
-        """What a trial has to show; None: what the spec says."""
+        """Goal of a trial's analysis; None: that of the spec."""
         if self.trial is None:
             return None
         return "Faster" if self.trial.purpose == "Change" else "Explore"
 
     @property
     def arm(self) -> Arm:
-        """As the status shows it, without pods."""
+        """The arm as the status shows it, without pods."""
         spec, tokens = self.resource.spec, max_speculative_tokens(self.setting)
         return Arm(
             revision=self.revision,
@@ -63,7 +63,7 @@ class DesiredRevision:
         )
 
     def describe_change(self, previous_status: Status) -> str:
-        """What is new in it, in a word."""
+        """Return a short description of what is new in the revision."""
         if previous_status.stable is None:
             return "first revision"
         if self.trial is not None:
@@ -86,18 +86,20 @@ def resolve_desired_revision(
     setting: SpeculationSetting | None = None,
     trial: Trial | None = None,
 ) -> DesiredRevision:
-    """The revision that the spec asks for, with the setting that tuning puts in place of the spec's, if any. `no_drafter` says
-    why none was chosen, where the spec names none."""
+    """Return the desired revision, with the tuner's setting instead of the spec's, if any.
+
+    `no_drafter_reason` says why no drafter was selected, where the spec names none.
+    """
     spec = resource.spec
     setting = read_spec_setting(resource) if setting is None else setting
-    wanted = DesiredRevision(
+    desired = DesiredRevision(
         _with_max_tokens(resource, max_speculative_tokens(setting)), setting, compute_revision(resource, setting), trial=trial
     )
     if spec.drafter is None and not isinstance(setting, Off):
-        return replace(wanted, problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.tokens: 0.")
+        return replace(desired, problem=no_drafter_reason or "spec.drafter is missing: write one, or spec.speculation.tokens: 0.")
     engine = releases.resolve_engine_version(spec.engine.image, spec.engine.version)
     if isinstance(engine, releases.UnknownVersion):
-        return replace(wanted, problem=engine.message)
+        return replace(desired, problem=engine.message)
     try:
         config = None
         if spec.drafter is not None:
@@ -111,40 +113,40 @@ def resolve_desired_revision(
             config = command_line.build_speculative_config(
                 setting, drafter, engine.version, arguments.parse_arguments(spec.engine.args)
             )
-        return replace(wanted, pod_template=engine_pod.build_pod_template(resource, config))
+        return replace(desired, pod_template=engine_pod.build_pod_template(resource, config))
     except (arguments.ArgumentError, PodTemplateError) as error:
-        return replace(wanted, problem=str(error))
+        return replace(desired, problem=str(error))
 
 
 def recommend_draft_sampling(resource: SpeculativeDeployment, setting: SpeculationSetting) -> DraftSampling | None:
-    """What to write in spec.speculation.draftSampling for the traffic that the spec says there is; None where nothing is.
+    """Return the recommended spec.speculation.draftSampling for the traffic that the spec declares; None where there is none.
 
-    Greedy requests accept what they did before, whatever the drafts are drawn by, so that it is for Sampled alone; and of what
-    somebody has written there, nobody is told.
+    Greedy requests accept the same drafts as before, however drafts are sampled, so the recommendation is for Sampled traffic
+    alone. Where the user has set the field, there is no recommendation.
     """
-    spec = resource.spec.speculation
-    if spec.tuning.mode == "Off" or spec.tuning.traffic != "Sampled" or spec.draft_sampling is not None:
+    speculation = resource.spec.speculation
+    if speculation.tuning.mode == "Off" or speculation.tuning.traffic != "Sampled" or speculation.draft_sampling is not None:
         return None
     if isinstance(setting, Off):
         return None
-    drawn = spec.model_copy(update={"draft_sampling": "Probabilistic"})
-    other = resource.model_copy(update={"spec": resource.spec.model_copy(update={"speculation": drawn})})
-    return None if resolve_desired_revision(other, setting=setting).problem else "Probabilistic"
+    probabilistic = speculation.model_copy(update={"draft_sampling": "Probabilistic"})
+    changed_resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"speculation": probabilistic})})
+    return None if resolve_desired_revision(changed_resource, setting=setting).problem else "Probabilistic"
 
 
 def read_spec_setting(resource: SpeculativeDeployment) -> SpeculationSetting:
-    """The setting that the spec names."""
+    """Return the setting that the spec names."""
     tokens = resource.spec.speculation.tokens
     return Static(tokens) if tokens else Off()
 
 
 def build_status_setting(setting: SpeculationSetting) -> SettingStatus:
-    """A setting as the status shows it."""
+    """Return a setting as the status shows it."""
     tokens = max_speculative_tokens(setting)
     match setting:
         case Schedule(tiers):
-            told = [TierStatus(first=one.first, last=one.last, tokens=one.tokens) for one in tiers]
-            return SettingStatus(mode="Schedule", tokens=tokens, schedule=told)
+            schedule_tiers = [TierStatus(first=tier.first, last=tier.last, tokens=tier.tokens) for tier in tiers]
+            return SettingStatus(mode="Schedule", tokens=tokens, schedule=schedule_tiers)
         case Adaptive():
             return SettingStatus(mode="Adaptive", tokens=tokens)
         case Static():
@@ -154,7 +156,7 @@ def build_status_setting(setting: SpeculationSetting) -> SettingStatus:
 
 
 def read_status_setting(status_setting: SettingStatus) -> SpeculationSetting:
-    """The setting that the status shows. Raises SettingError for what is none."""
+    """Return the setting that the status shows. Raises SettingError for an invalid one."""
     match status_setting.mode:
         case "Off":
             return Off()
@@ -164,13 +166,13 @@ def read_status_setting(status_setting: SettingStatus) -> SpeculationSetting:
             return Adaptive(status_setting.tokens)
         case "Schedule":
             return Schedule(
-                tuple(ScheduleTier(one.first, one.last, one.tokens) for one in status_setting.schedule or ()),
+                tuple(ScheduleTier(tier.first, tier.last, tier.tokens) for tier in status_setting.schedule or ()),
                 status_setting.tokens,
             )
 
 
 def _with_max_tokens(resource: SpeculativeDeployment, tokens: int) -> SpeculativeDeployment:
-    """What preflight is to look at: a drafter has to fit the most tokens that are drafted."""
+    """Return the resource that preflight inspects: a drafter has to fit the maximum number of draft tokens."""
     spec = resource.spec
     if spec.speculation.tokens == tokens:
         return resource
