@@ -1,9 +1,9 @@
-"""Puts the operator together: leads, watches, works, and takes it all down in order.
+"""Assembles the operator: waits for leadership, runs all parts, and stops them in order.
 
-    SIGTERM or a lost lease ─► watching stops ─► workers end their pass ─► the lease is given back ─► exit
+    SIGTERM or a lost lease ─► watches stop ─► workers finish their reconcile ─► the lease is released ─► exit
 
-A leader that loses the lease ends the process with status 1, as controller-runtime does: a fresh one has no half-done pass and
-no stale queue, and its pod starts at once.
+A leader that loses the lease ends the process with status 1, as controller-runtime does. A new process has no half-finished
+reconcile and no stale queue, and its pod starts immediately.
 """
 
 from __future__ import annotations
@@ -38,66 +38,69 @@ from aerie.rollout.facts.concurrency import ConcurrencyLimits
 _log = logging.getLogger(__name__)
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 GC_THRESHOLDS = (700, 10, 1_000_000)
-"""Thresholds of the garbage collector: young objects as ever. The oldest generation, which with thousands of pods takes it a
-tenth of a second, is collected each `COLLECT_ALL_S` and not whenever many objects were made: of what is dropped, only exceptions
-are in cycles, and they are few."""
+"""Thresholds of the garbage collector: the default for young objects, and none that is ever reached for the oldest generation.
+
+With thousands of pods, collecting the oldest generation takes a tenth of a second. It is collected each
+`FULL_GC_INTERVAL_SECONDS` instead of whenever many objects were created. Of the objects that are dropped, only exceptions are in
+cycles, and they are few.
+"""
 FULL_GC_INTERVAL_SECONDS = 600.0
 _INITIAL_RECONCILE_TIMEOUT_SECONDS = 10.0
-"""Seconds that watching waits at most for the first passes: what Kopf does with each object costs as much as a pass."""
+"""Maximum seconds that the watches wait for the first reconciles: Kopf's work per object costs as much as a reconcile."""
 _SHUTDOWN_TIMEOUT_SECONDS = 15.0
-"""Seconds for passes that are under way when the operator ends."""
+"""Maximum seconds that the shutdown waits for reconciles in progress, and then for the watches."""
 
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """What the command line says."""
+    """Options of the command line."""
 
     preflight_job_config: PreflightJobConfig
-    """Of preflight Jobs."""
+    """Configuration of preflight Jobs."""
     identity: str
     drafter_catalog: DrafterCatalog
-    """For resources that name no drafter."""
+    """Catalog for resources that name no drafter."""
     namespaces: tuple[str, ...] = ()
-    """Empty: all."""
+    """Namespaces to watch. Empty: all."""
     lease_namespace: str | None = None
-    """None: the pod's own."""
+    """Namespace of the Lease. None: the pod's own."""
     lease_name: str = "aerie-operator"
     health_port: int = 8081
     metrics_port: int = 8080
     webhook: Webhook | None = None
-    """Who is told of rollouts, besides those who read events."""
+    """Endpoint that receives notifications of rollouts."""
     prometheus_access: PrometheusAccess = field(default_factory=PrometheusAccess)
-    """Of Prometheus servers that resources name."""
+    """Access to Prometheus servers that resources name."""
     concurrency_limits: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
-    """Of rollouts and trials that are under way at the same time."""
+    """Limits on rollouts and trials in progress at the same time."""
     dry_run: bool = False
 
 
 async def run_operator(options: OperatorOptions) -> int:
-    """Until SIGTERM or SIGINT, or until the lease is lost; the exit status."""
-    gc.freeze()  # what has been imported stays; a full collection would walk over it and hold up everything for a while
+    """Run until SIGTERM or SIGINT, or until the lease is lost, and return the exit status."""
+    gc.freeze()  # imported objects stay; a full collection would traverse them and block everything for a while
     gc.set_threshold(*GC_THRESHOLDS)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    telemetry = OperatorMetrics()
-    cluster = await Cluster.connect(telemetry.record_api_call)
-    runners = await telemetry.serve(options.health_port, options.metrics_port)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+    metrics = OperatorMetrics()
+    cluster = await Cluster.connect(metrics.record_api_call)
+    runners = await metrics.serve(options.health_port, options.metrics_port)
     queue = WorkQueue()
-    watching = asyncio.create_task(telemetry.monitor_event_loop(lambda: len(queue)), name="telemetry")
-    collecting = asyncio.create_task(_collect_garbage(), name="collector")
+    monitor_task = asyncio.create_task(metrics.monitor_event_loop(lambda: len(queue)), name="telemetry")
+    gc_task = asyncio.create_task(_collect_garbage(), name="collector")
     try:
-        telemetry.ready = True  # standing by is being ready: it is what the second replica is for
+        metrics.ready = True  # standby counts as ready: it is the purpose of the second replica
         if options.dry_run:
-            return await _run_as_leader(options, cluster, queue, telemetry, stop, asyncio.Event())
+            return await _run_as_leader(options, cluster, queue, metrics, stop, asyncio.Event())
         namespace = options.lease_namespace or _read_own_namespace()
         elector = LeaderElector(cluster, namespace, options.lease_name, options.identity)
         cluster.may_write = elector.is_leader
         async with _wait_for_leadership(stop, elector) as lost:
-            return 0 if lost is None else await _run_as_leader(options, cluster, queue, telemetry, stop, lost)
+            return 0 if lost is None else await _run_as_leader(options, cluster, queue, metrics, stop, lost)
     finally:
-        watching.cancel()
-        collecting.cancel()
+        monitor_task.cancel()
+        gc_task.cancel()
         for runner in runners:
             await runner.cleanup()
         await cluster.close()
@@ -111,17 +114,17 @@ async def _collect_garbage() -> None:
 
 @contextlib.asynccontextmanager
 async def _wait_for_leadership(stop: asyncio.Event, elector: LeaderElector):  # type: ignore[no-untyped-def]
-    """Leadership, or None when the operator is stopped before it has it."""
+    """Yield the event that is set when leadership is lost, or None when the operator is stopped before it is the leader."""
     async with contextlib.AsyncExitStack() as stack:
-        leading = asyncio.create_task(stack.enter_async_context(elector.hold_leadership()))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if leading.done():
-            yield leading.result()
+        acquisition = asyncio.create_task(stack.enter_async_context(elector.hold_leadership()))
+        stop_task = asyncio.create_task(stop.wait())
+        await asyncio.wait({acquisition, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
+        if acquisition.done():
+            yield acquisition.result()
         else:
-            leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
+            acquisition.cancel()
+            await asyncio.gather(acquisition, return_exceptions=True)
             yield None
 
 
@@ -133,95 +136,102 @@ async def _run_as_leader(
     stop: asyncio.Event,
     lost: asyncio.Event,
 ) -> int:
-    clock = Clock()
-    if (date := cluster.server_time()) is not None:  # as of the Lease, which was written a moment ago
-        clock.synchronize(*date)
-    tuner = Tuner(queue.add, metrics.record_tuning_decision, lambda key: scraper.unavailable_reason(key), clock)
-    scraper = Scraper(queue.add, metrics.record_scrape, clock=clock, access=options.prometheus_access, sample_consumer=tuner)
-    prober, contexts = EquivalenceProber(queue.add), ContextLengthProber(queue.add)
-    notifier = Notifier(options.webhook, metrics.record_notification)
-    mirror = ObjectCache(queue.add)
-    reconciler = Reconciler(
-        cluster,
-        mirror,
-        queue,
-        metrics,
-        scraper,
-        prober,
-        options.preflight_job_config,
-        options.dry_run,
-        options.drafter_catalog,
-        clock,
-        # A dry run writes no claims, so that nobody's turn would ever come.
-        concurrency_limits=ConcurrencyLimits() if options.dry_run else options.concurrency_limits,
-    )
-    lists = Lister(cluster, mirror, queue, options.namespaces, metrics)
-    reconciler.notifier, reconciler.tuner, reconciler.context_length_prober, reconciler.lister = notifier, tuner, contexts, lists
+    """Run all parts until `stop` or `lost` is set, and return the exit status. Raises the error of a part that has failed."""
+    cache = ObjectCache(queue.add)
+    lister = Lister(cluster, cache, queue, options.namespaces, metrics)
+    reconciler = _build_reconciler(options, cluster, cache, queue, metrics, lister)
     metrics.set_leader(True)
-    metrics.cache_sync = lists
-    watch_stop, watching = asyncio.Event(), asyncio.Event()
+    metrics.cache_sync = lister
+    watch_stop, is_watching = asyncio.Event(), asyncio.Event()
 
     async def watch() -> None:
-        # The first look at everything comes first. Kopf lists at its start, which makes up for what happened since.
-        await lists.synced.wait()
+        # The first reconciles come first. Kopf lists at its start, which makes up for changes of the meantime.
+        await lister.synced.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_INITIAL_RECONCILE_TIMEOUT_SECONDS):
                 await queue.wait_until_empty()
-        watching.set()
-        await watches.run_watches(mirror, options.namespaces, watch_stop, lists.relist_requested)
+        is_watching.set()
+        await watches.run_watches(cache, options.namespaces, watch_stop, lister.relist_requested)
 
     async def work() -> None:
-        await lists.synced.wait()
+        await lister.synced.wait()
         await reconciler.run_worker()
 
-    watcher = asyncio.create_task(watch(), name="watch")
-    lister = asyncio.create_task(lists.run(), name="lister")
-    definition = asyncio.create_task(reconciler.crd_monitor.run(cluster), name="definition")
-    teller = asyncio.create_task(notifier.run(), name="notifier")
-    reader = asyncio.create_task(scraper.run(), name="scraper")
-    asker = asyncio.create_task(prober.run(), name="prober")
-    context_asker = asyncio.create_task(contexts.run(), name="contexts")
-    decider = asyncio.create_task(tuner.run(), name="tuner")
+    watch_task = asyncio.create_task(watch(), name="watch")
+    background_tasks = [
+        asyncio.create_task(lister.run(), name="lister"),
+        asyncio.create_task(reconciler.crd_monitor.run(cluster), name="definition"),
+        asyncio.create_task(reconciler.scraper.run(), name="scraper"),
+        asyncio.create_task(reconciler.equivalence_prober.run(), name="prober"),
+        asyncio.create_task(reconciler.context_length_prober.run(), name="contexts"),
+        asyncio.create_task(reconciler.tuner.run(), name="tuner"),
+    ]
+    notifier_task = asyncio.create_task(reconciler.notifier.run(), name="notifier")
     workers = [asyncio.create_task(work(), name=f"worker-{number}") for number in range(WORKER_COUNT)]
-    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
+    required_tasks = [watch_task, *background_tasks, *workers]
+    stop_tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())]
     try:
-        await asyncio.wait(
-            {watcher, lister, definition, reader, asker, context_asker, decider, *workers, *ends},
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        for task in (watcher, lister, definition, reader, asker, context_asker, decider, *workers):
+        await asyncio.wait({*required_tasks, *stop_tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in required_tasks:
             if task.done():
-                task.result()  # raises what ended it
-                if task is not watcher:  # Kopf takes the signals to itself, and ends well on them alone
+                task.result()  # raises the error that ended it
+                if task is not watch_task:  # Kopf handles the signals itself, and ends without an error only on them
                     raise RuntimeError(f"{task.get_name()} has ended by itself")
         return 1 if lost.is_set() else 0
     finally:
         metrics.set_leader(False)
         watch_stop.set()
-        if not watching.is_set():
-            watcher.cancel()
-        lister.cancel()
-        definition.cancel()
-        reader.cancel()
-        asker.cancel()
-        context_asker.cancel()
-        decider.cancel()
-        if lost.is_set():  # not one call more
+        if not is_watching.is_set():
+            watch_task.cancel()
+        for task in background_tasks:
+            task.cancel()
+        if lost.is_set():  # no further call is allowed
             for worker in workers:
                 worker.cancel()
         else:
             await _drain_workers(queue, workers)
-        for end in (*ends, teller):  # what was not told yet, the next leader tells
-            end.cancel()
-        await asyncio.wait({watcher}, timeout=_SHUTDOWN_TIMEOUT_SECONDS)
-        watcher.cancel()
-        await asyncio.gather(
-            watcher, lister, definition, reader, asker, context_asker, decider, *workers, *ends, return_exceptions=True
-        )
+        for ending_task in (*stop_tasks, notifier_task):  # the next leader sends the pending notifications
+            ending_task.cancel()
+        await asyncio.wait({watch_task}, timeout=_SHUTDOWN_TIMEOUT_SECONDS)
+        watch_task.cancel()
+        await asyncio.gather(*required_tasks, *stop_tasks, return_exceptions=True)
+
+
+def _build_reconciler(
+    options: OperatorOptions,
+    cluster: Cluster,
+    cache: ObjectCache,
+    queue: WorkQueue,
+    metrics: OperatorMetrics,
+    lister: Lister,
+) -> Reconciler:
+    clock = Clock()
+    if (date := cluster.server_time()) is not None:  # the date of the latest answer, to the write of the Lease
+        clock.synchronize(*date)
+    tuner = Tuner(queue.add, metrics.record_tuning_decision, lambda key: scraper.unavailable_reason(key), clock)
+    scraper = Scraper(queue.add, metrics.record_scrape, clock=clock, access=options.prometheus_access, sample_consumer=tuner)
+    return Reconciler(
+        cluster,
+        cache,
+        queue,
+        metrics,
+        scraper,
+        EquivalenceProber(queue.add),
+        options.preflight_job_config,
+        options.dry_run,
+        options.drafter_catalog,
+        clock,
+        notifier=Notifier(options.webhook, metrics.record_notification),
+        tuner=tuner,
+        context_length_prober=ContextLengthProber(queue.add),
+        lister=lister,
+        # A dry run writes no claims, so that no queued resource would ever be granted a slot.
+        concurrency_limits=ConcurrencyLimits() if options.dry_run else options.concurrency_limits,
+    )
 
 
 async def _drain_workers(queue: WorkQueue, workers: list[asyncio.Task[None]]) -> None:
-    """Let passes under way end, and begin no other."""
+    """Let reconciles in progress finish, and start no other."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SHUTDOWN_TIMEOUT_SECONDS):
             await queue.drain()

@@ -1,15 +1,18 @@
-"""One pass over one resource, and the workers that make passes.
+"""Reconciles one resource at a time, and runs the workers that do so.
 
-    mirror ─► decide ─┬─ nothing to write ────────────────────────────────► come back when something is heard, or after...
-                      └─ something ─► read everything live ─► decide ─► act
+    cache ─► decide ─┬─ nothing to write ─────────────────────────────────► requeue after an event, or after...
+                     └─ something ─► read everything live ─► decide ─► apply
 
-Guarantees: one resource is in at most one pass at a time; a pass that fails is repeated later and later, and does not keep
-others waiting. What the mirror holds may be old; so it decides only that there is nothing to do, and nothing is ever written but
-what was decided on a live reading (each write has its own precondition besides: uid, resourceVersion, or being idempotent). A
-pass that writes makes another one follow, which ends on the mirror when the first one was right. After a pass a resource rests
-for `REST` for each of its objects, however much is heard of it, because a pass costs the more the more pods there are: so a large
-fleet that changes all the time leaves most of the event loop to others; with 1,000 pods its passes are three seconds apart.
-A resource that is gone needs nothing: its children are garbage-collected by their owner references.
+Guarantees: a resource is in at most one reconcile at a time. A reconcile that fails is repeated with growing delays, and does not
+delay other resources. The cache may be stale, so it decides only that there is nothing to do. Nothing is ever written but what
+was decided on a live snapshot. Each write also has its own precondition: uid, resourceVersion, or being idempotent. A reconcile
+that writes causes another one, which ends on the cache if the first one was right.
+
+After a reconcile a resource rests for `REST_SECONDS_PER_OBJECT` per object, however many events arrive, because a reconcile costs
+more the more pods there are. A large fleet that changes all the time thus leaves most of the event loop to others: with 1,000
+pods, its reconciles are three seconds apart.
+
+A deleted resource needs no work: its children are garbage-collected by their owner references.
 """
 
 from __future__ import annotations
@@ -56,14 +59,17 @@ from aerie.rollout.status.hold import (
 _log = logging.getLogger(__name__)
 WORKER_COUNT = 8
 REST_SECONDS_PER_OBJECT = 0.003
-"""Seconds between two passes for each object; a pass that writes takes the event loop for 0.5 ms for each, others for 0.1 ms."""
+"""Seconds between two reconciles, per object of the resource.
+
+A reconcile that writes occupies the event loop for 0.5 ms per object, any other for 0.1 ms.
+"""
 MIN_REPORTED_RECONCILE_FAILURES = 3
-"""Passes in a row that failed, after which what the API server answers is told in the status."""
+"""Failed reconciles in a row after which the status reports the API server's answer."""
 
 
 @dataclass
 class Reconciler:
-    """Makes passes over what is in the queue."""
+    """Reconciler of the resources in the queue."""
 
     cluster: Cluster
     cache: ObjectCache
@@ -79,9 +85,9 @@ class Reconciler:
     tuner: Tuner = field(default_factory=lambda: Tuner(lambda _: None))
     context_length_prober: ContextLengthProber = field(default_factory=lambda: ContextLengthProber(lambda _: None))
     lister: Lister | None = None
-    """What knows of kinds that cannot be listed; None: all can."""
+    """Source of the kinds that cannot be listed; None: all can."""
     concurrency_limits: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
-    """Of rollouts and trials that are under way at the same time."""
+    """Limits on rollouts and trials in progress at the same time."""
 
     def __post_init__(self) -> None:
         self.concurrency_limiter = ConcurrencyLimiter(self.concurrency_limits, self.queue.add, self.metrics.set_rollout_counts)
@@ -89,20 +95,20 @@ class Reconciler:
         self.node_labels = NodeLabelCache(self.cluster)
 
     async def run_worker(self) -> None:
-        """Take keys from the queue until cancelled."""
+        """Reconcile resources from the queue until cancelled."""
         while True:
-            key, waited = await self.queue.get()
-            self.metrics.record_queue_wait(waited)
-            began = asyncio.get_running_loop().time()
+            key, wait_seconds = await self.queue.get()
+            self.metrics.record_queue_wait(wait_seconds)
+            started = asyncio.get_running_loop().time()
             outcome = "failed"
             try:
-                again = await self.reconcile(key)
+                requeue_after = await self.reconcile(key)
                 self.queue.forget(key)
                 outcome = "done"
-                if again is not None:
-                    self.queue.add_after(key, again.total_seconds())
+                if requeue_after is not None:
+                    self.queue.add_after(key, requeue_after.total_seconds())
             except ApiError as error:
-                # A conflict says that somebody else wrote in between: the next look will see it.
+                # A conflict means that somebody else wrote in between. The next reconcile reads that change.
                 outcome = "conflict" if error.status == 409 else "failed"
                 seconds = self.queue.add_rate_limited(key)
                 level = logging.INFO if outcome == "conflict" else logging.WARNING
@@ -110,36 +116,32 @@ class Reconciler:
             except ResourceError as error:
                 self.queue.add_rate_limited(key)
                 _log.error("%s has come to be what cannot be read: %s", key, error)
-            except Exception:  # noqa: BLE001 - one resource's fault must not end the others' worker
+            except Exception:  # noqa: BLE001 - a fault with one resource must not end the worker
                 self.queue.add_rate_limited(key)
                 _log.exception("%s: the pass ended with an error of Aerie's own", key)
             finally:
-                self.metrics.record_reconcile(outcome, asyncio.get_running_loop().time() - began)
+                self.metrics.record_reconcile(outcome, asyncio.get_running_loop().time() - started)
                 self.queue.done(key, REST_SECONDS_PER_OBJECT * self.cache.count_objects(key))
-                await asyncio.sleep(0)  # a pass without a call never waits, and watches and the lease need their turn
+                await asyncio.sleep(0)  # a reconcile without a call never yields, and watches and the lease need their turn
 
     async def reconcile(self, key: NamespacedName) -> timedelta | None:
-        """One pass. When to make the next although nothing has changed. Raises ApiError, ResourceError."""
+        """Reconcile the resource once, and return when to requeue it although nothing has changed.
+
+        Raises ApiError, ResourceError.
+        """
         document = self.cache.get_resource(key)
         self.concurrency_limiter.load_claims(self._iter_resources)
         if document is None or document["metadata"].get("deletionTimestamp"):
-            self.scraper.forget(key)
-            self.notifier.forget(key)
-            self.equivalence_prober.forget(key)
-            self.context_length_prober.forget(key)
-            self.tuner.forget(key)
-            self.metrics.set_hold_reason(str(key), "")
-            self.crd_monitor.forget(key)
-            self.concurrency_limiter.update_claim(key, None)
+            self._forget_resource(key)
             return None
         self.concurrency_limiter.update_claim(
             key, document, can_start=self.queue.count_failures(key) < MIN_REPORTED_RECONCILE_FAILURES
         )
         gaps = self.lister.find_gaps(document) if self.lister is not None else NO_CACHE_GAPS
         if gaps.is_pending:
-            return None  # it is queued when that has changed
+            return None  # it is enqueued when that has changed
         try:
-            observed = self._add_measurements(key, read_cached_snapshot(self.cache, document), gaps)
+            snapshot = self._add_measurements(key, read_cached_snapshot(self.cache, document), gaps)
         except ResourceError as error:
             await self._hold_resource(key, document, build_unreadable_condition(error))
             return None
@@ -148,77 +150,98 @@ class Reconciler:
                 key, document, build_list_failure_condition(gaps.errors_by_kind, all_forbidden=gaps.is_forbidden)
             )
             return None
-        self.metrics.set_hold_reason(str(key), UNREADABLE_SPEC if observed.spec_substitution is not None else "")
-        if observed.spec_substitution is not None:
+        self.metrics.set_hold_reason(str(key), UNREADABLE_SPEC if snapshot.spec_substitution is not None else "")
+        if snapshot.spec_substitution is not None:
             self.concurrency_limiter.update_claim(key, document, can_start=False)
-        plan = await self._decide_plan(observed)
+        plan = await self._decide_plan(snapshot)
         if (not has_changes(plan, document) or self._is_partial_write(key, plan, document)) and not self.dry_run:
-            self._track(key, observed, plan)
-            self.notifier.enqueue_new(key, observed.resource, plan.status, self.clock.now())
+            self._track(key, snapshot, plan)
+            self.notifier.enqueue_new(key, snapshot.resource, plan.status, self.clock.now())
             return plan.requeue_after
-        version = document["metadata"]["resourceVersion"]
+        return await self._reconcile_live(key, document["metadata"]["resourceVersion"], gaps)
+
+    async def _reconcile_live(self, key: NamespacedName, cached_version: str, gaps: CacheGaps) -> timedelta | None:
+        """Decide on a live snapshot, carry the plan out, and return when to requeue the resource. Raises ApiError, ResourceError.
+
+        `cached_version`: resourceVersion of the resource in the cache.
+        """
         document = await self.cluster.get(SPECULATIVE_DEPLOYMENTS, key.namespace, key.name)
         if document is None:
-            self.cache.handle_not_found(key, version)
-            return None  # it is queued once more by that
+            self.cache.handle_not_found(key, cached_version)
+            return None  # that call enqueues it once more
         self.cache.put(document)
         if document["metadata"].get("deletionTimestamp"):
             return None
-        observed = self._add_measurements(
+        snapshot = self._add_measurements(
             key, await read_live_snapshot(self.cluster, self.cache, document, gaps.skipped_kinds), gaps
         )
-        await asyncio.sleep(0)  # with many pods, to gather them and to decide take the loop for 50 ms each
-        plan = await self._decide_plan(observed)
+        await asyncio.sleep(0)  # with many pods, building the snapshot and deciding block the loop for 50 ms each
+        plan = await self._decide_plan(snapshot)
         now = self.clock.now()
         if self.dry_run:
-            print(json.dumps(describe_plan(key, plan), indent=2), flush=True)  # noqa: T201 - what a dry run is for
+            print(json.dumps(describe_plan(key, plan), indent=2), flush=True)  # noqa: T201 - the purpose of a dry run
             return None
-        taken = await find_name_conflicts(self.cluster, observed, plan.objects_to_apply)
-        if taken:
-            observed = replace(observed, name_conflicts=taken)
-            plan = build_reconcile_plan(observed, self.preflight_job_config, now, self.drafter_catalog)
-        self._track(key, observed, plan)
-        lasting = self.queue.count_failures(key) >= MIN_REPORTED_RECONCILE_FAILURES
-        plan = await apply_plan(self.cluster, self.cache, document, observed, plan, now, is_persistent_failure=lasting)
+        name_conflicts = await find_name_conflicts(self.cluster, snapshot, plan.objects_to_apply)
+        if name_conflicts:
+            snapshot = replace(snapshot, name_conflicts=name_conflicts)
+            plan = build_reconcile_plan(snapshot, self.preflight_job_config, now, self.drafter_catalog)
+        self._track(key, snapshot, plan)
+        is_persistent_failure = self.queue.count_failures(key) >= MIN_REPORTED_RECONCILE_FAILURES
+        plan = await apply_plan(
+            self.cluster, self.cache, document, snapshot, plan, now, is_persistent_failure=is_persistent_failure
+        )
         stored = (self.cache.get_resource(key) or {}).get("status") or {}
         self.crd_monitor.record_write(key, build_status_to_write(plan, document), stored)
-        self.notifier.enqueue_new(key, observed.resource, plan.status, now)
+        self.notifier.enqueue_new(key, snapshot.resource, plan.status, now)
         return plan.requeue_after
 
+    def _forget_resource(self, key: NamespacedName) -> None:
+        """Drop the state of a resource that was or is being deleted."""
+        self.scraper.forget(key)
+        self.notifier.forget(key)
+        self.equivalence_prober.forget(key)
+        self.context_length_prober.forget(key)
+        self.tuner.forget(key)
+        self.metrics.set_hold_reason(str(key), "")
+        self.crd_monitor.forget(key)
+        self.concurrency_limiter.update_claim(key, None)
+
     async def _decide_plan(self, snapshot: Snapshot) -> ReconcilePlan:
-        """What is to be done; decided again where it depends on nodes of which nothing was known, and now is in `observed`."""
+        """Return the plan for the snapshot. It is built again if the first one needs labels of nodes that have just been read."""
         plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
         if await self.node_labels.refresh(plan.hardware_nodes):
             plan = build_reconcile_plan(snapshot, self.preflight_job_config, self.clock.now(), self.drafter_catalog)
         return plan
 
     def _iter_resources(self) -> Iterator[ObjectDict]:
-        """What the mirror holds of all resources."""
+        """Return the cached documents of all resources."""
         return filter(None, map(self.cache.get_resource, self.cache.list_resources()))
 
     def _is_partial_write(self, key: NamespacedName, plan: ReconcilePlan, document: ObjectDict) -> bool:
-        """Whether all there is to write is a status that has been written already, and of which the API server drops a part."""
-        known = self.crd_monitor.is_partial_write(key, build_status_to_write(plan, document), document.get("status") or {})
-        return known and not (plan.objects_to_apply or plan.objects_to_delete)
+        """Return True when the only change is a status that was written before and that the API server stores in part."""
+        is_status_written = self.crd_monitor.is_partial_write(
+            key, build_status_to_write(plan, document), document.get("status") or {}
+        )
+        return is_status_written and not (plan.objects_to_apply or plan.objects_to_delete)
 
     async def _hold_resource(self, key: NamespacedName, document: ObjectDict, condition: ConditionUpdate) -> None:
-        """Leave everything as it is, and say why."""
+        """Leave everything as it is, and report the condition in the status."""
         self.metrics.set_hold_reason(str(key), condition.reason)
         self.concurrency_limiter.update_claim(key, document, can_start=False)
 
-        def status(item: ObjectDict) -> ObjectDict:
+        def build_status(item: ObjectDict) -> ObjectDict:
             return set_status_condition(item.get("status"), condition, item["metadata"].get("generation"), self.clock.now())
 
-        if self.dry_run or status(document) == document.get("status"):
+        if self.dry_run or build_status(document) == document.get("status"):
             return
         live = await self.cluster.get(SPECULATIVE_DEPLOYMENTS, key.namespace, key.name)
         if live is None:
             self.cache.handle_not_found(key, document["metadata"]["resourceVersion"])
             return
         self.cache.put(live)
-        if live["metadata"]["resourceVersion"] == document["metadata"]["resourceVersion"]:  # else it is queued once more by that
+        if live["metadata"]["resourceVersion"] == document["metadata"]["resourceVersion"]:  # else the put has enqueued it
             _log.error("%s: %s", key, condition.message)
-            self.cache.put(await self.cluster.replace_status(live, status(live)))
+            self.cache.put(await self.cluster.replace_status(live, build_status(live)))
 
     def _track(self, key: NamespacedName, snapshot: Snapshot, plan: ReconcilePlan) -> None:
         self.scraper.track(key, snapshot, plan.status)
@@ -248,11 +271,11 @@ class Reconciler:
 
 
 def describe_plan(key: NamespacedName, plan: ReconcilePlan) -> dict[str, object]:
-    """The plan as a person reads it."""
+    """Return the plan in the form that a dry run prints."""
     return {
         "resource": str(key),
         "apply": [f"{item['kind']} {item['metadata']['name']}" for item in plan.objects_to_apply],
-        "delete": [f"{one.kind} {one.name}" for one in plan.objects_to_delete],
+        "delete": [f"{reference.kind} {reference.name}" for reference in plan.objects_to_delete],
         "events": [f"{event.type} {event.reason}: {event.message}" for event in plan.events],
         "status": plan.status.to_dict(),
     }

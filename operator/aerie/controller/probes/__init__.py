@@ -1,1 +1,1 @@
-"""Asks engines themselves: fixed prompts, and the length of their context."""
+"""Probes of the engines themselves: fixed prompts, and the context length."""

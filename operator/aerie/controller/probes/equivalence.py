@@ -1,16 +1,17 @@
-"""Asks the engines of a rollout the fixed prompts, in the background of the passes: one pod each of canary, control and stable.
+"""Sends fixed prompts to the engines of a rollout, in the background: to one pod each of canary, control and stable.
 
-    pass ─ follow(what was observed) ─► pods to ask ─► a prompt now and then ─► canary ─► control and stable ─► Prompt
-    pass ◄─ answers, once all prompts have been asked, or there is no use in asking ◄───────────────────────────────┘
+    reconcile ─ track(snapshot) ─► pods to query ─► a prompt now and then ─► canary ─► control and stable ─► PromptDifference
+    reconcile ◄─ result, once all prompts have been sent, or no further one is of use ◄─────────────────────────────────┘
 
-In WarmingUp, where nothing is counted, within half of its time; what is left of them in Analyzing, at most twice in a block. So
-clients hardly wait for it, and what is counted does not hang on it: each arm gets the same requests.
+In WarmingUp, where no requests are counted, the prompts are sent within half of the warm-up. The remaining ones are sent in
+Analyzing, at most two per block. So clients are hardly delayed, and the counts do not depend on the prompts: each arm gets the
+same requests.
 
-Guarantees: only pods are asked that the resource owns; an answer has limits in time and size, and so has the number of resources
-whose engines are asked at once, each one prompt at a time; control and stable are asked only what the canary has answered, so
-that a request which does not become an engine with the new drafter meets no other. Of an answer nothing is kept but where it
-differs, and what is said of one that is none has no word of it. Not guaranteed: anything over a restart of the operator; while
-the answers are not in the status, another one asks anew.
+Guarantees: only pods that the resource owns are queried. An answer has limits in time and size, and the number of resources whose
+engines are queried at the same time has one; each receives one prompt at a time. Control and stable receive only prompts that the
+canary has answered, so that a request that harms an engine with the new drafter reaches no other engine. Of an answer only the
+position of a difference is kept, and no error message quotes an answer. Not guaranteed: persistence over a restart of the
+operator; while the result is not in the status, the next operator sends the prompts again.
 """
 
 from __future__ import annotations
@@ -40,19 +41,26 @@ from aerie.rollout.facts.snapshot import Snapshot
 _log = logging.getLogger(__name__)
 
 PROMPT_TIMEOUT_SECONDS = 30.0
-"""For one answer, all in all: of 64 tokens, on an engine under load."""
+"""Total timeout of one answer: of 64 tokens, on an engine under load."""
 MAX_COMPLETION_RESPONSE_BYTES = 256 * 1024
-"""Bytes of one answer; 64 tokens take about 15 KiB."""
+"""Size limit of one answer in bytes; 64 tokens take about 15 KiB."""
 MAX_CONCURRENT_PROBES = 16
-"""Resources whose engines are asked at the same time."""
+"""Resources whose engines are queried at the same time."""
 MAX_ATTEMPTS_PER_PROMPT = 3
-"""Of a prompt, before it is left out."""
-MIN_PROMPT_INTERVAL_SECONDS, MAX_WARMUP_PROMPT_INTERVAL_SECONDS, MAX_PROMPT_INTERVAL_SECONDS = 0.2, 5.0, 60.0
-"""Seconds: from an answer to the next question at least; from one question to the next at most, in WarmingUp and ever."""
+"""Attempts with a prompt before it is left out."""
+MIN_PROMPT_INTERVAL_SECONDS = 0.2
+"""Minimum seconds from an answer to the next prompt."""
+MAX_WARMUP_PROMPT_INTERVAL_SECONDS = 5.0
+"""Maximum seconds from one prompt to the next in WarmingUp."""
+MAX_PROMPT_INTERVAL_SECONDS = 60.0
+"""Maximum seconds from one prompt to the next in any phase."""
 
 
 class ProbeError(Exception):
-    """A question was not answered; the message is a clause. `final`: there is no use in asking this engine again."""
+    """Error for a prompt that was not answered; the message is a clause.
+
+    `is_final`: a further prompt to this engine would be of no use.
+    """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
@@ -60,7 +68,7 @@ class ProbeError(Exception):
 
 
 async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: bytes) -> GreedyCompletion:
-    """The engine's answer. Raises QuestionError."""
+    """Return the engine's answer. Raises ProbeError."""
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     body = bytearray()
     try:
@@ -79,38 +87,38 @@ async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: by
     if response.status_code in (401, 403):
         raise ProbeError("the engines ask for an API key, and Aerie has none", is_final=True)
     if response.status_code != 200:
-        said = engines.read_error_type(bytes(body))
-        told = f"{url} answered with status {response.status_code}" + (f" ({said})" if said else "")
-        raise ProbeError(told, is_final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
+        error_type = engines.read_error_type(bytes(body))
+        message = f"{url} answered with status {response.status_code}" + (f" ({error_type})" if error_type else "")
+        raise ProbeError(message, is_final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
     try:
         return engines.parse_completion(bytes(body))
     except CompletionError as error:
         raise ProbeError(f"{url} does not answer as vLLM does: {error}", is_final=True) from error
 
 
-# -------------------------------------------------------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------------------------------------------------------- requests
 @dataclass(frozen=True)
 class ProbeRequest:
-    """Of which canary; it is another when any of this is another."""
+    """Canary that the prompts are for. A change of any field starts another probe."""
 
     revision: str
     started_at: datetime
     model: str
-    """Name by which the engines serve it."""
+    """Model name that the engines serve."""
 
 
 @dataclass(frozen=True)
 class ProbeUrls:
-    """Where to ask."""
+    """Addresses of the three pods that receive the prompts."""
 
     canary: str
     control: str
     stable: str
-    """Another pod of the stable revision; where there is only one, the same."""
+    """Another pod of the stable revision; the same as `control` when there is only one."""
 
 
 def build_probe_request(snapshot: Snapshot, status: Status) -> ProbeRequest | None:
-    """The canary that is to be asked for; None where there is none, or it is not to be asked."""
+    """Return the canary to probe; None when there is none, or it is not to be probed."""
     canary, stable = status.canary, status.stable
     if canary is None or stable is None or canary.phase not in ("WarmingUp", "Analyzing"):
         return None
@@ -120,36 +128,40 @@ def build_probe_request(snapshot: Snapshot, status: Status) -> ProbeRequest | No
 
 
 def has_probe_result(status: Status) -> bool:
-    """Whether the status has the answers, or what is asked for in it needs none."""
+    """Return True when the status has the result, or its analysis needs none."""
     if status.analysis is None or status.canary is None or status.canary.phase != "Analyzing":
         return False
-    evidence = AnalysisRun.unpack(status.analysis.state)
-    return evidence is None or evidence.state.answers is not None or bool(evidence.plan.unasked)
+    run = AnalysisRun.unpack(status.analysis.state)
+    return run is None or run.state.answers is not None or bool(run.plan.unasked)
 
 
 def find_probe_urls(snapshot: Snapshot, status: Status, path: str = engines.COMPLETIONS_PATH) -> ProbeUrls | None:
-    """The first serving pod of each arm, by name, as addresses with this path; None while an arm has none."""
+    """Return the first ready pod of each arm, by name, as addresses with this path; None while an arm has none."""
     if status.canary is None or status.stable is None:
         return None
     name = snapshot.resource.metadata.name
-    serving = {pod["metadata"]["name"] for pod in snapshot.pods if pods.is_pod_ready(pod)}
+    ready_pods = {pod["metadata"]["name"] for pod in snapshot.pods if pods.is_pod_ready(pod)}
     urls: dict[str, list[str]] = {}
-    for pod, target in sorted(find_engine_endpoints(snapshot)):
-        if pod in serving:
-            urls.setdefault(target.deployment, []).append(target.url.removesuffix("/metrics") + path)
-    mine = urls.get(naming.deployment_name(name, status.canary.revision, control=False))
-    others = [
+    for pod, endpoint in sorted(find_engine_endpoints(snapshot)):
+        if pod in ready_pods:
+            urls.setdefault(endpoint.deployment, []).append(endpoint.url.removesuffix("/metrics") + path)
+    canary_urls = urls.get(naming.deployment_name(name, status.canary.revision, control=False))
+    stable_urls = [
         url
         for control in (True, False)
         for url in urls.get(naming.deployment_name(name, status.stable.revision, control=control), [])
     ]
-    # With control pods, the stable one is none of them.
-    controls = len(urls.get(naming.deployment_name(name, status.stable.revision, control=True), []))
-    return ProbeUrls(mine[0], others[0], (others[max(1, controls) :] or others)[0]) if mine and others else None
+    # When there are control pods, the stable pod has to be another pod than these.
+    control_count = len(urls.get(naming.deployment_name(name, status.stable.revision, control=True), []))
+    return (
+        ProbeUrls(canary_urls[0], stable_urls[0], (stable_urls[max(1, control_count) :] or stable_urls)[0])
+        if canary_urls and stable_urls
+        else None
+    )
 
 
 def prompt_interval_seconds(snapshot: Snapshot, status: Status) -> float:
-    """Seconds from one question to the next."""
+    """Return the seconds from one prompt to the next."""
     analysis = snapshot.resource.spec.rollout.analysis
     if status.canary is not None and status.canary.phase == "WarmingUp":
         return min(
@@ -161,10 +173,10 @@ def prompt_interval_seconds(snapshot: Snapshot, status: Status) -> float:
     return min(MAX_PROMPT_INTERVAL_SECONDS, analysis.block.total_seconds() / 2)
 
 
-# ----------------------------------------------------------------------------------------------------------------- the asking
+# ------------------------------------------------------------------------------------------------------------------- probing
 @dataclass(eq=False)
 class _ProbeProgress:
-    """Of one canary."""
+    """Progress of the prompts for one canary."""
 
     request: ProbeRequest
     urls: ProbeUrls | None = None
@@ -172,14 +184,14 @@ class _ProbeProgress:
     remaining_prompts: deque[int] = field(default_factory=lambda: deque(range(len(engines.PROBE_PROMPTS))))
     attempts: dict[int, int] = field(default_factory=dict)
     consecutive_failures: int = 0
-    """In a row."""
+    """Failed prompts since the last answer."""
     results: list[PromptDifference] = field(default_factory=list)
     last_error: str = ""
-    """Why the last question that failed did."""
+    """Reason why the latest prompt that failed did."""
 
     @property
     def final_result(self) -> EquivalenceResult | None:
-        """What is known, once nothing is left to be asked."""
+        """Result once no prompt remains; None before."""
         return (
             None
             if self.remaining_prompts
@@ -187,7 +199,7 @@ class _ProbeProgress:
         )
 
     def next_delay(self, elapsed_seconds: float) -> float:
-        """Seconds until the next question, after one that took so many."""
+        """Return the seconds until the next prompt, after one that took `elapsed_seconds`."""
         return max(
             MIN_PROMPT_INTERVAL_SECONDS,
             min(MAX_PROMPT_INTERVAL_SECONDS, self.interval_seconds * 2.0 ** min(self.consecutive_failures, 30)) - elapsed_seconds,
@@ -204,14 +216,14 @@ class _ProbeProgress:
         self.attempts[prompt] = self.attempts.get(prompt, 0) + 1
         if error.is_final:
             self.remaining_prompts.clear()
-        else:  # again, after the others
+        else:  # retry after the others
             self.remaining_prompts.remove(prompt)
             if self.attempts[prompt] < MAX_ATTEMPTS_PER_PROMPT:
                 self.remaining_prompts.append(prompt)
 
 
 class EquivalenceProber:
-    """See the module. `tell` is called with a resource whose answers are there."""
+    """Probes of all resources. `enqueue` is called with a resource whose result is complete."""
 
     def __init__(self, enqueue: Callable[[NamespacedName], None], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._enqueue, self._transport = enqueue, transport
@@ -220,47 +232,47 @@ class EquivalenceProber:
         self._probes: dict[NamespacedName, _ProbeProgress] = {}
 
     def track(self, key: NamespacedName, snapshot: Snapshot, status: Status) -> None:
-        """Ask the resource's engines from now on, as its status wants it."""
-        wanted = build_probe_request(snapshot, status)
-        if wanted is None:
+        """Probe the resource's engines from now on, if its status calls for it."""
+        request = build_probe_request(snapshot, status)
+        if request is None:
             self._probes.pop(key, None)
             return
-        asking = self._probes.get(key)
-        if asking is None or asking.request != wanted:
+        probe = self._probes.get(key)
+        if probe is None or probe.request != request:
             if has_probe_result(status):
                 self._probes.pop(key, None)
                 return
-            asking = self._probes[key] = _ProbeProgress(wanted)
+            probe = self._probes[key] = _ProbeProgress(request)
             self._queue.add(key)
-        asking.urls, asking.interval_seconds = find_probe_urls(snapshot, status), prompt_interval_seconds(snapshot, status)
+        probe.urls, probe.interval_seconds = find_probe_urls(snapshot, status), prompt_interval_seconds(snapshot, status)
 
     def forget(self, key: NamespacedName) -> None:
-        """The resource is gone."""
+        """Drop the state of a resource that was deleted."""
         self._probes.pop(key, None)
 
     def equivalence_result(self, key: NamespacedName) -> EquivalenceResult | None:
-        """What the answers of the resource's engines show, once all have been asked for."""
-        asking = self._probes.get(key)
-        return None if asking is None else asking.final_result
+        """Return the result of the resource's probe; None while prompts remain."""
+        probe = self._probes.get(key)
+        return None if probe is None else probe.final_result
 
     async def run(self) -> None:
-        """Ask until cancelled."""
-        async with create_http_client(self._transport) as through, asyncio.TaskGroup() as group:
+        """Send prompts until cancelled."""
+        async with create_http_client(self._transport) as http_client, asyncio.TaskGroup() as group:
             while True:
                 await self._slots.acquire()
                 key, _ = await self._queue.get()
-                group.create_task(self._probe_engines(key, through))
+                group.create_task(self._probe_engines(key, http_client))
 
     async def _probe_engines(self, key: NamespacedName, http_client: httpx.AsyncClient) -> None:
-        asking, began = self._probes.get(key), asyncio.get_running_loop().time()
+        probe, started = self._probes.get(key), asyncio.get_running_loop().time()
         try:
-            if asking is None or not asking.remaining_prompts:
+            if probe is None or not probe.remaining_prompts:
                 return
-            if asking.urls is not None:
-                await self._send_next_prompt(key, asking, asking.urls, http_client)
-            if asking.remaining_prompts:
-                self._queue.add_after(key, asking.next_delay(asyncio.get_running_loop().time() - began))
-            elif self._probes.get(key) is asking:
+            if probe.urls is not None:
+                await self._send_next_prompt(key, probe, probe.urls, http_client)
+            if probe.remaining_prompts:
+                self._queue.add_after(key, probe.next_delay(asyncio.get_running_loop().time() - started))
+            elif self._probes.get(key) is probe:
                 self._enqueue(key)
         finally:
             self._queue.done(key)
@@ -270,14 +282,14 @@ class EquivalenceProber:
         self, key: NamespacedName, probe: _ProbeProgress, urls: ProbeUrls, http_client: httpx.AsyncClient
     ) -> None:
         prompt = probe.remaining_prompts[0]
-        question = engines.build_completion_request(probe.request.model, engines.PROBE_PROMPTS[prompt])
+        request_body = engines.build_completion_request(probe.request.model, engines.PROBE_PROMPTS[prompt])
         try:
-            canary = await send_prompt(http_client, urls.canary, question)
-            others = (send_prompt(http_client, url, question) for url in (urls.control, urls.stable))
+            canary = await send_prompt(http_client, urls.canary, request_body)
+            others = (send_prompt(http_client, url, request_body) for url in (urls.control, urls.stable))
             control, stable = await asyncio.gather(*others, return_exceptions=True)
-            for found in (control, stable):
-                if isinstance(found, BaseException):
-                    raise found
+            for answer in (control, stable):
+                if isinstance(answer, BaseException):
+                    raise answer
             assert isinstance(control, GreedyCompletion)
             assert isinstance(stable, GreedyCompletion)
             probe.record_answer(prompt, compare_answers(canary, control, stable))
@@ -285,6 +297,6 @@ class EquivalenceProber:
             probe.record_failure(prompt, error)
             if probe.consecutive_failures == 1:
                 _log.info("%s: greedy answers: %s", key, error)
-        except Exception:  # noqa: BLE001 - one resource's engines must not end the asking of the others
+        except Exception:  # noqa: BLE001 - one resource's engines must not stop the probes of the others
             probe.record_failure(prompt, ProbeError("Aerie has a fault of its own, see its log"))
             _log.exception("%s: greedy answers ended with an error of Aerie's own", key)
