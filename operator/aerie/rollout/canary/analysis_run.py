@@ -4,9 +4,9 @@
     AwaitingApproval, Held, Ramping, Promoting    blocks ─► guard_state ─► check_guardrails ─► Rollback
 
 Guarantees: each block is counted once, however often it is passed in. A block begins where the one before it ended; one that
-began earlier is skipped. The plan is fixed when the analysis begins, except for the goal of a trial and the hardware of the arms,
-which is that of their current pods. Not guaranteed: the block that is open when an operator ends. It is lost, and does not count
-as dropped.
+began earlier is skipped. The plan is fixed when the analysis begins, except for two parts: the goal of a trial, and the hardware
+of the arms, which is that of their current pods. Not guaranteed: the block that is open when an operator ends. It is lost, and
+does not count as dropped.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ have only the pods of the canary. Nobody has to wait for that: from progressDead
 aerie.dev/promote takes effect.
 
 Guarantees: pure. No ready pod is given up. A rejected revision becomes stable only by a user's request or under a newer spec that
-follows immediately. Where neither revision can start a pod any more, the second such step abandons what is left of the revision
-with fewer ready pods, so that a new spec is taken up in any case.
+follows immediately. If neither revision can start a pod any more, the second such step abandons the remaining pods of the
+revision with fewer ready pods. So a new spec is taken up in any case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aerie.rollout.revision.desired import DesiredRevision
 
 _DEADLINE_MESSAGE = "Its pods have not served again for spec.rollout.progressDeadline"
 _LEGACY_REASON_PARTS = (_DEADLINE_MESSAGE, "cannot stand in for")
-"""How reasons of releases without the field `cause` begin, and the part that marks an abandoned revision."""
+"""Two parts of reasons of releases without the field `cause`: their start, and the text that marks an abandoned revision."""
 
 
 @dataclass(frozen=True)

@@ -119,11 +119,11 @@ class CanaryState:
     phase: StateMachinePhase
     started_at: datetime
     ready_at: datetime | None = None
-    """When all pods of canary and control were ready for the first time."""
+    """Time when all pods of canary and control were ready for the first time."""
     step: int | None = None
     """Index of the ramp step, from 0."""
     step_started_at: datetime | None = None
-    """When this step of the ramp, the promotion, or a phase after the promotion began."""
+    """Start of this step of the ramp, of the promotion, or of a phase after the promotion."""
 
 
 @dataclass(frozen=True)
@@ -131,21 +131,21 @@ class CanaryObservation:
     """Observation of one reconcile."""
 
     ready: bool
-    """Whether the pods that this phase needs are ready."""
+    """True if the pods that this phase needs are ready."""
     deadline_exceeded: bool = False
-    """Whether pods that the phase needs have not been ready for spec.rollout.progressDeadline, and more of them than the fault of
+    """True if pods that the phase needs have not been ready for spec.rollout.progressDeadline, and more of them than the fault of
     one node explains."""
     next_deadline_at: datetime | None = None
-    """When the next pod becomes late; None while no pod is waited for."""
+    """Time when the next pod becomes late; None while no pod is waited for."""
     abort_message: str = ""
-    """Hard failure that ends the canary immediately, as a message."""
+    """Message about a hard failure that ends the canary immediately; empty without one."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"] = "Continue"
     verdict_message: str = ""
     """Reason of the verdict."""
     regression_message: str = ""
-    """That tokens per step are significantly below the level of the promotion, as a message."""
+    """Message that tokens per step are significantly below the level of the promotion; empty without such a regression."""
     has_suspicious_crashes: bool = False
-    """Whether engines of the canary have crashed, and it is unknown whether by accident."""
+    """True if engines of the canary have crashed, and it is unknown whether by accident."""
     manual_action: Literal["promote", "rollback"] | None = None
     """Action that a user has requested for this very canary."""
 
@@ -158,7 +158,7 @@ class CanaryPolicy:
     analysis: AnalysisSpec
     progress_deadline: timedelta
     exploration_duration: timedelta | None = None
-    """How long a canary is analyzed that is only to be measured; None for all others."""
+    """Time for which a canary is analyzed that is only to be measured; None for all others."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,9 @@ class StateTransition:
 
     state: CanaryState
     end_state: EndState | None = None
-    """How the canary has ended; `state` is then the one that it ended in."""
+    """End state of a canary that has ended; `state` is then the one that it ended in."""
     message: str = ""
-    """Why the canary has ended or changed its phase; empty when neither."""
+    """Reason of the end or of the change of phase; empty without either."""
     requeue_after: timedelta | None = None
     """Delay after which time alone would lead to a transition; None: never."""
 

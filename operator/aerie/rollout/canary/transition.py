@@ -207,15 +207,15 @@ def _end_canary(
     resource, reason = snapshot.resource, state_transition.message
     status, progress_deadline = resource.status or Status(), resource.spec.rollout.progress_deadline
     assert state_transition.end_state is not None, "it has ended"
-    assert state_transition.end_state != "Over", "that is how a watch ends, not a canary"
+    assert state_transition.end_state != "Over", "that is how post-promotion monitoring ends, not a canary"
     if state_transition.end_state == "Promoted":
         outcome = build_outcome(
             canary_arm, "Promoted", _promotion_reason(canary_arm, analysis, state_transition), status, analysis, now
         )
         condition = ConditionUpdate(PROGRESSING, "False", "Complete", f"revision {canary_arm.revision} is rolled out")
-        return CanaryTransition(
-            None, ArmReplicas(fleet.stable.counts.requested), {}, condition, analysis, outcome, timedelta(0)
-        )  # post_promotion.py continues
+        # The post-promotion monitoring (post_promotion.py) continues from here.
+        arms = ArmReplicas(fleet.stable.counts.requested)
+        return CanaryTransition(None, arms, {}, condition, analysis, outcome, timedelta(0))
     pod_failure = _most_severe_failure(snapshot, stable, canary_arm)
     if state_transition.end_state == "Failed" and fleet.waits_only_for_control:
         reason = f"{reason} Its own serve; those of its control, which are of the stable revision {stable.revision}, do not."

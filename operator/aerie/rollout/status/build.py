@@ -252,9 +252,8 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
     neither is so."""
     if stable is None or stable.acceptance_length is None:
         return None
-    is_adaptive = (
-        stable.setting is not None and stable.setting.mode == "Adaptive"
-    )  # drafts that the engine trims count as rejected
+    # In mode Adaptive, drafts that the engine trims count as rejected.
+    is_adaptive = stable.setting is not None and stable.setting.mode == "Adaptive"
     if stable.acceptance_length <= MIN_ACCEPTANCE_LENGTH and stable.accepted_length != MIN_ACCEPTANCE_LENGTH and not is_adaptive:
         return ConditionUpdate(DEGRADED, "True", "DraftsRejected", _no_acceptance_message(stable))
     drop = 1 - stable.acceptance_length / stable.accepted_length if stable.accepted_length else 0.0

@@ -70,7 +70,7 @@ def set_status_condition(
     """Return the status, whatever it contains, with the condition set."""
     previous_conditions: list[JsonObject] = (status or {}).get("conditions") or []
     previous_condition: Mapping[str, Any] = next(
-        (other for other in previous_conditions if other.get("type") == condition_update.type), {}
+        (condition_entry for condition_entry in previous_conditions if condition_entry.get("type") == condition_update.type), {}
     )
     is_same_status = previous_condition.get("status") == condition_update.status
     condition = {
@@ -83,7 +83,7 @@ def set_status_condition(
         **({} if generation is None else {"observedGeneration": generation}),
     }
     conditions = (
-        [condition if other is previous_condition else other for other in previous_conditions]
+        [condition if condition_entry is previous_condition else condition_entry for condition_entry in previous_conditions]
         if previous_condition
         else [*previous_conditions, condition]
     )

@@ -39,7 +39,7 @@ class Notification:
     id: str
     event_type: NotificationType
     occurred_at: datetime
-    """When it happened, as far as the status contains it; otherwise the time of the condition that it follows from."""
+    """Time of the event, as far as the status contains it; otherwise the time of the condition that it follows from."""
     data: dict[str, Any]
 
     def to_cloud_event(self, source: str) -> dict[str, Any]:

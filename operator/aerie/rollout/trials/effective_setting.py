@@ -56,7 +56,7 @@ class EffectiveSetting:
     trial: Trial | None = None
     """The trial in progress."""
     abandoned_reason: str = ""
-    """Why the trial of the status has failed before its canary began, as a message."""
+    """Message about why the trial of the status has failed before its canary began; empty where it has not."""
     exceeded_bound: str = ""
     """The bound of the spec that the applied setting of the status exceeds, so that it is no longer active; empty where it
     exceeds none."""
@@ -178,7 +178,7 @@ class TrialDecision:
     """Reason of the condition; empty where there is no obstacle."""
     message: str = ""
     queued: bool = False
-    """Whether a trial is ready to begin, and claims a slot for that."""
+    """True if a trial is ready to begin, and claims a slot for that."""
 
 
 def find_current_recommendation(snapshot: Snapshot, progression: Progression) -> Recommendation | None:

@@ -273,9 +273,8 @@ def _charge_trial(
     capacity = Capacity.from_spec(spec.replicas, spec.rollout.canary)
     stable_revision = previous_status.stable.revision if previous_status.stable is not None else ""
     trial_pods = (*snapshot.live_pods(trial.revision), *snapshot.live_pods(stable_revision, control=True))
-    extra_pods = min(
-        capacity.max_total_pods - spec.replicas, sum(not pod_failures.is_pod_unschedulable(pod) for pod in trial_pods)
-    )  # a pod without a node costs nothing
+    scheduled_pods = sum(not pod_failures.is_pod_unschedulable(pod) for pod in trial_pods)  # a pod without a node costs nothing
+    extra_pods = min(capacity.max_total_pods - spec.replicas, scheduled_pods)
     replaced_pods = capacity.canary_replicas + capacity.control_replicas - extra_pods if canary_arm.ready_at is not None else 0
     if promoted and not extra_pods:
         replaced_pods += spec.replicas
@@ -374,10 +373,10 @@ def _mask_numbers(text: str) -> str:
     return re.sub(r"[-+]?[0-9][0-9.,]*", "#", text)
 
 
-def _has_gain_changed(before: PerformanceGain | None, after: PerformanceGain | None) -> bool:
-    if before is None or after is None:
-        return before is not after
-    return abs(before.estimate - after.estimate) >= MIN_GAIN_CHANGE
+def _has_gain_changed(old_gain: PerformanceGain | None, new_gain: PerformanceGain | None) -> bool:
+    if old_gain is None or new_gain is None:
+        return old_gain is not new_gain
+    return abs(old_gain.estimate - new_gain.estimate) >= MIN_GAIN_CHANGE
 
 
 def _build_tuned_condition(
