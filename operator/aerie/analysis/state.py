@@ -32,10 +32,9 @@ accepted by chance."""
 MIN_CONTROL_REQUESTS_FOR_STALL = 3.0
 """Least requests that the control finishes in a block that counts as stalled: the canary finishes next to none that it holds."""
 ABORT_TIME_PER_OUTPUT_TOKEN_RATIO = 3.0
-"""Ratio to the control's time per output token beyond which a canary is far slower. Two equal pods under the same load never differ
-so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten minutes
-until
-there were enough blocks for a verdict."""
+"""Ratio to the control's time per output token beyond which a canary is far slower. Two equal pods under the same load never
+differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
+minutes until there were enough blocks for a verdict."""
 ABORT_TIME_TO_FIRST_TOKEN_RATIO, MIN_REQUESTS_FOR_TIME_TO_FIRST_TOKEN_ABORT = 5.0, 20.0
 """Ratio to the control's time to first token beyond which a canary's is far later, and the least requests of each arm. The ratio
 is larger because prompts differ in length by more than the tokens of answers differ in time."""
