@@ -1,1 +1,1 @@
-"""Reads the engines' metrics over HTTP, from pods or from Prometheus."""
+"""Scraping of the engines' metrics over HTTP, from pods or from Prometheus."""

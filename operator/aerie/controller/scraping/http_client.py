@@ -1,11 +1,13 @@
-"""HTTP/1.1 to servers that nobody vouches for: one request, one answer, one connection, limits on all that a server may send.
+"""HTTP/1.1 to untrusted servers: one request, one answer, one connection, and limits on everything that a server may send.
 
-A transport for httpx, in place of its own: that one takes headers, interim answers and chunks in any number, and works through
-what it has of them in one go, which lets a server hold the event loop for a third of a second with each 64 KiB that it sends.
+It is a transport for httpx, in place of its own. That one accepts headers, interim answers and chunks in any number, and
+processes what has arrived of them at once. A server could thus block the event loop for a third of a second with each 64 KiB that
+it sends.
 
-Guarantees: a head has at most `HEAD` bytes and `HEADERS` lines and is the final one; a body ends where its length says, or comes
-in `CHUNKS` chunks at most; whatever a server sends, the loop goes on after 64 KiB of it or 64 chunks. An error's message has no
-byte of an answer in it. Not guaranteed: a limit in time and in the size of a body, which who reads the answer sets (fetch.py).
+Guarantees: a head has at most `MAX_HEAD_BYTES` bytes and `MAX_HEADER_LINES` lines, and is the final one. A body ends where its
+length says, or has at most `MAX_BODY_CHUNKS` chunks. Whatever a server sends, the event loop continues after 64 KiB of it or 64
+chunks. No error message quotes an answer. Not guaranteed: limits on the time and the size of a body, which the reader of the
+answer sets (http_fetch.py).
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from collections.abc import AsyncIterator
 import httpx
 
 CONNECT_TIMEOUT_SECONDS = 2.0
-"""For a connection, with TLS."""
-MAX_HEAD_BYTES, MAX_HEADER_LINES = 16 * 1024, 100
+"""Timeout of the connection, including TLS."""
+MAX_HEAD_BYTES = 16 * 1024
+MAX_HEADER_LINES = 100
 READ_CHUNK_BYTES = 64 * 1024
 MAX_BODY_CHUNKS = 4096
-"""Of one answer: 2 MiB from a server that writes 2 KiB at a time are 1,024."""
+"""Maximum chunks of one answer; 2 MiB from a server that writes 2 KiB at a time are 1,024."""
 _CHUNKS_PER_LOOP_TURN = 64
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9][0-9])(?: [^\r\n]*)?")
 _CHUNK_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,64})?\r\n")
@@ -30,7 +33,7 @@ _CONTENT_LENGTH = re.compile(r"[0-9]{1,12}")
 
 
 class LimitedHttpTransport(httpx.AsyncBaseTransport):
-    """See the module. `authorities` vouch for servers with https; without any, it is for plain HTTP alone."""
+    """Transport with limits. Without a `tls_context`, which verifies servers with https, it supports plain HTTP only."""
 
     def __init__(self, tls_context: ssl.SSLContext | None = None) -> None:
         self._tls_context = tls_context
@@ -52,33 +55,33 @@ class LimitedHttpTransport(httpx.AsyncBaseTransport):
             raise
 
     async def _connect(self, request: httpx.Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        url, secure = request.url, request.url.scheme == "https"
-        if secure and self._tls_context is None:
+        url, uses_tls = request.url, request.url.scheme == "https"
+        if uses_tls and self._tls_context is None:
             raise httpx.UnsupportedProtocol("https needs authorities", request=request)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 return await asyncio.open_connection(
                     url.host,
-                    url.port or (443 if secure else 80),
-                    ssl=self._tls_context if secure else None,
+                    url.port or (443 if uses_tls else 80),
+                    ssl=self._tls_context if uses_tls else None,
                     limit=MAX_HEAD_BYTES,
                 )
         except TimeoutError:
             raise httpx.ConnectTimeout("no connection in time", request=request) from None
-        except OSError as error:  # of TLS too; its words are those of this machine's libraries
+        except OSError as error:  # TLS errors too; the message is from this machine's libraries
             raise httpx.ConnectError(str(error), request=request) from error
 
 
 class _ResponseStream(httpx.AsyncByteStream):
-    """What follows a head; closing it ends the connection."""
+    """Body of an answer. Closing it ends the connection."""
 
     def __init__(self, writer: asyncio.StreamWriter, chunks: AsyncIterator[bytes]) -> None:
         self._writer, self._chunks = writer, chunks
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for piece in self._chunks:
-                yield piece
+            async for chunk in self._chunks:
+                yield chunk
         except (OSError, EOFError):
             raise httpx.ReadError("the connection ended in the middle of the answer") from None
         except asyncio.LimitOverrunError:
@@ -95,8 +98,8 @@ def _build_request_head(request: httpx.Request) -> bytes:
 
 
 def _parse_response_head(head: bytes) -> tuple[int, httpx.Headers]:
-    first, *lines = head[:-4].split(b"\r\n", MAX_HEADER_LINES + 1)
-    status = _STATUS_LINE.fullmatch(first)
+    status_line, *lines = head[:-4].split(b"\r\n", MAX_HEADER_LINES + 1)
+    status = _STATUS_LINE.fullmatch(status_line)
     if status is None:
         raise httpx.RemoteProtocolError("its first line is no final status of HTTP")
     if len(lines) > MAX_HEADER_LINES:
@@ -109,39 +112,39 @@ async def _read_body(reader: asyncio.StreamReader, headers: httpx.Headers) -> As
     if "transfer-encoding" in headers:
         if headers["transfer-encoding"].lower() != "chunked":
             raise httpx.RemoteProtocolError("its transfer encoding is none that is known")
-        async for piece in _read_chunked_body(reader):
-            yield piece
+        async for chunk in _read_chunked_body(reader):
+            yield chunk
     elif "content-length" in headers:
         if not _CONTENT_LENGTH.fullmatch(headers["content-length"]):
             raise httpx.RemoteProtocolError("its length is no number")
-        async for piece in _read_exactly(reader, int(headers["content-length"])):
-            yield piece
+        async for chunk in _read_exactly(reader, int(headers["content-length"])):
+            yield chunk
     else:
-        while piece := await reader.read(READ_CHUNK_BYTES):
-            yield piece
+        while chunk := await reader.read(READ_CHUNK_BYTES):
+            yield chunk
 
 
 async def _read_exactly(reader: asyncio.StreamReader, byte_count: int) -> AsyncIterator[bytes]:
     while byte_count:
-        piece = await reader.read(min(byte_count, READ_CHUNK_BYTES))
-        if not piece:
+        chunk = await reader.read(min(byte_count, READ_CHUNK_BYTES))
+        if not chunk:
             raise EOFError
-        byte_count -= len(piece)
-        yield piece
+        byte_count -= len(chunk)
+        yield chunk
 
 
 async def _read_chunked_body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    for number in range(MAX_BODY_CHUNKS):
-        if number % _CHUNKS_PER_LOOP_TURN == 0:
-            await asyncio.sleep(0)  # what is there already is read without a pause
-        size = _CHUNK_SIZE_LINE.fullmatch(await reader.readuntil(b"\r\n"))
-        if size is None:
+    for chunk_number in range(MAX_BODY_CHUNKS):
+        if chunk_number % _CHUNKS_PER_LOOP_TURN == 0:
+            await asyncio.sleep(0)  # reads of buffered data do not yield
+        size_line = _CHUNK_SIZE_LINE.fullmatch(await reader.readuntil(b"\r\n"))
+        if size_line is None:
             raise httpx.RemoteProtocolError("its chunks are none")
-        left = int(size[1], 16)
-        if left == 0:
+        chunk_size = int(size_line[1], 16)
+        if chunk_size == 0:
             return
-        async for piece in _read_exactly(reader, left):
-            yield piece
+        async for chunk in _read_exactly(reader, chunk_size):
+            yield chunk
         if await reader.readexactly(2) != b"\r\n":
             raise httpx.RemoteProtocolError("its chunks are none")
     raise httpx.RemoteProtocolError("its chunks are too many")

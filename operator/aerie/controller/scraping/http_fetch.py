@@ -1,9 +1,9 @@
-"""One answer over HTTP from a server that nobody vouches for: an engine's metrics page, or what a Prometheus server says.
+"""Fetches one answer over HTTP from an untrusted server: an engine's metrics, or the response of a Prometheus server.
 
-Guarantees: an answer has limits in time and size, whatever the server does (wire.py for HTTP itself); a compressed one is
-refused, since its size shows too late; no redirect is followed, no proxy used, no connection kept. What goes wrong is a
-`ScrapeError` with its kind, so that failures can be counted; its message names the address that was asked and the kind, and has
-nothing of the answer in it but its status.
+Guarantees: an answer has limits in time and size, whatever the server does (http_client.py for HTTP itself). A compressed answer
+is rejected, because its size is known too late. No redirect is followed, no proxy is used, and no connection is kept. Any failure
+is a `ScrapeError` with its kind, so that failures can be counted. Its message has the requested address and the kind, and nothing
+of the answer but its status.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from aerie.controller.scraping.http_client import LimitedHttpTransport
 from aerie.engine.metrics import exposition as pages
 
 HTTP_RESPONSE_TIMEOUT_SECONDS = 5.0
-"""For one answer, all in all."""
+"""Total timeout of one answer."""
 MAX_HTTP_RESPONSE_BYTES = 2 * 1024 * 1024
-"""Bytes of an answer of Prometheus, of some pods' pages together."""
+"""Size limit of an answer of Prometheus, which has the metrics of some pods."""
 
 
 class ScrapeError(Exception):
-    """What was asked for could not be had; `reason` is one of timeout, unreachable, broken, status, too_large, token,
-    forbidden."""
+    """Error of a request that gave no usable answer.
+
+    `reason` is one of timeout, unreachable, broken, status, too_large, token, forbidden.
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -35,7 +37,7 @@ class ScrapeError(Exception):
 def create_http_client(
     transport: httpx.AsyncBaseTransport | None = None, tls_context: ssl.SSLContext | None = None
 ) -> httpx.AsyncClient:
-    """A client that goes nowhere but where it is told, and keeps no connection. Without authorities, for plain HTTP alone."""
+    """Return a client that follows no redirect and keeps no connection. Without a `tls_context` it supports plain HTTP only."""
     return httpx.AsyncClient(
         transport=transport or LimitedHttpTransport(tls_context),
         headers={"Accept-Encoding": "identity", "Connection": "close"},
@@ -45,12 +47,14 @@ def create_http_client(
 
 
 async def fetch_metrics(http_client: httpx.AsyncClient, url: str) -> bytes:
-    """The metrics page there. Raises ScrapeError."""
-    # OpenMetrics is another format.
-    status, page = await send_request(http_client, "GET", url, {"Accept": "text/plain"}, max_bytes=pages.MAX_EXPOSITION_BYTES)
+    """Return the metrics at the URL, in the text format. Raises ScrapeError."""
+    # The Accept header excludes OpenMetrics, which is another format.
+    status, exposition = await send_request(
+        http_client, "GET", url, {"Accept": "text/plain"}, max_bytes=pages.MAX_EXPOSITION_BYTES
+    )
     if status != 200:
         raise ScrapeError("status", f"{url} answered with status {status}")
-    return page
+    return exposition
 
 
 async def send_request(
@@ -61,24 +65,24 @@ async def send_request(
     form: Mapping[str, str] | None = None,
     max_bytes: int = MAX_HTTP_RESPONSE_BYTES,
 ) -> tuple[int, bytes]:
-    """One request, and the status and body of its answer. Raises ScrapeError."""
+    """Send one request, and return the status and the body of its answer. Raises ScrapeError."""
     try:
         async with (
             asyncio.timeout(HTTP_RESPONSE_TIMEOUT_SECONDS),
-            http_client.stream(method, url, headers=headers, data=form) as answer,
+            http_client.stream(method, url, headers=headers, data=form) as response,
         ):
-            if answer.headers.get("content-encoding", "identity") != "identity":
+            if response.headers.get("content-encoding", "identity") != "identity":
                 raise ScrapeError("broken", f"{url} answered in an encoding that was not asked for")
             body = bytearray()
-            async for chunk in answer.aiter_raw():
+            async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > max_bytes:
                     raise ScrapeError("too_large", f"{url} answered with more than {max_bytes} bytes")
-            return answer.status_code, bytes(body)
+            return response.status_code, bytes(body)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise ScrapeError("timeout", f"{url} did not answer in time") from error
     except httpx.ConnectError as error:
         raise ScrapeError("unreachable", f"{url} cannot be reached: {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        # What the library says may quote the answer.
+        # The library's message may quote the answer.
         raise ScrapeError("broken", f"{url} did not answer as a server of HTTP does") from error

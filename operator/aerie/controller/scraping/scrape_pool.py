@@ -1,7 +1,8 @@
-"""What is held of the pods and servers that are read: lanes, what was read last, and how often to read again.
+"""State of the pods and servers that are scraped: pools, last outcomes, and delays until the next scrape.
 
-Guarantees: of a pod, a few scrapes and the sentence of its last failure; of a server, how it stands. A pod or server that does
-not answer is read less and less often, and one that answers slowly is being read for a quarter of the time at most.
+Guarantees: the state of a pod is a few scrapes and the message of its last failure, and that of a server is its health. A pod or
+server that does not answer is scraped less and less often. One that answers slowly is being scraped for a quarter of the time at
+most.
 """
 
 from __future__ import annotations
@@ -23,32 +24,45 @@ from aerie.engine.metrics.sample import Sample
 
 _log = logging.getLogger(__name__)
 
-MAX_CONCURRENT_SCRAPES, MAX_CONCURRENT_SCRAPES_PER_NAMESPACE = 64, 32
-"""Pages at once, in each lane: in all, and of one namespace."""
+MAX_CONCURRENT_SCRAPES = 64
+"""Scrapes in progress at once in each pool."""
+MAX_CONCURRENT_SCRAPES_PER_NAMESPACE = 32
+"""Scrapes in progress at once in each pool, of the pods of one namespace."""
 MAX_CONCURRENT_POLLS = 8
-"""Resources of which servers are asked at once, in each lane; one of each namespace."""
+"""Resources that are polled at once in each pool; at most one per namespace."""
 MAX_SCRAPES_PER_SECOND = 100.0
-"""Pages of one resource, at most: more than a thousand pods each 10 s are read less often."""
+"""Maximum scrapes per second for one resource: with more than a thousand pods per 10 s, pods are scraped less often."""
 MIN_DELAY_PER_SCRAPE_DURATION = 3.0
-"""Times as long as a reading took until the next."""
-PARSE_BYTES_PER_SECOND, MIN_DELAY_PER_PARSE_DURATION = 50e6, 200.0
-"""Bytes of pages that are parsed each second, of all pods together: honest ones take a quarter of the time, those that are made
-to take long a half. And times as long as its page takes by that, a pod is not read: half a percent of the loop, each."""
-NORMAL_INTERVAL_FACTOR, MAX_NORMAL_INTERVAL_SECONDS = 4.0, 60.0
-"""Calm pods are read this many times slower, up to so many seconds apart where the interval is not longer itself."""
-MAX_NORMAL_SCRAPE_DELAY_SECONDS, MAX_ROLLOUT_SCRAPE_DELAY_SECONDS = 600.0, 60.0
-"""Seconds between two readings of a pod that does not answer."""
+"""Minimum delay until the next scrape, as a multiple of the last one's duration."""
+PARSE_BYTES_PER_SECOND = 50e6
+"""Bytes of scrapes that are parsed per second, of all pods together.
+
+Parsing then takes a quarter of the time, and half of it for scrapes that are crafted to take long.
+"""
+MIN_DELAY_PER_PARSE_DURATION = 200.0
+"""Minimum delay until the next scrape of a pod, as a multiple of the time that parsing takes at `PARSE_BYTES_PER_SECOND`.
+
+Each pod thus takes half a percent of the event loop.
+"""
+NORMAL_INTERVAL_FACTOR = 4.0
+"""Factor of the interval in the normal pool."""
+MAX_NORMAL_INTERVAL_SECONDS = 60.0
+"""Maximum interval in the normal pool, where the configured interval is not longer itself."""
+MAX_NORMAL_SCRAPE_DELAY_SECONDS = 600.0
+"""Maximum seconds between two scrapes of a pod that does not answer, in the normal pool."""
+MAX_ROLLOUT_SCRAPE_DELAY_SECONDS = 60.0
+"""Maximum seconds between two scrapes of a pod that does not answer, in the rollout pool."""
 INVALID_SAMPLE_LIMIT = 3
-"""Pages in a row that say what cannot be, after which it is no accident."""
+"""Invalid samples in a row after which the pod's metrics count as invalid."""
 MISSING_SAMPLE_LIMIT = 4
-"""Readings in a row in which Prometheus has nothing of a pod, after which it is no pod that has just begun."""
+"""Polls in a row without a sample of a pod after which it no longer counts as just started."""
 STALE_AFTER_INTERVALS = 5.0
-"""Intervals after which a pod that does not answer counts for nothing."""
+"""Intervals after which a pod that does not answer is ignored."""
 
 
 @dataclass(eq=False)
 class ScrapePool:
-    """Pods, or resources, that are read at one pace."""
+    """Pool of pods, or of resources, that share limits on their scrapes."""
 
     max_delay_seconds: float
     queue: FairQueue
@@ -60,7 +74,7 @@ class ScrapePool:
 
 @dataclass(eq=False)
 class ScrapeTarget:
-    """A pod that is read."""
+    """Pod that is scraped."""
 
     owner: NamespacedName
     endpoint: EngineEndpoint
@@ -69,52 +83,52 @@ class ScrapeTarget:
     window: SlidingWindow = field(default_factory=SlidingWindow)
     failures: int = 0
     last_duration_seconds: float = 0.0
-    """Seconds that the latest reading took."""
+    """Duration of the latest scrape."""
     last_response_bytes: int = 0
-    """Bytes of the latest page."""
+    """Size of the latest scrape."""
     last_sample: Sample | None = None
     last_sample_at: float = 0.0
-    """Seconds since the epoch."""
+    """Time of `last_sample` in seconds since the epoch."""
     prometheus_scraped_at: float = 0.0
-    """When Prometheus had scraped that, by its clock."""
+    """Time at which Prometheus scraped that sample, by its clock."""
     invalid_samples: int = 0
-    """Pages in a row that were read and say what cannot be."""
+    """Invalid samples in a row."""
     invalid_reason: str = ""
     last_error: str = ""
-    """Why the latest reading failed; empty when it did not."""
+    """Message about the latest scrape if it failed; else empty."""
 
     @property
     def stale_after_seconds(self) -> float:
-        """Seconds after which it counts for nothing."""
+        """Seconds after which the pod is ignored if it does not answer."""
         return STALE_AFTER_INTERVALS * self.interval
 
     def next_delay(self) -> float:
-        """Seconds until it is read again."""
-        costs = max(
+        """Return the seconds until the next scrape."""
+        min_delay = max(
             MIN_DELAY_PER_SCRAPE_DURATION * self.last_duration_seconds,
             MIN_DELAY_PER_PARSE_DURATION * self.last_response_bytes / PARSE_BYTES_PER_SECOND,
         )
-        return max(costs, _backoff_interval(self.interval, self.pool.max_delay_seconds, self.failures))
+        return max(min_delay, _backoff_interval(self.interval, self.pool.max_delay_seconds, self.failures))
 
 
 @dataclass(eq=False)
 class PrometheusPoll:
-    """A resource whose metrics a Prometheus server has."""
+    """Resource whose metrics are polled from a Prometheus server."""
 
     server: PrometheusSource
     pool: ScrapePool
     interval: float
     rollout_interval: float
-    """The interval of a rollout: what the server's scrapes are held against."""
+    """Interval during a rollout, which the server's scrape interval is compared with."""
     failures: int = 0
     last_duration_seconds: float = 0.0
-    """Seconds that asking took, the latest time."""
+    """Duration of the latest poll."""
     min_scrape_gap_seconds: float = 0.0
-    """Seconds between the latest two scrapes of a pod, the least of all pods."""
+    """Seconds between the latest two scrapes of a pod, the minimum over all pods."""
     health: SourceHealth = field(default_factory=SourceHealth)
 
     def next_delay(self) -> float:
-        """Seconds until it is asked again."""
+        """Return the seconds until the next poll."""
         return max(
             MIN_DELAY_PER_SCRAPE_DURATION * self.last_duration_seconds,
             _backoff_interval(self.interval, self.pool.max_delay_seconds, self.failures),
@@ -126,11 +140,12 @@ def _backoff_interval(interval: float, max_delay: float, failures: int) -> float
 
 
 def limit_scrape_rate(interval: float, pod_count: int) -> float:
-    """Seconds between two readings of each of so many pods that are to be read each `interval`: doubled until they are few
-    enough, and not by how many there are just now, since what is counted begins anew with another interval.
+    """Return the scrape interval in seconds for this many pods: `interval`, doubled until their scrapes are few enough.
 
-    >>> paced(15.0, 1000), paced(5.0, 1000), paced(1.0, 100), paced(1.0, 101)
-    (15.0, 10.0, 1.0, 2.0)
+    It is not proportional to the number of pods, because a comparison restarts when the interval changes.
+
+        >>> limit_scrape_rate(15.0, 1000), limit_scrape_rate(5.0, 1000), limit_scrape_rate(1.0, 100), limit_scrape_rate(1.0, 101)
+        (15.0, 10.0, 1.0, 2.0)
     """
     while pod_count > MAX_SCRAPES_PER_SECOND * interval:
         interval *= 2
@@ -138,7 +153,7 @@ def limit_scrape_rate(interval: float, pod_count: int) -> float:
 
 
 def record_scrape_outcome(name: NamespacedName, target: ScrapeTarget, outcome: str, message: str) -> None:
-    """How a reading of the pod went."""
+    """Record the outcome of a scrape of the pod."""
     target.failures = 0 if outcome == "done" else target.failures + 1
     target.last_error = message if target.failures else ""
     if target.failures == 1:
@@ -148,16 +163,22 @@ def record_scrape_outcome(name: NamespacedName, target: ScrapeTarget, outcome: s
 def find_metrics_source_error(
     poll: PrometheusPoll, targets: Mapping[str, ScrapeTarget], missing: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """What is wrong with what the server has, and with what it has not, by pod: the kind of it, and the sentence."""
-    for name, why in missing.items():
+    """Return what is wrong with the server's metrics as a kind and a message; None when nothing is.
+
+    `missing`: for each pod without a sample, the reason.
+    """
+    for name, reason in missing.items():
         if targets[name].failures >= MISSING_SAMPLE_LIMIT:
-            return "absent", f"pod {name} {why}"
+            return "absent", f"pod {name} {reason}"
     if poll.interval == poll.rollout_interval and poll.min_scrape_gap_seconds > MAX_SCRAPE_AGE_INTERVALS * poll.rollout_interval:
-        told = f"{poll.server.address} scrapes the pods each {poll.min_scrape_gap_seconds:.0f} s, and spec.metrics.interval is {poll.rollout_interval:g} s"
-        return "sparse", f"{told}, by which blocks are counted: raise it to the time between two scrapes"
+        message = (
+            f"{poll.server.address} scrapes the pods each {poll.min_scrape_gap_seconds:.0f} s, and spec.metrics.interval is "
+            f"{poll.rollout_interval:g} s"
+        )
+        return "sparse", f"{message}, by which blocks are counted: raise it to the time between two scrapes"
     return None
 
 
 def hash_fraction(name: NamespacedName) -> float:
-    """A number from 0 to 1 that is the pod's own, so that pods are read at different moments."""
+    """Return a number from 0 to 1 that depends on the name only, so that pods are scraped at different times."""
     return zlib.crc32(str(name).encode()) / 2**32

@@ -1,7 +1,8 @@
-"""Which pods are read: those of a resource whose engine has started.
+"""Finds the pods to scrape: those of a resource whose engine has started.
 
-Ownership is told by labels and by the chain of owners: resource, Deployment, and a ReplicaSet that bears the Deployment's name
-and the pod's template hash. Not guaranteed: that nobody in the namespace forges these; who can do that can change the engines.
+Ownership follows from labels and from the chain of owners: resource, Deployment, and a ReplicaSet with the Deployment's name and
+the pod's template hash. Not guaranteed: protection against forged labels and owners in the namespace; who can forge them can also
+change the engines.
 """
 
 from __future__ import annotations
@@ -16,64 +17,70 @@ from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
 
 @dataclass(frozen=True, slots=True)
 class EngineEndpoint:
-    """A pod to read."""
+    """Metrics endpoint of a pod."""
 
     url: str
     deployment: str
-    """Name of its Deployment."""
+    """Name of the pod's Deployment."""
     run_id: str
-    """Tells one run of its engine from the next."""
+    """Identifies one run of the engine's container."""
     started_at: float | None = None
-    """When the engine's container began, in seconds of Unix time, as the kubelet has it."""
+    """Start time of the engine's container in seconds of Unix time, as reported by the kubelet."""
 
 
 def find_engine_endpoints(snapshot: Snapshot) -> Iterator[tuple[str, EngineEndpoint]]:
-    """Pods of the resource whose engine has started, by name."""
+    """Yield the pods of the resource whose engine has started, by name."""
     resource = snapshot.resource
-    groups = {
+    deployment_labels = {
         item["metadata"]["name"]: read_labels(item)
         for item in snapshot.children_of_kind("Deployment")
         if is_owned_by(item, resource.metadata.uid)
     }
     for pod in snapshot.pods:
-        group = _find_deployment_name(pod)
-        if group not in groups or pod["metadata"].get("deletionTimestamp"):
+        deployment = _find_deployment_name(pod)
+        if deployment not in deployment_labels or pod["metadata"].get("deletionTimestamp"):
             continue
-        wanted = {key: groups[group].get(key) for key in (naming.NAME_LABEL, naming.REVISION_LABEL, naming.CONTROL_LABEL)}
-        if not wanted.items() <= read_labels(pod).items() or read_labels(pod).get(naming.NAME_LABEL) != resource.metadata.name:
+        expected_labels = {
+            key: deployment_labels[deployment].get(key)
+            for key in (naming.NAME_LABEL, naming.REVISION_LABEL, naming.CONTROL_LABEL)
+        }
+        if (
+            not expected_labels.items() <= read_labels(pod).items()
+            or read_labels(pod).get(naming.NAME_LABEL) != resource.metadata.name
+        ):
             continue
         address, port = _format_pod_address(pod), _find_metrics_port(pod)
         status = _find_engine_container((pod.get("status") or {}).get("containerStatuses"))
         if address and port and (status.get("started") or status.get("ready")):
-            run = f"{status.get('containerID')} {status.get('restartCount')}"
+            run_id = f"{status.get('containerID')} {status.get('restartCount')}"
             yield (
                 pod["metadata"]["name"],
-                EngineEndpoint(f"http://{address}:{port}/metrics", group, run, _container_started_at(status)),
+                EngineEndpoint(f"http://{address}:{port}/metrics", deployment, run_id, _container_started_at(status)),
             )
 
 
 def _find_deployment_name(pod: KubernetesObject) -> str:
-    """Name of the Deployment whose ReplicaSet controls the pod; empty when none does."""
+    """Return the name of the Deployment whose ReplicaSet controls the pod; empty when there is none."""
     references = pod["metadata"].get("ownerReferences") or []
-    found = next((one for one in references if one.get("controller")), None)
-    if found is None or (found.get("apiVersion"), found.get("kind")) != ("apps/v1", "ReplicaSet"):
+    controller = next((reference for reference in references if reference.get("controller")), None)
+    if controller is None or (controller.get("apiVersion"), controller.get("kind")) != ("apps/v1", "ReplicaSet"):
         return ""
-    name, _, template = found["name"].rpartition("-")
-    return name if template and template == read_labels(pod).get("pod-template-hash") else ""
+    name, _, template_hash = controller["name"].rpartition("-")
+    return name if template_hash and template_hash == read_labels(pod).get("pod-template-hash") else ""
 
 
 def _find_engine_container(containers: list[KubernetesObject] | None) -> KubernetesObject:
-    return next((one for one in containers or [] if one["name"] == naming.ENGINE_CONTAINER), {})
+    return next((container for container in containers or [] if container["name"] == naming.ENGINE_CONTAINER), {})
 
 
 def _container_started_at(status: KubernetesObject) -> float | None:
-    moment = ((status.get("state") or {}).get("running") or {}).get("startedAt")
-    return datetime.fromisoformat(moment).timestamp() if moment else None
+    started_at = ((status.get("state") or {}).get("running") or {}).get("startedAt")
+    return datetime.fromisoformat(started_at).timestamp() if started_at else None
 
 
 def _find_metrics_port(pod: KubernetesObject) -> int | None:
     ports = _find_engine_container(pod["spec"].get("containers")).get("ports") or []
-    return next((one["containerPort"] for one in ports if one.get("name") == naming.ENGINE_PORT_NAME), None)
+    return next((port["containerPort"] for port in ports if port.get("name") == naming.ENGINE_PORT_NAME), None)
 
 
 def _format_pod_address(pod: KubernetesObject) -> str:
