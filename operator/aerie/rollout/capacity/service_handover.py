@@ -1,36 +1,36 @@
-"""Service first, requests afterwards: in mode Gateway no arm gets requests before its Service leads to its pods.
+"""Service handover, Service before requests: in mode Gateway no arm gets requests before its Service selects its pods.
 
-Between a change of a Service and what the gateway's proxies know lie the EndpointSlice controller, the gateway's own controller
-and a push to the proxies; a change of the route takes another way, and may be there first. An arm whose Service was made or given
+Between a change of a Service and the gateway's proxies lie the EndpointSlice controller, the gateway's own controller and a
+push to the proxies. A change of the route takes another path, and may be there first. An arm whose Service was created or got
 another selector a moment ago is then one without pods, whose share the gateway answers with 503. So:
 
     promoted          NAME-stable ─► promoted pods          the route leads to NAME-canary, which is the same pods
-                      10 s later                            all to NAME-stable; then NAME-canary goes (settling.py)
-    taken back        NAME-canary is made, promoted pods    all to NAME-stable, which leads to the promoted pods still
+                      10 s later                            all to NAME-stable; then NAME-canary is deleted (drain_order.py)
+    reverted          NAME-canary is created, promoted pods all to NAME-stable, which still leads to the promoted pods
                       10 s later                            all to NAME-canary, the same pods
-                      NAME-stable ─► pods of before         as it is
-                      10 s later                            the shares of the way back
-    Rechecking        NAME-previous is made                 all to NAME-stable
-                      10 s later                            shares by pods
+                      NAME-stable ─► previous pods          unchanged
+                      10 s later                            the weights of the rollback
+    Rechecking        NAME-previous is created              all to NAME-stable
+                      10 s later                            weights by pods
 
-None of these is a state of the rollout. Each look compares what is there with what is wanted, and takes the next step: a Service
-may be given requests `ENDPOINTS` after Aerie last changed it; one that has requests is not led to fewer pods while another one
-may soon take them; and while an arm that is to have requests may not have them yet, the route stays as it is, as long as all
-that it sends to serves.
+None of these is a state of the rollout. Each reconcile compares the live objects with the desired ones, and takes the next
+step. A Service may get requests `ENDPOINT_PROPAGATION_DELAY` after Aerie last changed it. One that gets requests is not led to
+fewer pods while another one may soon take them. While an arm that is to get requests may not have them yet, the route stays,
+as long as all its backends have ready pods.
 
-Guarantees: pure. An arm of which nobody serves gets no requests as long as another one may have them. Requests never wait where
-an arm could serve them: where the route of now leads to an arm of which nobody serves, they go at once to the arms that may have
-them: as wanted, or as now, or to one that is to have none, be it about to go; and without such an arm as wanted. No wait is
-without an end, as long as the API server takes the Services and nobody keeps changing them. A route that is not there yet waits
-for nothing, nor does anything where the spec asks for no pods. Where somebody else's Service bears an arm's name, all is as if
-this module were not there (decide.py applies no route then). While Services cannot be listed, the route keeps its shares; while
-HTTPRoutes cannot, any Service may have requests.
+Guarantees: pure. An arm without a ready pod gets no requests as long as another one may have them. Requests never wait where
+an arm could serve them: where the live route leads to an arm without a ready pod, they move immediately to the arms that may
+have them. Those are the ones with a desired weight, or with a current one, or one that is to have none, even if it is about to
+be deleted; without such an arm, the desired weights apply. Every wait ends, as long as the API server accepts the Services and
+nobody keeps changing them. A route that does not exist yet waits for nothing; neither does anything where spec.replicas is 0.
+Where somebody else's Service bears an arm's name, this module changes nothing (rollout/reconcile.py applies no route then).
+While Services cannot be listed, the route keeps its weights; while HTTPRoutes cannot, any Service may be getting requests.
 
-Not guaranteed: that the endpoints are there after `ENDPOINTS`: it is a limit of time, and the endpoints are not looked at. Nor is
-that time exact: it is counted from a time of the API server, with which the leader's clock agrees to within five seconds
-(controller/clock.py). A Service is dated by Aerie's own last change, of whatever field; where nothing dates it, or a time that is
-to come by more than `AHEAD`, it counts as one that has been there for long. The status shows the shares that are wanted, which
-the route has some seconds later.
+Not guaranteed: that the endpoints are known after `ENDPOINT_PROPAGATION_DELAY`: it is a time limit, and the endpoints are not
+inspected. That time is not exact either: it is counted from a time of the API server, with which the leader's clock agrees to
+within five seconds (controller/clock.py). A Service is dated by Aerie's own last change, of whatever field. Where nothing
+dates it, or a time more than `MAX_SERVER_CLOCK_LEAD` in the future, it counts as an old one. The status shows the desired
+weights, which the route has some seconds later.
 """
 
 from __future__ import annotations
@@ -48,189 +48,231 @@ from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
 
 ENDPOINT_PROPAGATION_DELAY = timedelta(seconds=10)
-"""From a change of a Service until the gateway's proxies know its endpoints."""
+"""Time from a change of a Service until the gateway's proxies know its endpoints."""
 MAX_SERVER_CLOCK_LEAD = timedelta(seconds=30)
-"""By so much the API server's clock may be ahead; a time that lies further ahead dates nothing."""
+"""Maximum time that the API server's clock may be ahead; a time further in the future dates nothing."""
 _ZERO = timedelta(0)
 DesiredObjects = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class _ArmService:
-    """The Service of one arm."""
+    """Service of one arm."""
 
     name: str
     desired: Mapping[str, Any] | None
-    """As it would be applied; None: it is to go."""
+    """The Service as it would be applied; None: it is to be deleted."""
     live: KubernetesObject | None
     ready_now: int
-    """Pods that serve behind it as it is."""
+    """Ready pods behind the live Service."""
     ready_after_change: int
-    """Pods that would serve behind it as it is wanted."""
+    """Ready pods behind the desired Service."""
     current_weight: int
-    """What the route gives it now."""
+    """Its weight in the live route."""
     propagation_remaining: timedelta
-    """Until it may be given requests."""
+    """Time until it may get requests."""
 
     @property
     def changes_selector(self) -> bool:
-        """Whether its selector is to become another one."""
+        """Whether its selector is to change."""
         return self.desired is not None and self.live is not None and _selector(self.live) != _selector(self.desired)
 
     @property
     def is_routable(self) -> bool:
-        """Whether it may be given requests."""
+        """Whether it may get requests."""
         return self.desired is not None and not self.propagation_remaining
 
 
 def order_service_changes(
     snapshot: Snapshot, desired_objects: DesiredObjects, now: datetime
 ) -> tuple[DesiredObjects, timedelta | None]:
-    """Of what is to be there (`made`), as much as may be there now: with selectors and shares that have to wait as they are. And
-    the time until the next step; None where nothing has to wait."""
+    """Return as much of the desired objects as may exist now, and the time until the next step; None where nothing has to
+    wait.
+
+    Selectors and weights that have to wait stay as they are.
+    """
     resource = snapshot.resource
     route = next((item for item in desired_objects if item["kind"] == "HTTPRoute"), None)
-    unknown = "HTTPRoute" in snapshot.unlisted_kinds
+    is_route_unknown = "HTTPRoute" in snapshot.unlisted_kinds
     if (
         resource.spec.rollout.traffic.gateway is None
         or not desired_objects
-        or (route is None and not unknown)
+        or (route is None and not is_route_unknown)
         or _has_foreign_objects(snapshot, desired_objects)
     ):
         return desired_objects, None
-    if resource.spec.replicas == 0:  # no Service is to lead to pods, so none can wait for the pods that it is to lead to
+    if resource.spec.replicas == 0:  # no Service is to select pods, so none can wait for its pods
         return desired_objects, None
     live = snapshot.child("HTTPRoute", resource.metadata.name)
-    now_sent = _read_route_weights(live) if live is not None else {}
+    current_weights = _read_route_weights(live) if live is not None else {}
     if "Service" in snapshot.unlisted_kinds:
-        return _with_selectors_and_weights(desired_objects, {}, now_sent or None), None
-    wanted = _read_route_weights(route) if route is not None else {}
-    arms = {arm.name: arm for arm in _read_arm_services(snapshot, desired_objects, now_sent, now, unknown=unknown)}
-    settles = drain_order.live_route_propagation_remaining(snapshot, live, now) if live is not None else None
-    stay = _services_keeping_selectors(list(arms.values()), moving=settles is not None)
-    shares = _select_weights(arms, wanted, now_sent, stay)
-    waits = [
+        return _with_selectors_and_weights(desired_objects, {}, current_weights or None), None
+    desired_weights = _read_route_weights(route) if route is not None else {}
+    arms = {
+        arm.name: arm
+        for arm in _read_arm_services(snapshot, desired_objects, current_weights, now, is_route_unknown=is_route_unknown)
+    }
+    route_remaining = drain_order.live_route_propagation_remaining(snapshot, live, now) if live is not None else None
+    unchanged = _services_keeping_selectors(list(arms.values()), is_route_propagating=route_remaining is not None)
+    weights = _select_weights(arms, desired_weights, current_weights, unchanged)
+    delays = [
         arm.propagation_remaining
         for arm in arms.values()
-        if arm.propagation_remaining and (arm.current_weight or wanted.get(arm.name))
+        if arm.propagation_remaining and (arm.current_weight or desired_weights.get(arm.name))
     ]
-    if stay and settles is not None:
-        waits.append(settles)
+    if unchanged and route_remaining is not None:
+        delays.append(route_remaining)
     return _with_selectors_and_weights(
-        desired_objects, {arm.name: _selector(arm.live) for arm in stay if arm.live is not None}, shares
-    ), min(waits, default=None)
+        desired_objects, {arm.name: _selector(arm.live) for arm in unchanged if arm.live is not None}, weights
+    ), min(delays, default=None)
 
 
 # --------------------------------------------------------------------------------------------------------------------- decisions
-def _services_keeping_selectors(arms: Sequence[_ArmService], *, moving: bool) -> list[_ArmService]:
-    """The arms whose Services keep their selectors for now: those that would lead to fewer pods, while requests come to them that
-    could go to more elsewhere, or that would be lost, or may still come, because a gateway has not seen yet that they are not
-    to."""
-    found = []
+def _services_keeping_selectors(arms: Sequence[_ArmService], *, is_route_propagating: bool) -> list[_ArmService]:
+    """Return the arms whose Services keep their selectors for now: those that would lead to fewer pods under a further
+    condition.
+
+    Either they get requests that could go to more pods elsewhere, or that would be lost. Or requests may still arrive, because
+    a gateway has not observed yet that they get none.
+    """
+    services = []
     for arm in arms:
         if not arm.changes_selector or arm.ready_after_change >= arm.ready_now:
-            continue  # more pods behind it than before: the sooner the better
-        most = max((other.ready_after_change for other in arms if other.desired is not None and other is not arm), default=0)
-        if (most > arm.ready_after_change or not arm.ready_after_change) if arm.current_weight else moving:
-            found.append(arm)
-    return found
+            continue  # as many pods behind it as before, or more: change it immediately
+        max_ready_elsewhere = max(
+            (other.ready_after_change for other in arms if other.desired is not None and other is not arm), default=0
+        )
+        if (
+            (max_ready_elsewhere > arm.ready_after_change or not arm.ready_after_change)
+            if arm.current_weight
+            else is_route_propagating
+        ):
+            services.append(arm)
+    return services
 
 
 def _select_weights(
-    arms: Mapping[str, _ArmService], wanted: Mapping[str, int], now_sent: Mapping[str, int], stay: Sequence[_ArmService]
+    arms: Mapping[str, _ArmService],
+    desired_weights: Mapping[str, int],
+    current_weights: Mapping[str, int],
+    unchanged: Sequence[_ArmService],
 ) -> Mapping[str, int]:
-    """What the route is to give each Service until the next look."""
-    ready = [name in arms and arms[name].is_routable and arms[name].ready_now > 0 for name, weight in wanted.items() if weight]
-    if all(ready) or not any(arm.ready_now for arm in arms.values()):
-        return wanted
-    if any(arm.current_weight for arm in stay):
+    """Return the weights of the route until the next reconcile."""
+    is_ready = [
+        name in arms and arms[name].is_routable and arms[name].ready_now > 0 for name, weight in desired_weights.items() if weight
+    ]
+    if all(is_ready) or not any(arm.ready_now for arm in arms.values()):
+        return desired_weights
+    if any(arm.current_weight for arm in unchanged):
         target = max((arm for arm in arms.values() if arm.desired is not None), key=lambda arm: arm.ready_after_change)
         if target.is_routable and target.ready_after_change:
-            return _all_traffic_to(target, wanted)
-    served = {name: weight for name, weight in now_sent.items() if weight and name in arms and arms[name].ready_now}
-    if served and len(served) == sum(map(bool, now_sent.values())):
-        return now_sent
-    able = {
-        name: weight if name in arms and arms[name].is_routable and arms[name].ready_now else 0 for name, weight in wanted.items()
+            return _all_traffic_to(target, desired_weights)
+    ready_weights = {name: weight for name, weight in current_weights.items() if weight and name in arms and arms[name].ready_now}
+    if ready_weights and len(ready_weights) == sum(map(bool, current_weights.values())):
+        return current_weights
+    routable_weights = {
+        name: weight if name in arms and arms[name].is_routable and arms[name].ready_now else 0
+        for name, weight in desired_weights.items()
     }
-    if any(able.values()):
-        return able
-    spares = [arm for arm in arms.values() if arm.live is not None and not arm.propagation_remaining and arm.ready_now]
-    spare = max(spares, key=lambda arm: (arm.desired is not None, arm.ready_now), default=None)
-    return served or (_all_traffic_to(spare, [*wanted, spare.name]) if spare is not None else wanted)
+    if any(routable_weights.values()):
+        return routable_weights
+    candidates = [arm for arm in arms.values() if arm.live is not None and not arm.propagation_remaining and arm.ready_now]
+    fallback = max(candidates, key=lambda arm: (arm.desired is not None, arm.ready_now), default=None)
+    return ready_weights or (
+        _all_traffic_to(fallback, [*desired_weights, fallback.name]) if fallback is not None else desired_weights
+    )
 
 
-def _all_traffic_to(arm: _ArmService, names_of: Iterable[str]) -> Mapping[str, int]:
-    return {name: TOTAL_WEIGHT if name == arm.name else 0 for name in names_of}
+def _all_traffic_to(arm: _ArmService, service_names: Iterable[str]) -> Mapping[str, int]:
+    return {name: TOTAL_WEIGHT if name == arm.name else 0 for name in service_names}
 
 
-# ------------------------------------------------------------------------------------------------------------------ what is there
+# ------------------------------------------------------------------------------------------------------------------ live objects
 def _read_arm_services(
-    observed: Snapshot, made: DesiredObjects, now_sent: Mapping[str, int], now: datetime, *, unknown: bool
+    snapshot: Snapshot,
+    desired_objects: DesiredObjects,
+    current_weights: Mapping[str, int],
+    now: datetime,
+    *,
+    is_route_unknown: bool,
 ) -> list[_ArmService]:
-    """The Services of all arms that are there or wanted. `unknown`: nothing is known of the route."""
-    resource = observed.resource
-    found = []
+    """Return the Services of all arms that exist or are desired. `is_route_unknown`: HTTPRoutes cannot be listed."""
+    resource = snapshot.resource
+    services = []
     for name in (f"{resource.metadata.name}-{arm}" for arm in network.GATEWAY_ARMS):
-        wanted = next((item for item in made if (item["kind"], item["metadata"]["name"]) == ("Service", name)), None)
-        live = observed.child("Service", name)
-        if wanted is None and live is None:
+        desired = next((item for item in desired_objects if (item["kind"], item["metadata"]["name"]) == ("Service", name)), None)
+        live = snapshot.child("Service", name)
+        if desired is None and live is None:
             continue
-        serve = _count_ready_pods(observed, _selector(live)) if live is not None else 0
-        would = _count_ready_pods(observed, _selector(wanted)) if wanted is not None else 0
-        left = _endpoint_propagation_remaining(live, now)
-        if wanted is not None and needs_apply(live, wanted):
-            left = ENDPOINT_PROPAGATION_DELAY
-        found.append(_ArmService(name, wanted, live, serve, would, TOTAL_WEIGHT if unknown else now_sent.get(name, 0), left))
-    return found
+        ready_now = _count_ready_pods(snapshot, _selector(live)) if live is not None else 0
+        ready_after_change = _count_ready_pods(snapshot, _selector(desired)) if desired is not None else 0
+        propagation_remaining = _endpoint_propagation_remaining(live, now)
+        if desired is not None and needs_apply(live, desired):
+            propagation_remaining = ENDPOINT_PROPAGATION_DELAY
+        services.append(
+            _ArmService(
+                name,
+                desired,
+                live,
+                ready_now,
+                ready_after_change,
+                TOTAL_WEIGHT if is_route_unknown else current_weights.get(name, 0),
+                propagation_remaining,
+            )
+        )
+    return services
 
 
-def _has_foreign_objects(observed: Snapshot, made: DesiredObjects) -> bool:
-    """Whether somebody else has the route, or the Service of an arm."""
-    uid = observed.resource.metadata.uid
-    mine = {(item["kind"], item["metadata"]["name"]) for item in made if item["kind"] in ("Service", "HTTPRoute")}
-    mine.discard(("Service", observed.resource.metadata.name))  # no arm's
-    there = (*observed.children, *observed.name_conflicts)
-    return any((one["kind"], one["metadata"]["name"]) in mine and not is_owned_by(one, uid) for one in there)
+def _has_foreign_objects(snapshot: Snapshot, desired_objects: DesiredObjects) -> bool:
+    """Return whether somebody else owns the route, or the Service of an arm."""
+    uid = snapshot.resource.metadata.uid
+    desired_names = {
+        (item["kind"], item["metadata"]["name"]) for item in desired_objects if item["kind"] in ("Service", "HTTPRoute")
+    }
+    desired_names.discard(("Service", snapshot.resource.metadata.name))  # belongs to no arm
+    existing_objects = (*snapshot.children, *snapshot.name_conflicts)
+    return any(
+        (existing_object["kind"], existing_object["metadata"]["name"]) in desired_names and not is_owned_by(existing_object, uid)
+        for existing_object in existing_objects
+    )
 
 
 def _endpoint_propagation_remaining(live: KubernetesObject | None, now: datetime) -> timedelta:
-    changed = drain_order.last_applied_at(live) if live is not None else None
-    if changed is None or changed > now + MAX_SERVER_CLOCK_LEAD:
+    applied_at = drain_order.last_applied_at(live) if live is not None else None
+    if applied_at is None or applied_at > now + MAX_SERVER_CLOCK_LEAD:
         return _ZERO
-    return min(ENDPOINT_PROPAGATION_DELAY, max(_ZERO, changed + ENDPOINT_PROPAGATION_DELAY - now))
+    return min(ENDPOINT_PROPAGATION_DELAY, max(_ZERO, applied_at + ENDPOINT_PROPAGATION_DELAY - now))
 
 
-def _count_ready_pods(observed: Snapshot, selector: Mapping[str, str]) -> int:
-    """Pods that serve and that the selector means."""
-    found = (pod for pod in observed.pods if selector.items() <= read_labels(pod).items())
-    return sum(pod_failures.is_pod_ready(pod) and not pod_failures.is_pod_terminal(pod) for pod in found)
+def _count_ready_pods(snapshot: Snapshot, selector: Mapping[str, str]) -> int:
+    """Return the number of ready pods that the selector selects."""
+    pods = (pod for pod in snapshot.pods if selector.items() <= read_labels(pod).items())
+    return sum(pod_failures.is_pod_ready(pod) and not pod_failures.is_pod_terminal(pod) for pod in pods)
 
 
 def _selector(service: Mapping[str, Any]) -> Mapping[str, str]:
-    found: Mapping[str, str] = service["spec"].get("selector") or {
-        naming.NAME_LABEL: ""
-    }  # none selects nothing, and not everything
-    return found
+    # Without a selector it selects nothing, and not everything.
+    selector: Mapping[str, str] = service["spec"].get("selector") or {naming.NAME_LABEL: ""}
+    return selector
 
 
 def _read_route_weights(route: Mapping[str, Any]) -> dict[str, int]:
-    """What the route gives each Service."""
+    """Return the weight of each Service in the route."""
     backends = [backend for rule in route["spec"].get("rules") or [] for backend in rule.get("backendRefs") or []]
     return {backend["name"]: backend.get("weight", 1) for backend in backends}
 
 
 def _with_selectors_and_weights(
-    made: DesiredObjects, selectors: Mapping[str, Mapping[str, str]], shares: Mapping[str, int] | None
+    desired_objects: DesiredObjects, selectors: Mapping[str, Mapping[str, str]], weights: Mapping[str, int] | None
 ) -> DesiredObjects:
-    """`made` with these selectors and, where there are any, these shares."""
-    found = []
-    for item in made:
+    """Return the desired objects with these selectors and, where given, these weights."""
+    result = []
+    for item in desired_objects:
         name = item["metadata"]["name"]
         if item["kind"] == "Service" and name in selectors:
             item = with_digest({**item, "spec": {**item["spec"], "selector": dict(selectors[name])}})
-        elif item["kind"] == "HTTPRoute" and shares is not None and shares != _read_route_weights(item):
-            rule = {**item["spec"]["rules"][0], "backendRefs": network.build_backend_refs(shares)}
+        elif item["kind"] == "HTTPRoute" and weights is not None and weights != _read_route_weights(item):
+            rule = {**item["spec"]["rules"][0], "backendRefs": network.build_backend_refs(weights)}
             item = with_digest({**item, "spec": {**item["spec"], "rules": [rule]}})
-        found.append(item)
-    return found
+        result.append(item)
+    return result

@@ -1,14 +1,16 @@
-"""What preflight says of a revision, told by its Job, the Job's pods, and what was written down of them.
+"""Preflight result of a revision, read from its Job, the Job's pods, and the recorded result.
 
-Guarantees: a verdict counts as soon as the container `preflight` has ended with one, whatever other containers of its pod do;
-and once it was recorded (`Verdict.record`, kept in the revision's ConfigMap), it stays for as long as its Job does, with or
-without the pod. A Job that gets no pod, or whose pod gets no node, image or container, waits, and the cluster's own words are
-shown; it goes on by itself when the cause is gone. A Job that ends without a verdict, or runs for longer than `LONGEST`, is made
-anew after a pause that doubles with each one, up to `LONGEST_PAUSE`. Pods of another Job say nothing, whatever their labels.
-A Hub that says no is a refusal, and asked again after the same pauses.
-spec.rollout.preflight is applied to the verdict here, and not in the Job, so that a change of it takes effect at once: findings
-that are accepted, and modes Warn and Off, let the revision go on; what was accepted is in the message and in the record.
-Not guaranteed: words about a pod that was refused for longer ago than Kubernetes keeps events.
+Guarantees: a result counts as soon as the container `preflight` has ended with one, whatever other containers of its pod do.
+Once recorded (`PreflightResult.record`, in the revision's ConfigMap), it stays for as long as its Job does, with or without
+the pod. A Job that gets no pod, or whose pod gets no node, image or container, waits, and Kubernetes' own message is shown; it
+continues automatically when the cause is gone. A Job that ends without a result, or runs for longer than
+`PREFLIGHT_RUN_TIMEOUT`, is recreated after a delay that doubles each time, up to `PREFLIGHT_MAX_RETRY_DELAY`. Pods of another
+Job do not count, whatever their labels. A Hub that denies access is a failure, and is retried after the same delays.
+
+spec.rollout.preflight is applied to the result here, and not in the Job, so that a change of it takes effect immediately:
+accepted findings, and modes Warn and Off, let the revision continue. The override is in the message and in the record.
+
+Not guaranteed: the message about a pod that was rejected longer ago than Kubernetes keeps events.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by
 
 PREFLIGHT_INITIAL_RETRY_DELAY = timedelta(minutes=5)
-"""After an error that is no verdict, such as a Hub that does not answer, the Job is made anew."""
+"""Delay after which the Job is recreated when it ended without a result, such as for a Hub that does not answer."""
 PREFLIGHT_MAX_RETRY_DELAY = timedelta(hours=1)
 PREFLIGHT_RUN_TIMEOUT = timedelta(minutes=30)
 """Time that the container may run: configs and headers are read in seconds, and a volume may hang."""
 _INITIAL_POLL_INTERVAL, _POLL_INTERVAL = timedelta(seconds=10), timedelta(minutes=1)
-"""Between two looks at why a Job has no pod: in its first minute, and later; and how long it may have none without a word."""
+"""Interval between checks why a Job has no pod, in its first minute and later. The first is also how long a missing pod is not
+reported."""
 PREFLIGHT_SKIPPED_REASON = "Skipped"
 _REPORTED_FAILURE_REASONS = frozenset({"Unschedulable", "ImagePull", "Config"})
-"""Troubles of a pod that are worth more words than that the revision is looked at."""
+"""Pod failures that are reported instead of the message that preflight is running."""
 
 PreflightState = Literal["Absent", "Running", "Passed", "Refused", "Error", "Skipped"]
 
@@ -46,13 +49,13 @@ class PreflightResult:
     state: PreflightState
     message: str
     reason: str = ""
-    """In one word: what it waits for while it runs, or why it has passed all the same."""
+    """One word: what it waits for while it runs, or why it has passed in spite of findings."""
     record: Mapping[str, Any] | None = None
-    """What is to be kept in the revision's ConfigMap."""
+    """Record to keep in the revision's ConfigMap."""
     is_expired: bool = False
-    """Whether the Job has failed to find a verdict long enough ago to be made anew."""
+    """Whether the Job ended without a result long enough ago to be recreated."""
     requeue_after: timedelta | None = None
-    """When to look again although nothing is heard."""
+    """Delay until the next reconcile although no event arrives."""
 
     @property
     def allows_start(self) -> bool:
@@ -60,14 +63,14 @@ class PreflightResult:
         return self.state in ("Passed", "Skipped")
 
     def build_condition(self, revision: str) -> ConditionUpdate:
-        """As the condition PreflightPassed."""
+        """Return the condition PreflightPassed."""
         status: ConditionStatus = {"Passed": "True", "Refused": "False"}.get(self.state, "Unknown")  # type: ignore[assignment]
         message = self.message or f"revision {revision} is looked at"
         return ConditionUpdate(PREFLIGHT_PASSED, status, self.reason or _REASON_BY_STATE[self.state], message)
 
 
 _OVERRIDE_FIELDS = ("mode", "accepted")
-"""Fields of a record that are spec.rollout.preflight's, and not the Job's."""
+"""Fields of a record that come from spec.rollout.preflight, and not from the Job."""
 _REASON_BY_STATE = {
     "Absent": "Preflight",
     "Running": "Preflight",
@@ -79,186 +82,208 @@ _REASON_BY_STATE = {
 
 
 def read_preflight_result(snapshot: Snapshot, revision: str, now: datetime) -> PreflightResult:
-    """The verdict on the revision, as far as there is one, and as spec.rollout.preflight has it."""
-    found, given = _read_job_result(snapshot, revision, now), snapshot.resource.spec.rollout.preflight
-    if given.mode == "Off" and found.state != "Passed":
-        looks = found.state in ("Running", "Error")
-        words = "spec.rollout.preflight.mode is Off: nobody has looked whether the drafter fits target and engine"
-        return PreflightResult("Skipped", words, record={"ok": None, **(found.record or {}), "mode": "Off"}, is_expired=looks)
-    checks = [str(check) for check in (found.record or {}).get("checks") or []]
-    ended = found.state == "Refused" or (found.state == "Error" and given.mode == "Warn")
-    return _override_failure(found, given, checks) if ended and given.allows(checks) else found
+    """Return the result for the revision, as far as there is one, with spec.rollout.preflight applied."""
+    result, preflight = _read_job_result(snapshot, revision, now), snapshot.resource.spec.rollout.preflight
+    if preflight.mode == "Off" and result.state != "Passed":
+        is_unfinished = result.state in ("Running", "Error")
+        message = "spec.rollout.preflight.mode is Off: nobody has looked whether the drafter fits target and engine"
+        return PreflightResult(
+            "Skipped", message, record={"ok": None, **(result.record or {}), "mode": "Off"}, is_expired=is_unfinished
+        )
+    checks = [str(check) for check in (result.record or {}).get("checks") or []]
+    is_overridable = result.state == "Refused" or (result.state == "Error" and preflight.mode == "Warn")
+    return _override_failure(result, preflight, checks) if is_overridable and preflight.allows(checks) else result
 
 
-def _override_failure(found: PreflightResult, given: PreflightSpec, checks: Sequence[str]) -> PreflightResult:
-    """What preflight refuses, or could not find out, and goes on all the same."""
-    if given.mode == "Warn":
-        how, trouble = "spec.rollout.preflight.mode is Warn, so this is not held back", "Warned"
+def _override_failure(result: PreflightResult, preflight: PreflightSpec, checks: Sequence[str]) -> PreflightResult:
+    """Return the result of a failed or unfinished preflight in spite of which the revision continues."""
+    if preflight.mode == "Warn":
+        override_message, reason = "spec.rollout.preflight.mode is Warn, so this is not held back", "Warned"
     else:
-        how, trouble = f"accepted by spec.rollout.preflight.accept: {', '.join(checks)}", "Accepted"
-    allowance = {"mode": "Warn"} if given.mode == "Warn" else {"accepted": list(checks)}
-    return PreflightResult("Passed", f"{how}. {found.message}", trouble, record={**(found.record or {}), **allowance})
+        override_message, reason = f"accepted by spec.rollout.preflight.accept: {', '.join(checks)}", "Accepted"
+    override = {"mode": "Warn"} if preflight.mode == "Warn" else {"accepted": list(checks)}
+    return PreflightResult(
+        "Passed", f"{override_message}. {result.message}", reason, record={**(result.record or {}), **override}
+    )
 
 
-def _read_job_result(observed: Snapshot, revision: str, now: datetime) -> PreflightResult:
-    """What the Job says."""
-    name = preflight_job.preflight_job_name(observed.resource.metadata.name, revision)
-    recorded = _read_recorded_result(observed, name)
-    job = observed.child("Job", name)
+def _read_job_result(snapshot: Snapshot, revision: str, now: datetime) -> PreflightResult:
+    """Return the result of the Job."""
+    name = preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision)
+    recorded = _read_recorded_result(snapshot, name)
+    job = snapshot.child("Job", name)
     if job is None:
         return PreflightResult("Absent", "", record=recorded)
     uid = job["metadata"].get("uid")
-    mine = sorted((pod for pod in observed.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
-    known = recorded if recorded and recorded.get("job") == uid else {}
-    known = {key: value for key, value in known.items() if key not in _OVERRIDE_FIELDS}
-    said = next((said for pod in mine if (said := _read_termination_message(pod))), {}) or known
+    job_pods = sorted((pod for pod in snapshot.preflight_pods if is_owned_by(pod, uid)), key=_created_at, reverse=True)
+    job_record = recorded if recorded and recorded.get("job") == uid else {}
+    earlier_report = {key: value for key, value in job_record.items() if key not in _OVERRIDE_FIELDS}
+    report = next((pod_report for pod in job_pods if (pod_report := _read_termination_message(pod))), {}) or earlier_report
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
     failed = conditions.get("Failed")
-    if said.get("ok") is True or ("Complete" in conditions and said.get("ok") is not False):
-        message = " ".join([str(said.get("summary") or "passed"), *(said.get("warned") or [])])
-        return PreflightResult("Passed", message, record={**said, "job": uid})
-    if said.get("ok") is False:
+    if report.get("ok") is True or ("Complete" in conditions and report.get("ok") is not False):
+        message = " ".join([str(report.get("summary") or "passed"), *(report.get("warned") or [])])
+        return PreflightResult("Passed", message, record={**report, "job": uid})
+    if report.get("ok") is False:
         advice = f"Correct the spec; or, where files have changed in their place, delete Job {name} to have it look again."
-        message = " ".join([*(said.get("refused") or [str(said.get("summary"))]), advice])
-        return PreflightResult("Refused", message, record={**said, "job": uid})
-    hangs = _container_started_at(mine) if failed is None else None
-    if failed is None and (hangs is None or now < hangs + PREFLIGHT_RUN_TIMEOUT):
-        return _build_running_result(observed, job, mine, said, recorded, hangs, now)
-    # One error of the same Job is counted once, however often it is looked at.
-    tries = int(known.get("tries") or int((recorded or {}).get("tries") or 0) + 1)
-    why, ended, pause = _describe_job_end(failed, hangs, tries)
-    message = str(said.get("error") or _last_failure_message(mine) or why)
-    left = ended + pause - now if ended is not None else None
-    denied = bool(said.get("unavailable")) and ended is not None
-    words = f"preflight could not be done, and is tried again: {message}"
-    if denied and ended is not None:
-        words = f"{message} It is tried again at {ended + pause:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
+        message = " ".join([*(report.get("refused") or [str(report.get("summary"))]), advice])
+        return PreflightResult("Refused", message, record={**report, "job": uid})
+    started_at = _container_started_at(job_pods) if failed is None else None
+    if failed is None and (started_at is None or now < started_at + PREFLIGHT_RUN_TIMEOUT):
+        return _build_running_result(snapshot, job, job_pods, report, recorded, started_at, now)
+    # One error of the same Job counts once, however often it is read.
+    attempts = int(earlier_report.get("tries") or int((recorded or {}).get("tries") or 0) + 1)
+    end_message, ended_at, retry_delay = _describe_job_end(failed, started_at, attempts)
+    message = str(report.get("error") or _last_failure_message(job_pods) or end_message)
+    remaining = ended_at + retry_delay - now if ended_at is not None else None
+    is_access_denied = bool(report.get("unavailable")) and ended_at is not None
+    result_message = f"preflight could not be done, and is tried again: {message}"
+    if is_access_denied and ended_at is not None:
+        result_message = (
+            f"{message} It is tried again at {ended_at + retry_delay:%H:%M:%S} UTC, or as soon as Job {name} is deleted."
+        )
     return PreflightResult(
-        "Refused" if denied else "Error",
-        words,
-        record={"ok": None, "error": message, "job": uid, "tries": tries, **({"unavailable": True} if denied else {})},
-        is_expired=left is not None and left <= timedelta(0),
-        requeue_after=max(left, timedelta(0)) if left is not None else None,
+        "Refused" if is_access_denied else "Error",
+        result_message,
+        record={
+            "ok": None,
+            "error": message,
+            "job": uid,
+            "tries": attempts,
+            **({"unavailable": True} if is_access_denied else {}),
+        },
+        is_expired=remaining is not None and remaining <= timedelta(0),
+        requeue_after=max(remaining, timedelta(0)) if remaining is not None else None,
     )
 
 
 def _describe_job_end(
-    failed: KubernetesObject | None, began: datetime | None, tries: int
+    failed: KubernetesObject | None, started_at: datetime | None, attempts: int
 ) -> tuple[str, datetime | None, timedelta]:
-    """Why a Job has no verdict, when it ended, and the pause before the next one."""
-    pause = min(PREFLIGHT_INITIAL_RETRY_DELAY * 2 ** min(tries - 1, 10), PREFLIGHT_MAX_RETRY_DELAY)
+    """Return why a Job has no result, when it ended, and the delay before the next one."""
+    retry_delay = min(PREFLIGHT_INITIAL_RETRY_DELAY * 2 ** min(attempts - 1, 10), PREFLIGHT_MAX_RETRY_DELAY)
     if failed is None:
         minutes = int(PREFLIGHT_RUN_TIMEOUT.total_seconds() // 60)
-        why = f"it has run for more than {minutes} minutes: does a volume hang, or has another container of its pod not ended?"
-        return why, began + PREFLIGHT_RUN_TIMEOUT if began is not None else None, pause
-    moment = failed.get("lastTransitionTime")
+        end_message = (
+            f"it has run for more than {minutes} minutes: does a volume hang, or has another container of its pod not ended?"
+        )
+        return end_message, started_at + PREFLIGHT_RUN_TIMEOUT if started_at is not None else None, retry_delay
+    failed_at = failed.get("lastTransitionTime")
     if failed.get("reason") == "DeadlineExceeded":
-        pause = timedelta(0)  # it has waited for hours already
-    return str(failed.get("message") or "no reason is given"), datetime.fromisoformat(moment) if moment else None, pause
+        retry_delay = timedelta(0)  # it has already waited for hours
+    return (
+        str(failed.get("message") or "no reason is given"),
+        datetime.fromisoformat(failed_at) if failed_at else None,
+        retry_delay,
+    )
 
 
 def _build_running_result(
-    observed: Snapshot,
+    snapshot: Snapshot,
     job: KubernetesObject,
-    mine: Sequence[KubernetesObject],
-    said: Mapping[str, Any],
+    job_pods: Sequence[KubernetesObject],
+    report: Mapping[str, Any],
     recorded: Mapping[str, Any] | None,
-    began: datetime | None,
+    started_at: datetime | None,
     now: datetime,
 ) -> PreflightResult:
-    """No verdict yet: with what keeps it, where that is more than time."""
+    """Return the result of a running Job, with the cause of its delay where that is more than time."""
     name = job["metadata"]["name"]
-    if not mine:
-        since = job["metadata"].get("creationTimestamp")
-        age = now - datetime.fromisoformat(since) if since is not None else timedelta(0)
+    if not job_pods:
+        created_at = job["metadata"].get("creationTimestamp")
+        age = now - datetime.fromisoformat(created_at) if created_at is not None else timedelta(0)
         if age < _INITIAL_POLL_INTERVAL:  # its controller needs a moment
             return PreflightResult("Running", "", record=recorded, requeue_after=_INITIAL_POLL_INTERVAL)
-        # Said without a reason too: only what would be written anew is read live, and the mirror has no events.
-        words = f"Job {name} gets no pod, and Kubernetes tries again: {observed.job_creation_errors.get(name) or 'its events do not say why'}"
+        # Reported without a cause too: only what would be rewritten is read live, and the informer cache has no events.
+        cause = snapshot.job_creation_errors.get(name) or "its events do not say why"
+        message = f"Job {name} gets no pod, and Kubernetes tries again: {cause}"
         return PreflightResult(
             "Running",
-            words,
+            message,
             "FailedCreate",
             recorded,
             requeue_after=_INITIAL_POLL_INTERVAL if age < _POLL_INTERVAL else _POLL_INTERVAL,
         )
-    waits = next(
+    failure = next(
         (
-            found
-            for pod in mine
-            if (found := pod_failures.read_pod_failure(pod, {})) is not None and found.reason in _REPORTED_FAILURE_REASONS
+            pod_failure
+            for pod in job_pods
+            if (pod_failure := pod_failures.read_pod_failure(pod, {})) is not None
+            and pod_failure.reason in _REPORTED_FAILURE_REASONS
         ),
         None,
     )
-    left = max(began + PREFLIGHT_RUN_TIMEOUT - now, timedelta(0)) if began is not None else None
-    if waits is not None:
-        return PreflightResult("Running", f"preflight waits: {waits.message}", waits.reason, recorded, requeue_after=left)
-    if error := said.get("error") or _last_failure_message(mine):
-        words = f"preflight could not be done, and is tried again: {error}"
-        return PreflightResult("Running", words, "PreflightError", recorded, requeue_after=left)
-    return PreflightResult("Running", "", record=recorded, requeue_after=left)
+    remaining = max(started_at + PREFLIGHT_RUN_TIMEOUT - now, timedelta(0)) if started_at is not None else None
+    if failure is not None:
+        return PreflightResult(
+            "Running", f"preflight waits: {failure.message}", failure.reason, recorded, requeue_after=remaining
+        )
+    if error := report.get("error") or _last_failure_message(job_pods):
+        message = f"preflight could not be done, and is tried again: {error}"
+        return PreflightResult("Running", message, "PreflightError", recorded, requeue_after=remaining)
+    return PreflightResult("Running", "", record=recorded, requeue_after=remaining)
 
 
 def find_jobs_without_pod(snapshot: Snapshot) -> list[KubernetesObject]:
-    """Jobs under way that have no pod: their events tell why."""
-    having = {
+    """Return active Jobs that have no pod: their events contain the cause."""
+    uids_with_pod = {
         reference.get("uid") for pod in snapshot.preflight_pods for reference in pod["metadata"].get("ownerReferences") or []
     }
     return [
         job
         for job in snapshot.children_of_kind("Job")
-        if job["metadata"].get("uid") not in having
-        and not any(c["status"] == "True" for c in (job.get("status") or {}).get("conditions") or [])
+        if job["metadata"].get("uid") not in uids_with_pod
+        and not any(condition["status"] == "True" for condition in (job.get("status") or {}).get("conditions") or [])
     ]
 
 
-def _read_recorded_result(observed: Snapshot, name: str) -> dict[str, Any] | None:
-    """What the revision's ConfigMap keeps of a verdict."""
-    text = ((observed.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
+def _read_recorded_result(snapshot: Snapshot, name: str) -> dict[str, Any] | None:
+    """Return the result in the revision's ConfigMap."""
+    text = ((snapshot.child("ConfigMap", name) or {}).get("data") or {}).get(preflight_job.RESULT_KEY)
     return _parse_json_object(text)
 
 
 def _read_termination_message(pod: KubernetesObject) -> dict[str, Any] | None:
-    """The termination message of the pod's own container."""
-    ended: Mapping[str, Any] = _container_state(pod).get("terminated") or {}
-    return _parse_json_object(ended.get("message"))
+    """Return the termination message of the pod's own container."""
+    termination: Mapping[str, Any] = _container_state(pod).get("terminated") or {}
+    return _parse_json_object(termination.get("message"))
 
 
 def _parse_json_object(text: object) -> dict[str, Any] | None:
     try:
-        read = json.loads(text) if isinstance(text, str) else None
+        value = json.loads(text) if isinstance(text, str) else None
     except ValueError:
         return None
-    return read if isinstance(read, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _last_failure_message(mine: Sequence[KubernetesObject]) -> str:
-    """How the latest pod that failed has ended, where its container could say nothing itself."""
-    for pod in mine:
-        status, ended = pod.get("status") or {}, _container_state(pod).get("terminated") or {}
-        if ended.get("exitCode"):
-            return f"its container ended with status {ended['exitCode']}" + (
-                f" ({ended['reason']})" if ended.get("reason") else ""
+def _last_failure_message(job_pods: Sequence[KubernetesObject]) -> str:
+    """Return how the latest failed pod has ended, where its container could not report anything itself."""
+    for pod in job_pods:
+        status, termination = pod.get("status") or {}, _container_state(pod).get("terminated") or {}
+        if termination.get("exitCode"):
+            return f"its container ended with status {termination['exitCode']}" + (
+                f" ({termination['reason']})" if termination.get("reason") else ""
             )
         if status.get("phase") == "Failed":
             return f"its pod failed: {status.get('message') or status.get('reason') or 'no reason is given'}"
     return ""
 
 
-def _container_started_at(mine: Sequence[KubernetesObject]) -> datetime | None:
-    """When the container of a pod that has not ended began to run."""
-    for pod in mine:
+def _container_started_at(job_pods: Sequence[KubernetesObject]) -> datetime | None:
+    """Return when the container of a pod that has not ended started."""
+    for pod in job_pods:
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
         state = _container_state(pod)
-        moment = (state.get("running") or state.get("terminated") or {}).get("startedAt")
-        if moment:
-            return datetime.fromisoformat(moment)
+        started_at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
+        if started_at:
+            return datetime.fromisoformat(started_at)
     return None
 
 
 def _container_state(pod: KubernetesObject) -> Mapping[str, Any]:
-    """The state of the pod's own container."""
+    """Return the state of the pod's own container."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return next((status.get("state") or {} for status in statuses if status.get("name") == preflight_job.PREFLIGHT_CONTAINER), {})
 
