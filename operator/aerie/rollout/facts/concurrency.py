@@ -1,4 +1,4 @@
-"""Which rollouts and trials may start, where the operator limits how many are in progress in the cluster.
+"""Start permissions of rollouts and trials, where the operator limits how many are in progress in the cluster.
 
     status of each resource ─► read_slot_claim ─► allocate_slots ─► StartPermission of each resource ─┬─► progression (rollouts)
                                                                                                       └─► trials

@@ -1,4 +1,4 @@
-"""Why a pod is not ready, or was never created, in Kubernetes' own words, with the fix where it is evident.
+"""Reasons why a pod is not ready, or was never created, in Kubernetes' own words, with the fix where it is evident.
 
 Messages follow from the pods and their Deployment alone and contain no durations: a message that changes with the clock would
 cause a write in every reconcile.
@@ -49,7 +49,7 @@ class PodFailure:
 
 @dataclass(frozen=True)
 class PodCreationFailure:
-    """Why a Deployment cannot create its pods, by its condition ReplicaFailure."""
+    """Reason why a Deployment cannot create its pods, by its condition ReplicaFailure."""
 
     failure: PodFailure
     since: datetime | None

@@ -1,4 +1,4 @@
-"""Whether the gateway accepts the route: the weights of a rejected route do not determine where requests go.
+"""Acceptance of the route by the gateway: the weights of a rejected route do not determine where requests go.
 
 Guarantee: a route counts as rejected only where a gateway has rejected it in the route's own status. A route without any
 gateway status may have been created a moment ago, or may name a Gateway that does not exist or has no controller. After a
