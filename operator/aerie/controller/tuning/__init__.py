@@ -1,1 +1,1 @@
-"""Runs the tuner: its child process, and what it holds of each resource."""
+"""I/O of the tuner: its worker process, and its session per resource."""

@@ -1,16 +1,17 @@
-"""What the tuner holds of one resource: what is tuned there, the last scrape of each pod, and the windows between scrapes.
+"""State of the tuner for one resource: its inputs, the last scrape of each pod, and the windows between scrapes.
 
-    reading of a pod ─► window since the one before, of the same run ─► Telemetry since the last decision
-                        with the setting of the pod's Deployment
+    sample of a pod ─► window since the previous one, of the same run ─► TuningTelemetry since the last decision
+                       with the setting of the pod's Deployment
 
-Guarantees: a window is of one run of one pod of an arm that differs from the stable one in its setting alone, and is not known to
-be compared on unlike hardware; one over a gap or a restart is left out and counted. A pod costs one scrape, which the reader of
-figures holds anyway; a resource without requests costs no telemetry at all, and what is said of it here. Not guaranteed: that a
-Deployment's pods run the setting that the status says; the windows themselves tell (`telemetry.wrong_setting`).
+Guarantees: a window is of one run of one pod. Its arm differs from the stable one in the setting alone, and is not known to be
+compared on different hardware. A window over a gap or a restart is excluded and counted. A pod costs one sample, which the
+scraper holds anyway. A resource without requests costs only this module's state, and no telemetry. Not guaranteed: that a
+Deployment's pods run the setting in the status; the windows themselves show it
+(`telemetry.setting_mismatch_reason`).
 
-Windows of engines of unlike image, version, arguments, variables, target or drafter (`Facts.family`) are never added up: vLLM
-0.33 skips drafts that nobody can use (v1/core/sched/scheduler.py, `_drafts_unused`), so that a step of 0.32 tells nothing of a
-step of 0.33. Not guaranteed: that a tag stays with one release where no version is written.
+Windows of engines with a different image, version, arguments, variables, target or drafter (`RevisionFacts.engine_family`) are
+never added up. For example, vLLM 0.33 skips drafts that cannot be used (v1/core/sched/scheduler.py, `_drafts_unused`), so the
+step times of 0.32 do not apply to 0.33. Not guaranteed: that a tag stays with one release where no version is written.
 """
 
 from __future__ import annotations
@@ -44,40 +45,40 @@ from aerie.tuning.worker.protocol import EngineFacts
 
 _EMPTY_OBJECT: KubernetesObject = {}
 MIN_TUNING_WINDOW_SECONDS = 10.0
-"""Seconds of a window, where the pods are not read more often than that."""
+"""Minimum duration of a window in seconds, unless the pods are scraped less often."""
 MAX_TUNING_WINDOW_INTERVALS = 5.0
-"""Intervals of a window; beyond them requests may have come and gone unseen."""
+"""Maximum duration of a window in intervals; during longer ones requests may have come and gone unseen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningInputs:
-    """What is tuned."""
+    """Inputs of the tuner for one resource."""
 
     uid: str | None
     revision: str
-    """The stable one."""
+    """Stable revision."""
     engine_family: str
-    """A hash of what the engines are, the setting apart; empty where no record tells."""
+    """Hash of everything about the engines except the setting; empty where there is no record of it."""
     current_setting: SpeculationSetting | None
-    """None where the status does not say."""
+    """Setting of the stable revision; None where the status has none."""
     settings_by_deployment: Mapping[str, SpeculationSetting]
-    """By Deployment, of those whose pods tell something of this family."""
+    """Settings by Deployment, of those whose pods are of this engine family."""
     engine: EngineFacts | None
     api_servers: int
     interval: float
     horizon: float
     cooldown: float
     max_speculative_tokens: int
-    """Draft tokens."""
+    """Maximum number of draft tokens."""
     replicas: int
     borrowed_replicas: int
-    """Of them, those whose places a canary and its control take."""
+    """Replicas whose capacity a canary and its control use."""
     surge_pods: int
-    """Pods that canary and control take beyond the replicas."""
+    """Pods of canary and control in excess of the replicas."""
     failed_settings: tuple[FailedTrial, ...]
     """Settings whose trials have failed."""
     explored_setting: SpeculationSetting | None
-    """What a canary under analysis runs to explore."""
+    """Setting of a canary under analysis that explores."""
     objectives: LatencyObjectives
     history: TrialHistory
 
@@ -96,82 +97,84 @@ class _LastScrape:
 
 @dataclass(eq=False, slots=True)
 class TuningSession:
-    """Of one resource. Times are seconds of Unix time."""
+    """State of the tuner for one resource. Times are seconds of Unix time."""
 
     inputs: TuningInputs
     startup_seconds: float | None = None
-    """Seconds from the start of an engine until it served, where known."""
+    """Seconds from the start of an engine until it was ready, where known."""
     tuning_record: TuningRecord | None = None
     recommendation: Recommendation | None = None
     pending_telemetry: TuningTelemetry | None = None
-    """What came since the last decision; None for nothing."""
+    """Telemetry since the last decision; None when there is none."""
     sample_count: int = 0
-    """Readings since then."""
+    """Samples since the last decision."""
     last_scrapes: dict[str, _LastScrape] = field(default_factory=dict)
 
     def record_sample(self, pod: str, endpoint: EngineEndpoint, sampled_at: float, sample: Sample, interval: float) -> None:
-        """A reading of a pod, which is read each `interval` seconds."""
-        setting, tail = self.inputs.settings_by_deployment.get(endpoint.deployment), self.last_scrapes.get(pod)
+        """Record a sample of a pod that is scraped each `interval` seconds."""
+        setting, last_scrape = self.inputs.settings_by_deployment.get(endpoint.deployment), self.last_scrapes.get(pod)
         self.sample_count += 1
         if setting is None:
             self.last_scrapes.pop(pod, None)
             return
         if (
-            tail is not None
-            and tail.run_id == endpoint.run_id
-            and sampled_at - tail.sampled_at < min(MIN_TUNING_WINDOW_SECONDS, 0.9 * interval)
+            last_scrape is not None
+            and last_scrape.run_id == endpoint.run_id
+            and sampled_at - last_scrape.sampled_at < min(MIN_TUNING_WINDOW_SECONDS, 0.9 * interval)
         ):
-            return  # too short to tell anything: from the same scrape to the next one
+            return  # too short: the window continues from the same scrape to the next one
         self.last_scrapes[pod] = _LastScrape(endpoint.run_id, sampled_at, sample)
-        if tail is None:
+        if last_scrape is None:
             return
-        if tail.run_id != endpoint.run_id or isinstance(window := diff_samples(tail.sample, sample), CounterReset):
+        if last_scrape.run_id != endpoint.run_id or isinstance(window := diff_samples(last_scrape.sample, sample), CounterReset):
             self._ensure_telemetry().record_exclusion("between two scrapes the engine began anew, or its counters fell.")
             return
-        if sampled_at - tail.sampled_at > MAX_TUNING_WINDOW_INTERVALS * interval:
+        if sampled_at - last_scrape.sampled_at > MAX_TUNING_WINDOW_INTERVALS * interval:
             self._ensure_telemetry().record_exclusion("the pod was not read for more than five intervals.")
             return
         if not window.request_steps and not window.first_tokens:
             return
-        started = (
-            sample.process_start_time if sample.process_start_time is not None else tail.sampled_at - 2 * self.inputs.scale.warm
+        engine_started_at = (
+            sample.process_start_time
+            if sample.process_start_time is not None
+            else last_scrape.sampled_at - 2 * self.inputs.scale.warm
         )
-        self._ensure_telemetry().add(ReplicaWindow(pod, sampled_at, setting, window, tail.sampled_at - started))
+        self._ensure_telemetry().add(ReplicaWindow(pod, sampled_at, setting, window, last_scrape.sampled_at - engine_started_at))
 
     def retain_pods(self, pods: frozenset[str]) -> None:
-        """Only these pods are there."""
-        for gone in self.last_scrapes.keys() - pods:
-            del self.last_scrapes[gone]
+        """Drop the state of all pods but these."""
+        for removed in self.last_scrapes.keys() - pods:
+            del self.last_scrapes[removed]
 
     @property
     def queued_requests(self) -> float:
-        """Requests in the queues, of all pods as they were read last."""
-        return sum(tail.sample.gauges.waiting_requests or 0.0 for tail in self.last_scrapes.values())
+        """Requests in the queues of all pods, as of their last scrapes."""
+        return sum(scrape.sample.gauges.waiting_requests or 0.0 for scrape in self.last_scrapes.values())
 
     def take_telemetry(self) -> TuningTelemetry | None:
-        """What came since the last decision; from now on it begins anew."""
-        found, self.pending_telemetry, self.sample_count = self.pending_telemetry, None, 0
-        return found
+        """Return the telemetry since the last decision, and start with an empty one."""
+        telemetry, self.pending_telemetry, self.sample_count = self.pending_telemetry, None, 0
+        return telemetry
 
     def restore_telemetry(self, telemetry: TuningTelemetry) -> None:
-        """Nothing was decided on that."""
+        """Put back telemetry that no decision was made on."""
         if self.pending_telemetry is not None and self.pending_telemetry.scale == telemetry.scale:
             telemetry.merge(self.pending_telemetry)
         self.pending_telemetry = telemetry
 
     def _ensure_telemetry(self) -> TuningTelemetry:
         if self.pending_telemetry is None:
-            subject = self.inputs
-            self.pending_telemetry = TuningTelemetry(subject.horizon, subject.api_servers, subject.scale)
+            inputs = self.inputs
+            self.pending_telemetry = TuningTelemetry(inputs.horizon, inputs.api_servers, inputs.scale)
         return self.pending_telemetry
 
 
 def build_tuning_inputs(snapshot: Snapshot, status: Status, stable: Arm, revision_facts: RevisionFactsCache) -> TuningInputs:
-    """What there is to be tuned."""
+    """Return the inputs for tuning the resource."""
     resource, tuning = snapshot.resource, snapshot.resource.spec.speculation.tuning
     facts = revision_facts.get(snapshot, stable.revision)
     settings: dict[str, SpeculationSetting] = {}
-    places = Capacity.from_spec(resource.spec.replicas, resource.spec.rollout.canary)
+    capacity = Capacity.from_spec(resource.spec.replicas, resource.spec.rollout.canary)
     for arm, control in _iter_tuned_arms(status):
         setting = parse_status_setting(arm.setting)
         if (
@@ -193,8 +196,8 @@ def build_tuning_inputs(snapshot: Snapshot, status: Status, stable: Arm, revisio
         cooldown=tuning.cooldown.total_seconds(),
         max_speculative_tokens=max(tuning.max_tokens, stable.setting.tokens if stable.setting else 0),
         replicas=resource.spec.replicas,
-        borrowed_replicas=resource.spec.replicas - places.min_ready_pods,
-        surge_pods=places.max_total_pods - resource.spec.replicas,
+        borrowed_replicas=resource.spec.replicas - capacity.min_ready_pods,
+        surge_pods=capacity.max_total_pods - resource.spec.replicas,
         failed_settings=_list_failed_settings(status.speculation, tuning),
         explored_setting=_find_explored_setting(status),
         objectives=_build_objectives(tuning.slo),
@@ -212,9 +215,9 @@ def _find_explored_setting(status: Status) -> SpeculationSetting | None:
 def _build_objectives(slo: LatencyObjective | None) -> LatencyObjectives:
     if slo is None:
         return LatencyObjectives()
-    per_token, first = slo.time_per_output_token, slo.time_to_first_token
+    per_token, first_token = slo.time_per_output_token, slo.time_to_first_token
     return LatencyObjectives(
-        per_token.total_seconds() if per_token else None, first.total_seconds() if first else None, slo.percentile
+        per_token.total_seconds() if per_token else None, first_token.total_seconds() if first_token else None, slo.percentile
     )
 
 
@@ -226,63 +229,68 @@ def _build_tuning_history(speculation_status: SpeculationStatus | None) -> Trial
         rolled_back=_to_timestamp(speculation_status.rolled_back_at),
         failed=speculation_status.failed or 0,
         undecided=_last_trial_ended_at(speculation_status, "Undecided"),
-        undecided_times=max(1, sum(one.result == "Undecided" for one in speculation_status.changes)),
+        undecided_times=max(1, sum(trial.result == "Undecided" for trial in speculation_status.changes)),
         tried=_to_timestamp(find_last_unsuccessful_start(speculation_status)),
         speculated=_to_timestamp(speculation_status.speculated_at),
-        explored=tuple(one.timestamp() for one in speculation_status.explored),
+        explored=tuple(explored_at.timestamp() for explored_at in speculation_status.explored),
     )
 
 
 def _list_failed_settings(speculation_status: SpeculationStatus | None, tuning: TuningSpec) -> tuple[FailedTrial, ...]:
-    """Of settings that the cluster has had room for: a lack of that says nothing of them."""
-    found = []
-    for one in speculation_status.failures if speculation_status is not None else ():
-        setting = parse_status_setting(one.setting)
-        if setting is not None and one.reason != "NoRoom":
-            until = failures.compute_retry_time(one, tuning.cooldown, tuning.interval)
-            found.append(FailedTrial(setting, until.timestamp(), one.began_at.timestamp(), one.reason == "Worse"))
-    return tuple(found)
+    """Return the settings with failed trials.
+
+    Trials that failed for a lack of room in the cluster say nothing about their settings.
+    """
+    failed_trials = []
+    for failure in speculation_status.failures if speculation_status is not None else ():
+        setting = parse_status_setting(failure.setting)
+        if setting is not None and failure.reason != "NoRoom":
+            retry_at = failures.compute_retry_time(failure, tuning.cooldown, tuning.interval)
+            failed_trials.append(
+                FailedTrial(setting, retry_at.timestamp(), failure.began_at.timestamp(), failure.reason == "Worse")
+            )
+    return tuple(failed_trials)
 
 
 def _last_trial_ended_at(speculation_status: SpeculationStatus, result: str) -> float | None:
-    """When a trial last ended so."""
-    return _to_timestamp(next((one.ended_at for one in speculation_status.changes if one.result == result), None))
+    """Return when a trial last ended with this result."""
+    return _to_timestamp(next((trial.ended_at for trial in speculation_status.changes if trial.result == result), None))
 
 
-def _to_timestamp(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
+def _to_timestamp(time: datetime | None) -> float | None:
+    return None if time is None else time.timestamp()
 
 
 @dataclass(frozen=True, slots=True)
 class RevisionFacts:
-    """Of a revision, from its record."""
+    """Facts about a revision, from its record."""
 
     engine_family: str
-    """A hash of spec.engine (image and version in it), target, drafter, draft sampling and engine options."""
+    """Hash of spec.engine (with image and version), target, drafter, draft sampling and engine options."""
     engine: EngineFacts
     api_servers: int
 
 
 class RevisionFactsCache:
-    """Reads what each revision of a resource is, once."""
+    """Cache of the facts about a resource's revisions, each read once."""
 
     def __init__(self) -> None:
         self._facts_by_revision: dict[str, RevisionFacts | None] = {}
 
     def engine_family(self, snapshot: Snapshot, revision: str) -> str | None:
-        """What its engines are, the setting apart."""
-        found = self.get(snapshot, revision)
-        return None if found is None else found.engine_family
+        """Return the hash of the revision's engines, except for the setting; None without a record."""
+        facts = self.get(snapshot, revision)
+        return None if facts is None else facts.engine_family
 
     def get(self, snapshot: Snapshot, revision: str) -> RevisionFacts | None:
-        """None where there is no record of it, or one that cannot be read."""
+        """Return the facts about the revision; None where there is no record of it, or an unreadable one."""
         if revision not in self._facts_by_revision:
-            child = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
-            if child is None:
+            record = snapshot.child("ConfigMap", preflight_job.preflight_job_name(snapshot.resource.metadata.name, revision))
+            if record is None:
                 return None
             self._facts_by_revision = {
                 **dict(list(self._facts_by_revision.items())[-3:]),
-                revision: _parse_revision_facts((child.get("data") or {}).get("resource.json")),
+                revision: _parse_revision_facts((record.get("data") or {}).get("resource.json")),
             }
         return self._facts_by_revision[revision]
 
@@ -291,29 +299,29 @@ def _parse_revision_facts(text: str | None) -> RevisionFacts | None:
     try:
         document = json.loads(text or "")
         spec = SpeculativeDeployment.from_dict(document).spec
-        flags = list(spec.engine.args)
-        servers = arguments.parse_arguments(flags).api_server_count
+        engine_arguments = list(spec.engine.args)
+        api_servers = arguments.parse_arguments(engine_arguments).api_server_count
         version = releases.resolve_engine_version(spec.engine.image, spec.engine.version)
-        told = {name: document["spec"].get(name) for name in ("model", "engine", "drafter")}
-        # What decides about acceptance and step times besides; where it is not written, families stay what they were.
-        added = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
-        told |= {name: value for name, value in added.items() if value}
+        family_facts = {name: document["spec"].get(name) for name in ("model", "engine", "drafter")}
+        # These affect acceptance and step times too. Where they are not set, the hash is that of earlier operators.
+        optional_facts = {"draftSampling": spec.speculation.draft_sampling, "engineOptions": spec.speculation.engine_options}
+        family_facts |= {name: value for name, value in optional_facts.items() if value}
     except (ValueError, LookupError, TypeError):
         return None
     if isinstance(version, releases.UnknownVersion):
         return None
     engine = EngineFacts(
         version=str(version.version),
-        arguments=tuple(flags),
+        arguments=tuple(engine_arguments),
         method=spec.drafter.method if spec.drafter is not None else "eagle3",
-        environment={one.name: one.value or "" for one in spec.engine.env if one.value_from is None},
+        environment={variable.name: variable.value or "" for variable in spec.engine.env if variable.value_from is None},
     )
-    family = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-    return RevisionFacts(family, engine, servers)
+    family = hashlib.sha256(json.dumps(family_facts, sort_keys=True).encode()).hexdigest()[:16]
+    return RevisionFacts(family, engine, api_servers)
 
 
 def parse_status_setting(status_setting: SettingStatus | None) -> SpeculationSetting | None:
-    """The status' setting as the tuner has it; None where it says none that is one."""
+    """Return the status' setting as the tuner's type; None where it has no valid one."""
     try:
         return None if status_setting is None else read_status_setting(status_setting)
     except SpeculationSettingError:
@@ -321,7 +329,7 @@ def parse_status_setting(status_setting: SettingStatus | None) -> SpeculationSet
 
 
 def _iter_tuned_arms(status: Status) -> Iterator[tuple[Arm, bool]]:
-    """The arms that tell of their settings, and whether each is control; not canary and control on unlike hardware."""
+    """Yield the arms whose windows count, and whether each is control. Canary and control on different hardware are left out."""
     canary = status.canary if status.analysis is None or not status.analysis.unlike else None
     for arm in (status.stable, canary, status.previous):
         if arm is not None:
@@ -331,20 +339,22 @@ def _iter_tuned_arms(status: Status) -> Iterator[tuple[Arm, bool]]:
 
 
 def median_startup_seconds(pods: tuple[KubernetesObject, ...]) -> float | None:
-    """Seconds from the start of an engine's container until its pod was ready, the median of pods that never restarted."""
-    found = [seconds for pod in pods if (seconds := _seconds_to_ready(pod)) is not None]
-    return statistics.median(found) if found else None
+    """Return the seconds from the start of an engine's container until its pod was ready: the median of pods that
+    never restarted.
+    """
+    startup_seconds = [seconds for pod in pods if (seconds := _seconds_to_ready(pod)) is not None]
+    return statistics.median(startup_seconds) if startup_seconds else None
 
 
 def _seconds_to_ready(pod: KubernetesObject) -> float | None:
     status: Mapping[str, Any] = pod.get("status") or {}
     containers: list[KubernetesObject] = status.get("containerStatuses") or []
     conditions: list[KubernetesObject] = status.get("conditions") or []
-    engine = next((one for one in containers if one.get("name") == naming.ENGINE_CONTAINER), _EMPTY_OBJECT)
-    ready = next((one for one in conditions if (one.get("type"), one.get("status")) == ("Ready", "True")), _EMPTY_OBJECT)
-    started = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
-    at = ready.get("lastTransitionTime")
-    if engine.get("restartCount") or not started or not at:
+    engine = next((item for item in containers if item.get("name") == naming.ENGINE_CONTAINER), _EMPTY_OBJECT)
+    ready = next((item for item in conditions if (item.get("type"), item.get("status")) == ("Ready", "True")), _EMPTY_OBJECT)
+    started_at = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
+    ready_at = ready.get("lastTransitionTime")
+    if engine.get("restartCount") or not started_at or not ready_at:
         return None
-    seconds = (datetime.fromisoformat(at) - datetime.fromisoformat(started)).total_seconds()
+    seconds = (datetime.fromisoformat(ready_at) - datetime.fromisoformat(started_at)).total_seconds()
     return seconds if seconds > 0 else None

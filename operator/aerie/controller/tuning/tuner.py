@@ -1,14 +1,16 @@
-"""Decides, for each resource that is tuned, which speculation setting it should have: in the background of the passes.
+"""Decides in the background which speculation setting each tuned resource should have.
 
-    reader ─ hear ─► Tuned: windows ─┐
-    pass ─ follow ─► Subject ────────┴─ interval is over ─► Order ─► child process ─► Advice, ConfigMap ─► next pass
+    scraper ─ record_sample ─► TuningSession: windows ─┐
+    reconcile ─ track ─► TuningInputs ─────────────────┴─ interval is over ─► DecisionRequest ─► worker process ─┐
+    next reconcile ◄─ ConfigMap, Recommendation ◄────────────────────────────────────────────────────────────────┘
 
-Guarantees: nothing is decided without windows of requests since the last time, and then the advice says why: no page could be
-read, there were no requests, or all windows were left out. A resource without requests costs no process. One decision at a time;
-one that fails is counted, logged, and tried again later and later, and what was counted is kept for it. What an earlier operator
-has written is what it goes on from. What is known is of one family of engines (`tuned.Facts`): with another image, version or
-argument it begins anew, and what is written of another family is dropped on reading. Not guaranteed: the windows of the interval
-in which an operator dies.
+Guarantees: nothing is decided without windows of requests since the last decision. Without them the recommendation says why: no
+metrics could be read, there were no requests, or all windows were excluded. A resource without requests costs no process. There is one
+decision at a time. One that fails is counted, logged, and retried with growing delays, and its telemetry is kept.
+
+The tuner continues from the record of an earlier operator. All its data is of one engine family (`session.RevisionFacts`): with
+another image, version or argument it starts over, and a record of another family is ignored. Not guaranteed: the windows of the
+interval in which an operator dies.
 """
 
 from __future__ import annotations
@@ -45,13 +47,19 @@ from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
 _log = logging.getLogger(__name__)
 
 IMMEDIATE_DELAY_INTERVALS = 0.1
-"""Intervals after which it is decided where that is due at once: by an operator that has just begun where the one before it would
-have, again and again while a canary explores, because it may be kept, and after it."""
+"""Delay in intervals of a decision that is due immediately.
+
+It applies after a start of the operator, if the previous operator would have decided; repeatedly while a canary explores, because
+its setting may be kept; and after the exploration.
+"""
 
 
 class Tuner:
-    """See the module. `tell` is called with a resource that there is a new advice for, `count` with how each decision ended and
-    its seconds, and `silence` says why nothing is read of a resource's pods."""
+    """Tuner of all resources.
+
+    `enqueue` is called with a resource that has a new recommendation, and `record_decision` with the outcome and the seconds of
+    each decision. `unavailable_reason` returns why a resource's pods have no metrics.
+    """
 
     def __init__(
         self,
@@ -69,44 +77,44 @@ class Tuner:
         self._revision_facts: dict[NamespacedName, RevisionFactsCache] = {}
 
     def track(self, key: NamespacedName, snapshot: Snapshot, status: Status) -> None:
-        """Tune the resource from now on, as was observed and as its status is."""
+        """Tune the resource from now on, according to its snapshot and status."""
         resource, stable = snapshot.resource, status.stable
         if not keeping.is_tuning_enabled(resource) or stable is None:
             self.forget(key)
             return
-        wanted = build_tuning_inputs(snapshot, status, stable, self._revision_facts.setdefault(key, RevisionFactsCache()))
-        tuned = self._sessions.get(key)
-        if tuned is None or tuned.inputs.uid != wanted.uid:
-            tuned = self._sessions[key] = TuningSession(wanted)
-            self._restore(tuned, snapshot)
-            self._queue.add_after(key, self._first_decision_delay(key, tuned))
-        elif tuned.inputs != wanted:
-            self._update_inputs(key, tuned, wanted, snapshot)
-        tuned.startup_seconds = median_startup_seconds(snapshot.live_pods(stable.revision)) or tuned.startup_seconds
-        tuned.retain_pods(frozenset(name for name, _ in find_engine_endpoints(snapshot)))
+        inputs = build_tuning_inputs(snapshot, status, stable, self._revision_facts.setdefault(key, RevisionFactsCache()))
+        session = self._sessions.get(key)
+        if session is None or session.inputs.uid != inputs.uid:
+            session = self._sessions[key] = TuningSession(inputs)
+            self._restore(session, snapshot)
+            self._queue.add_after(key, self._first_decision_delay(key, session))
+        elif session.inputs != inputs:
+            self._update_inputs(key, session, inputs, snapshot)
+        session.startup_seconds = median_startup_seconds(snapshot.live_pods(stable.revision)) or session.startup_seconds
+        session.retain_pods(frozenset(name for name, _ in find_engine_endpoints(snapshot)))
 
     def forget(self, key: NamespacedName) -> None:
-        """The resource is gone, or not tuned."""
+        """Drop the state of a resource that was deleted or is not tuned."""
         self._sessions.pop(key, None)
         self._revision_facts.pop(key, None)
 
     def record_sample(
         self, owner: NamespacedName, pod: str, endpoint: EngineEndpoint, sampled_at: float, sample: Sample, interval: float
     ) -> None:
-        """A believed reading of a pod."""
-        tuned = self._sessions.get(owner)
-        if tuned is not None:
-            tuned.record_sample(pod, endpoint, sampled_at, sample, interval)
+        """Record a valid sample of a pod."""
+        session = self._sessions.get(owner)
+        if session is not None:
+            session.record_sample(pod, endpoint, sampled_at, sample, interval)
 
     def recommendation(self, key: NamespacedName, uid: str | None) -> Recommendation | None:
-        """The latest advice for the resource with this uid."""
-        tuned = self._sessions.get(key)
-        return tuned.recommendation if tuned is not None and tuned.inputs.uid == uid else None
+        """Return the latest recommendation for the resource with this uid."""
+        session = self._sessions.get(key)
+        return session.recommendation if session is not None and session.inputs.uid == uid else None
 
     def tuning_record(self, key: NamespacedName, uid: str | None) -> TuningRecord | None:
-        """What is known of the resource with this uid, for its ConfigMap."""
-        tuned = self._sessions.get(key)
-        return tuned.tuning_record if tuned is not None and tuned.inputs.uid == uid else None
+        """Return the tuning record of the resource with this uid, for its ConfigMap."""
+        session = self._sessions.get(key)
+        return session.tuning_record if session is not None and session.inputs.uid == uid else None
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -120,93 +128,98 @@ class Tuner:
         finally:
             await self._worker.close()
 
-    # ------------------------------------------------------------------------------------------------------- what there is
+    # -------------------------------------------------------------------------------------------------------------- inputs
     def _restore(self, session: TuningSession, snapshot: Snapshot) -> None:
-        """What an earlier operator has written, if it is of these engines."""
-        found = keeping.read_tuning_record(snapshot)
-        if found is None or found.engine_family != session.inputs.engine_family:
+        """Restore the record that an earlier operator has written, if it is of the same engine family."""
+        record = keeping.read_tuning_record(snapshot)
+        if record is None or record.engine_family != session.inputs.engine_family:
             return
-        session.tuning_record = found
+        session.tuning_record = record
         try:
-            session.recommendation = Recommendation.from_dict(json.loads(found.recommendation))
+            session.recommendation = Recommendation.from_dict(json.loads(record.recommendation))
         except (RecommendationError, ValueError):
             session.recommendation = None
 
     def _first_decision_delay(self, key: NamespacedName, session: TuningSession) -> float:
-        """Seconds until the first decision: resources that came together are decided on one by one."""
+        """Return the seconds until the first decision.
+
+        They are spread, so that the decisions on resources that came together do not fall together.
+        """
         interval = session.inputs.interval
-        spread = zlib.crc32(str(key).encode()) / 2**32
+        fraction = zlib.crc32(str(key).encode()) / 2**32
         if session.tuning_record is None:
-            return interval * (1 + IMMEDIATE_DELAY_INTERVALS * spread)
-        left = session.tuning_record.decision_time + interval - self._clock.now().timestamp()
-        return min(interval, max(left, 0.0)) + interval * IMMEDIATE_DELAY_INTERVALS * (1 + spread)
+            return interval * (1 + IMMEDIATE_DELAY_INTERVALS * fraction)
+        remaining = session.tuning_record.decision_time + interval - self._clock.now().timestamp()
+        return min(interval, max(remaining, 0.0)) + interval * IMMEDIATE_DELAY_INTERVALS * (1 + fraction)
 
     def _update_inputs(self, key: NamespacedName, session: TuningSession, inputs: TuningInputs, snapshot: Snapshot) -> None:
-        before, session.inputs = session.inputs, inputs
-        if before.engine_family != inputs.engine_family:  # other engines: nothing that was counted is of them
+        previous, session.inputs = session.inputs, inputs
+        if previous.engine_family != inputs.engine_family:  # other engines: the telemetry does not apply to them
             session.tuning_record = session.pending_telemetry = session.recommendation = None
             session.last_scrapes.clear()
             self._restore(session, snapshot)
-        elif before.scale != inputs.scale or before.horizon != inputs.horizon:
+        elif previous.scale != inputs.scale or previous.horizon != inputs.horizon:
             session.pending_telemetry = None
-        if before.interval != inputs.interval:
+        if previous.interval != inputs.interval:
             self._queue.add_after(key, inputs.interval)
-        if before.history.explored != inputs.history.explored or (
-            inputs.explored_setting is not None and before.explored_setting is None
+        if previous.history.explored != inputs.history.explored or (
+            inputs.explored_setting is not None and previous.explored_setting is None
         ):
-            self._queue.add_after(key, IMMEDIATE_DELAY_INTERVALS * inputs.interval)  # what a canary teaches may be acted on
+            # The results of a canary may lead to a change.
+            self._queue.add_after(key, IMMEDIATE_DELAY_INTERVALS * inputs.interval)
 
-    # ------------------------------------------------------------------------------------------------------------ deciding
+    # ----------------------------------------------------------------------------------------------------------- decisions
     async def _run_decision(self, key: NamespacedName) -> None:
-        tuned = self._sessions.get(key)
-        if tuned is None:
+        session = self._sessions.get(key)
+        if session is None:
             return
-        began, outcome = asyncio.get_running_loop().time(), "failed"
-        before, kept = tuned.recommendation, tuned.tuning_record
+        started, outcome = asyncio.get_running_loop().time(), "failed"
+        previous_recommendation, previous_record = session.recommendation, session.tuning_record
         try:
-            outcome = await self._decide(key, tuned)
+            outcome = await self._decide(key, session)
             self._queue.forget(key)
-            self._queue.add_after(key, _decision_delay(tuned.inputs))
+            self._queue.add_after(key, _decision_delay(session.inputs))
         except TuningWorkerError as error:
             seconds = self._queue.add_rate_limited(key)
             _log.warning("%s: no decision on its speculation setting: %s; again in %.0f s", key, error, seconds)
-        except Exception:  # noqa: BLE001 - one resource's fault must not end the others' decisions
+        except Exception:  # noqa: BLE001 - a fault with one resource must not stop the decisions of the others
             self._queue.add_rate_limited(key)
             _log.exception("%s: the decision on its speculation setting ended with an error of Aerie's own", key)
-        self._record_decision(outcome, asyncio.get_running_loop().time() - began)
-        if self._sessions.get(key) is tuned and (
-            tuned.tuning_record is not kept or not _is_same_recommendation(before, tuned.recommendation)
+        self._record_decision(outcome, asyncio.get_running_loop().time() - started)
+        if self._sessions.get(key) is session and (
+            session.tuning_record is not previous_record
+            or not _is_same_recommendation(previous_recommendation, session.recommendation)
         ):
             self._enqueue(key)
 
     async def _decide(self, key: NamespacedName, session: TuningSession) -> str:
-        """An advice, by a process of its own where there is something to decide on; how it ended."""
-        read, telemetry = session.sample_count, session.take_telemetry()
+        """Update the recommendation, by the worker process where there is enough data, and return the outcome."""
+        sample_count, telemetry = session.sample_count, session.take_telemetry()
         now = round(self._clock.now().timestamp(), 3)
-        reason = self._insufficient_data_reason(key, session, telemetry, read)
+        reason = self._insufficient_data_reason(key, session, telemetry, sample_count)
         if reason or telemetry is None:
             session.recommendation = Recommendation(session.inputs.revision, now, "Insufficient", None, None, reason)
             return "nothing"
-        subject, order = session.inputs, _build_decision_request(session, telemetry, now)
+        inputs, request = session.inputs, _build_decision_request(session, telemetry, now)
         try:
-            answer = await self._worker.request_decision(order)
+            response = await self._worker.request_decision(request)
         except BaseException:
-            if session.inputs.engine_family == subject.engine_family and session.inputs.scale == telemetry.scale:
+            if session.inputs.engine_family == inputs.engine_family and session.inputs.scale == telemetry.scale:
                 session.restore_telemetry(telemetry)
             raise
-        if (session.inputs.engine_family, session.inputs.scale) != (subject.engine_family, subject.scale):
+        if (session.inputs.engine_family, session.inputs.scale) != (inputs.engine_family, inputs.scale):
             return "outdated"
-        session.recommendation = answer.recommendation
-        session.tuning_record = _build_tuning_record(subject, answer, now)
-        _log.info("%s: tuning says %s: %s", key, answer.recommendation.action, answer.recommendation.reason)
-        return answer.recommendation.action.lower()
+        session.recommendation = response.recommendation
+        session.tuning_record = _build_tuning_record(inputs, response, now)
+        _log.info("%s: tuning says %s: %s", key, response.recommendation.action, response.recommendation.reason)
+        return response.recommendation.action.lower()
 
     def _insufficient_data_reason(
         self, key: NamespacedName, session: TuningSession, telemetry: TuningTelemetry | None, sample_count: int
     ) -> str:
-        """Why there is nothing to decide on; empty where there is."""
-        subject = session.inputs
-        if subject.current_setting is None or subject.engine is None:
+        """Return why there is not enough data for a decision; empty when there is."""
+        inputs = session.inputs
+        if inputs.current_setting is None or inputs.engine is None:
             return "no record tells what the engines of the stable revision are: it comes with the next revision."
         if sample_count == 0:
             return f"nothing was read of the pods in the last interval{_format_cause(self._unavailable_reason(key))}"
@@ -214,12 +227,12 @@ class Tuner:
             return "there were no requests in the last interval, so there is nothing to decide on."
         if telemetry.newest_window_end is not None and any(True for _ in telemetry.blocks()):
             return ""
-        sentence, _ = telemetry.excluded_windows.most_common(1)[0]
-        return f"of the last interval nothing counts: {sentence}"
+        exclusion_reason, _ = telemetry.excluded_windows.most_common(1)[0]
+        return f"of the last interval nothing counts: {exclusion_reason}"
 
 
 def _decision_delay(inputs: TuningInputs) -> float:
-    """Seconds between two decisions."""
+    """Return the seconds between two decisions."""
     return inputs.interval * (IMMEDIATE_DELAY_INTERVALS if inputs.explored_setting is not None else 1.0)
 
 
@@ -228,41 +241,41 @@ def _format_cause(reason: str) -> str:
 
 
 def _is_same_recommendation(before: Recommendation | None, after: Recommendation | None) -> bool:
-    """Whether nothing but the moment is another."""
+    """Return True when nothing but the decision time differs."""
     return before == after or (
         before is not None and after is not None and replace(before, decision_time=after.decision_time) == after
     )
 
 
 def _build_decision_request(session: TuningSession, telemetry: TuningTelemetry, now: float) -> DecisionRequest:
-    subject, policy = session.inputs, TuningPolicy()
-    assert subject.current_setting is not None
-    assert subject.engine is not None
+    inputs, policy = session.inputs, TuningPolicy()
+    assert inputs.current_setting is not None
+    assert inputs.engine is not None
     policy = replace(
         policy,
-        cooldown=subject.cooldown,
-        cooldown_after_rollback=COOLDOWNS_AFTER_ROLLBACK * subject.cooldown,
+        cooldown=inputs.cooldown,
+        cooldown_after_rollback=COOLDOWNS_AFTER_ROLLBACK * inputs.cooldown,
         reload=session.startup_seconds or policy.reload,
-        canary=subject.interval,
-        probe=subject.horizon,
+        canary=inputs.interval,
+        probe=inputs.horizon,
     )
     return DecisionRequest(
-        revision=subject.revision,
+        revision=inputs.revision,
         now=now,
-        current=subject.current_setting,
-        engine=subject.engine,
-        most=subject.max_speculative_tokens,
-        replicas=subject.replicas,
+        current=inputs.current_setting,
+        engine=inputs.engine,
+        most=inputs.max_speculative_tokens,
+        replicas=inputs.replicas,
         waiting=session.queued_requests,
-        lent=subject.borrowed_replicas,
-        extra=subject.surge_pods,
-        failed=subject.failed_settings,
-        exploring=subject.explored_setting,
-        objectives=subject.objectives,
-        history=subject.history,
+        lent=inputs.borrowed_replicas,
+        extra=inputs.surge_pods,
+        failed=inputs.failed_settings,
+        exploring=inputs.explored_setting,
+        objectives=inputs.objectives,
+        history=inputs.history,
         policy=policy,
-        horizon=subject.horizon,
-        scale=subject.scale,
+        horizon=inputs.horizon,
+        scale=inputs.scale,
         kept=session.tuning_record.telemetry if session.tuning_record is not None else "",
         since=telemetry,
     )

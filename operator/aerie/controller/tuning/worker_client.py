@@ -1,8 +1,8 @@
-"""The process that decides on settings (aerie.tuning.worker.process), as the operator sees it: started when asked, ended when idle.
+"""Client of the tuning worker process (aerie.tuning.worker.process): starts it on a request, and ends it when idle.
 
-Guarantees: one process at most; a question has a limit in time, after which the process is killed; so it is when it does not
-answer as it should, and when the operator ends. The next question starts another one. Its errors go to the operator's own
-standard error.
+Guarantees: there is one process at most. A request has a timeout, after which the process is killed. It is also killed after an
+invalid response, and when the operator ends. The next request starts another one. Its errors go to the operator's own standard
+error.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from collections.abc import Sequence
 from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
 
 WORKER_IDLE_TIMEOUT_SECONDS = 20.0
-"""Seconds without a question after which it ends: starting takes about one."""
+"""Seconds without a request after which the process ends; starting one takes about a second."""
 DECISION_TIMEOUT_SECONDS = 120.0
-"""Seconds for an answer, the start among them: a decision takes a fifth of one, and other pods may have the processor."""
+"""Timeout of a response in seconds, including the start.
+
+A decision takes a fifth of a second, and other pods may occupy the processor.
+"""
 _MAX_DECISION_RESPONSE_BYTES = 4 * 1024 * 1024
-"""Bytes of an answer."""
+"""Size limit of a response in bytes."""
 WORKER_COMMAND = (sys.executable, "-m", "aerie.tuning.worker.process")
 
 
 class TuningWorkerError(Exception):
-    """There is no answer; the message says why."""
+    """Error of a request without a response; the message says why."""
 
 
 class TuningWorkerClient:
-    """See the module. One question at a time."""
+    """Client of the worker process, for one request at a time."""
 
     def __init__(
         self,
@@ -43,15 +46,14 @@ class TuningWorkerClient:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def request_decision(self, request: DecisionRequest) -> DecisionResponse:
-        """The decision that is asked for. Raises DeciderError."""
+        """Request a decision, and return it. Raises TuningWorkerError."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                line = await self._exchange(
-                    await asyncio.to_thread(request.to_line)
-                )  # a second of work for thousands of replicas
-            found = DecisionResponse.from_line(line)
+                request_line = await asyncio.to_thread(request.to_line)  # takes a second for thousands of replicas
+                line = await self._exchange(request_line)
+            response = DecisionResponse.from_line(line)
         except TimeoutError:
             await self.close()
             raise TuningWorkerError(f"no answer came within {self._timeout_seconds:g} s") from None
@@ -65,10 +67,10 @@ class TuningWorkerClient:
             await self.close()
             raise
         self._idle_timer = asyncio.get_running_loop().call_later(self._idle_timeout_seconds, self._stop_idle_worker)
-        return found
+        return response
 
     async def close(self) -> None:
-        """End it now."""
+        """Kill the process."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         process, self._process = self._process, None
@@ -81,10 +83,10 @@ class TuningWorkerClient:
     async def _exchange(self, request_line: str) -> bytes:
         process = self._process
         if process is None or process.returncode is not None or process.stdin is None or process.stdin.is_closing():
-            # One thread: the matrices are small, and the processor is the operator's.
-            alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            # One thread is enough for small matrices, and leaves the processor to the operator.
+            single_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             process = self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, limit=_MAX_DECISION_RESPONSE_BYTES, env={**os.environ, **alone}
+                *self._command, stdin=PIPE, stdout=PIPE, limit=_MAX_DECISION_RESPONSE_BYTES, env={**os.environ, **single_thread}
             )
         assert process.stdin is not None
         assert process.stdout is not None
