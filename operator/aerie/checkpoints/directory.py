@@ -1,7 +1,8 @@
-"""Reads a checkpoint from a folder: config.json, the headers of its safetensors files, and d2t.
+"""Read a checkpoint from a folder: config.json, the headers of its safetensors files, and d2t.
 
-Guarantees: of each weight file only its header is read (and the tensor d2t, up to 16 MiB); every failure is a CheckpointError.
-The files are those that vLLM would load: what the index names, or else every *.safetensors of the folder.
+Guarantees: only the header of each weight file is read (and the tensor d2t, up to 16 MiB). Every failure is a CheckpointError.
+The files are those that vLLM would load: the files of the index, or else every *.safetensors of the folder. Not guaranteed: that
+the weights themselves are intact.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from aerie.engine.models.checkpoint import (
 INDEX_FILE_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 MAX_D2T_BYTES = 16 * 2**20
-"""Bytes of d2t at most: 2 M tokens."""
+"""The most bytes of d2t: 2 M tokens."""
 
 
 def read_checkpoint_directory(directory: Path, name: str | None = None) -> Checkpoint:
-    """The checkpoint in `folder`, called `name` (default: the folder as given). Raises CheckpointError."""
+    """Read the checkpoint in `directory`, with the name `name` (default: the path). Raises CheckpointError."""
     name = name or str(directory)
     try:
         return _read_checkpoint(directory, name)
@@ -35,23 +36,23 @@ def read_checkpoint_directory(directory: Path, name: str | None = None) -> Check
         raise CheckpointError(f"{name}: {reason}: give a folder with config.json and *.safetensors.") from error
 
 
-def _read_checkpoint(folder: Path, name: str) -> Checkpoint:
-    config = parse_config((folder / "config.json").read_bytes(), str(folder / "config.json"))
+def _read_checkpoint(directory: Path, name: str) -> Checkpoint:
+    config = parse_config((directory / "config.json").read_bytes(), str(directory / "config.json"))
     index = None
-    if (folder / INDEX_FILE_NAME).exists():
-        index = parse_index((folder / INDEX_FILE_NAME).read_bytes(), str(folder / INDEX_FILE_NAME))
+    if (directory / INDEX_FILE_NAME).exists():
+        index = parse_index((directory / INDEX_FILE_NAME).read_bytes(), str(directory / INDEX_FILE_NAME))
         files = sorted(set(index.values()))
     else:
-        files = sorted(path.name for path in folder.glob("*.safetensors"))
+        files = sorted(path.name for path in directory.glob("*.safetensors"))
     if not files:
-        if any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
+        if any(path.suffix in PICKLE_SUFFIXES for path in directory.iterdir()):
             return build_checkpoint(name, config, None)
-        raise CheckpointError(f"{name}: {folder} has no weights: it needs *.safetensors beside config.json.")
-    checkpoint = build_checkpoint(name, config, [_read_header(folder / file) for file in files], index)
+        raise CheckpointError(f"{name}: {directory} has no weights: it needs *.safetensors beside config.json.")
+    checkpoint = build_checkpoint(name, config, [_read_header(directory / file) for file in files], index)
     d2t = (checkpoint.tensors or {}).get("d2t")
     if d2t is None or d2t.byte_size > MAX_D2T_BYTES:
         return checkpoint
-    with (folder / d2t.file).open("rb") as file:
+    with (directory / d2t.file).open("rb") as file:
         file.seek(d2t.begin)
         return checkpoint.with_d2t_offsets(file.read(d2t.byte_size))
 

@@ -1,19 +1,19 @@
-"""Reads a checkpoint from the Hugging Face Hub by range requests: config.json, the index, headers and d2t, never the weights.
+"""Read a checkpoint from the Hugging Face Hub by range requests: config.json, the index, headers and d2t, never the weights.
 
-    Hub.read(repo, revision)
+    HubClient.read_checkpoint(repository, revision)
       1. GET /api/models/{repo}/revision/{revision}      the commit and the list of files
-      2. GET /{repo}/resolve/{commit}/config.json, ...   all at that one commit, whatever happens to the branch
+      2. GET /{repo}/resolve/{commit}/config.json, ...   all at that one commit, even if the branch moves
       3. GET .../model-00001-of-N.safetensors            Range: the first 64 KiB, then the rest of a longer header
 
-Guarantees: at most `budget` bytes are received per checkpoint, also from a server that ignores ranges (its answer is dropped
-once the needed bytes are in), and in at most `deadline` seconds, also from one that drips. 429, 5xx and broken connections are
-retried, honouring Retry-After. The token goes to the Hub only, not to the store it redirects to. Every failure is a
-CheckpointError that says what to do: HubRefusalError where the Hub has said no, HubError where it has not answered as a Hub does
-(a page of a proxy included), and a plain one where the files are at fault.
-Not guaranteed: that a mirror serves the commit it names. No cache is kept.
+Guarantees: at most `max_bytes` bytes are received per checkpoint, also from a server that ignores ranges (the rest of its
+response is dropped). Reading takes at most `deadline_seconds`, also from a server that sends slowly. 429, 5xx and broken
+connections are retried, with respect for Retry-After. The token goes only to the Hub, not to the store that it redirects to.
+Every failure is a CheckpointError with a fix: a HubRejectionError if the Hub rejects the request, a HubError if the response is
+not that of a Hub (for example a proxy's page), and a plain CheckpointError if the files are invalid. Not guaranteed: that a
+mirror serves the commit that it names. There is no cache.
 
-The addresses are those of huggingface_hub (`file_download.py`, `hf_api.py`), as are the settings: HF_ENDPOINT, HF_TOKEN,
-HF_TOKEN_PATH, HF_HOME; proxies (HTTPS_PROXY, NO_PROXY, ...) and authorities (SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE,
+The URLs are those of huggingface_hub (`file_download.py`, `hf_api.py`), as are the settings: HF_ENDPOINT, HF_TOKEN,
+HF_TOKEN_PATH, HF_HOME. Proxies (HTTPS_PROXY, NO_PROXY, ...) and CA certificates (SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE,
 CURL_CA_BUNDLE) are those of every Python client.
 """
 
@@ -52,16 +52,16 @@ MAX_REQUEST_ATTEMPTS = 5
 MAX_CONNECTIONS = 16
 MAX_RETRY_DELAY_SECONDS = 30.0
 CHECKPOINT_TIMEOUT_SECONDS = 600.0
-"""Seconds per checkpoint, pauses included."""
+"""Seconds per checkpoint, including pauses."""
 _CA_FILE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class HubError(CheckpointError):
-    """The Hub did not hand out what was asked for: another try, another token or another mirror may get it."""
+    """The Hub did not return the requested file. A retry, another token or another mirror may succeed."""
 
 
 class HubRejectionError(HubError):
-    """The Hub has said no (401, 403, 404), or an offline cache does not have it: it stays so until a person does something."""
+    """The Hub rejected the request (401, 403, 404), or an offline cache lacks the files. Only a user can change that."""
 
 
 class HubClient:
@@ -79,8 +79,11 @@ class HubClient:
         clock: Callable[[], float] = time.monotonic,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout`: seconds for a connection and between two pieces of an answer. `sleep`: how to pause before a retry.
-        `verify`: the authorities of the Hub; None: the public ones. Raises HubError where a proxy's address is none."""
+        """Open a connection. Raises HubError if the address of a proxy is invalid.
+
+        `timeout_seconds`: the timeout for a connection, and between two parts of a response. `sleep`: the pause before a retry.
+        `ssl_context`: the CA certificates for the Hub; None: the public ones.
+        """
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._max_bytes = max_bytes
@@ -96,7 +99,7 @@ class HubClient:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> HubClient:
-        """HF_ENDPOINT, and the token of HF_TOKEN or of the file HF_TOKEN_PATH (default: $HF_HOME/token)."""
+        """Create a client with HF_ENDPOINT, and the token in HF_TOKEN or in the file HF_TOKEN_PATH (default: $HF_HOME/token)."""
         token = environment.get("HF_TOKEN", "").strip()
         if not token:
             home = environment.get("HF_HOME") or "~/.cache/huggingface"
@@ -104,7 +107,7 @@ class HubClient:
             try:
                 token = path.read_text().strip()
             except OSError:
-                token = ""  # a public model needs none; for another the refusal says how to give one
+                token = ""  # a public model needs none; for others the rejection has the fix
         return cls(
             environment.get("HF_ENDPOINT") or "https://huggingface.co", token or None, ssl_context=_build_ssl_context(environment)
         )
@@ -116,14 +119,14 @@ class HubClient:
         self._client.close()
 
     def read_checkpoint(self, repository: str, revision: str | None = None) -> Checkpoint:
-        """The checkpoint, named `repository@commit`. `revision`: branch, tag or commit. Raises CheckpointError."""
+        """Read a checkpoint; its name is `repository@commit`. `revision`: branch, tag or commit. Raises CheckpointError."""
         download = _Download(self, f"{repository}@{revision or 'main'}")
         address = f"{self._endpoint}/api/models/{quote(repository)}/revision/{quote(revision or 'main', safe='')}"
         try:
             listing = parse_config(download.fetch_file(address, MAX_JSON_BYTES), address)
         except HubError:
             raise
-        except CheckpointError as error:  # a Hub's own answers are JSON
+        except CheckpointError as error:  # a Hub's own responses are JSON
             raise HubError(f"{error} Or {_NOT_A_HUB_HINT}") from error
         commit, siblings = listing.get("sha"), listing.get("siblings")
         if not isinstance(commit, str) or not isinstance(siblings, list):
@@ -151,7 +154,7 @@ class HubClient:
         try:
             headers = list(pool.map(lambda shard: download.read_header(f"{base}/{quote(shard)}", shard), shards))
         finally:
-            pool.shutdown(cancel_futures=True)  # after a failure the other shards are not asked for
+            pool.shutdown(cancel_futures=True)  # after a failure the other shards are not requested
         checkpoint = build_checkpoint(download.name, config, headers, index)
         d2t = (checkpoint.tensors or {}).get("d2t")
         if d2t is None or d2t.byte_size > MAX_D2T_BYTES:
@@ -161,7 +164,7 @@ class HubClient:
 
 
 class _Download:
-    """The requests for one checkpoint, which share one budget."""
+    """The requests for one checkpoint, which share one budget of bytes and one deadline."""
 
     def __init__(self, hub: HubClient, name: str) -> None:
         self.name = name
@@ -171,13 +174,13 @@ class _Download:
         self._lock = threading.Lock()
 
     def read_header(self, address: str, file: str) -> SafetensorsHeader:
-        shown = f"{self.name}: {file}"
+        display_name = f"{self.name}: {file}"
         data, size = self.fetch_range(address, 0, FIRST_RANGE_BYTES)
-        length = read_header_length(data, size, shown)
+        length = read_header_length(data, size, display_name)
         if length + 8 > len(data):
-            more, _ = self.fetch_range(address, len(data), length + 8 - len(data))
-            data += more
-        return parse_header(data[8 : length + 8], size, file, shown)
+            rest, _ = self.fetch_range(address, len(data), length + 8 - len(data))
+            data += rest
+        return parse_header(data[8 : length + 8], size, file, display_name)
 
     def fetch_file(self, address: str, max_bytes: int) -> bytes:
         data, size = self._request(address, None, max_bytes)
@@ -186,22 +189,25 @@ class _Download:
         return data
 
     def fetch_range(self, address: str, start: int, count: int) -> tuple[bytes, int]:
-        """Up to `count` bytes from `begin`, and the size of the file."""
+        """Return up to `count` bytes from `start`, and the size of the file."""
         return self._request(address, start, count)
 
     def _request(self, address: str, begin: int | None, count: int) -> tuple[bytes, int]:
         problem = ""
         for attempt in range(MAX_REQUEST_ATTEMPTS):
+            pause = 2.0**attempt
             try:
-                answer = self._request_once(address, begin, count)
+                response = self._request_once(address, begin, count)
             except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
                 raise HubError(f"{self.name}: {address}: {error}: set HF_ENDPOINT to the address of a Hub.") from error
             except httpx.TransportError as error:
-                problem, pause = str(error) or type(error).__name__, 2.0**attempt
+                problem = str(error) or type(error).__name__
             else:
-                if not isinstance(answer, _RetryableResponse):
-                    return answer
-                problem, pause = answer.reason, 2.0**attempt if answer.retry_after_seconds is None else answer.retry_after_seconds
+                if not isinstance(response, _RetryableResponse):
+                    return response
+                problem = response.reason
+                if response.retry_after_seconds is not None:
+                    pause = response.retry_after_seconds
             if attempt < MAX_REQUEST_ATTEMPTS - 1:
                 self._hub._sleep(min(pause, MAX_RETRY_DELAY_SECONDS))
                 self._check_deadline(address)
@@ -211,47 +217,56 @@ class _Download:
         )
 
     def _request_once(self, address: str, begin: int | None, count: int) -> tuple[bytes, int] | _RetryableResponse:
-        wanted = {} if begin is None else {"Range": f"bytes={begin}-{begin + count - 1}"}
-        # As it is stored: a compressed answer would have no use for offsets.
-        headers = {**self._hub._headers, "Accept-Encoding": "identity", **wanted}
+        range_header = {} if begin is None else {"Range": f"bytes={begin}-{begin + count - 1}"}
+        # Identity, because offsets do not apply to a compressed response.
+        headers = {**self._hub._headers, "Accept-Encoding": "identity", **range_header}
         with self._hub._client.stream("GET", address, headers=headers) as response:
             if response.status_code == 429 or response.status_code >= 500:
-                after = response.headers.get("Retry-After", "")
-                return _RetryableResponse(f"HTTP {response.status_code}", float(after) if after.isdigit() else None)
-            if response.status_code == 416:
-                raise CheckpointError(f"{self.name}: {address} ends before byte {begin}: it is damaged; upload it again.")
-            if response.status_code not in (200, 206):
-                kind = HubRejectionError if response.status_code in (401, 403, 404) else HubError
-                raise kind(f"{self.name}: {address} answered HTTP {response.status_code}: {_suggest_fix(response)}")
-            if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html":
-                raise HubError(f"{self.name}: {address} answered with a page for people, as proxies do: {_NOT_A_HUB_HINT}")
-            # A server that ignores ranges answers 200 and begins at the beginning.
+                retry_after = response.headers.get("Retry-After", "")
+                return _RetryableResponse(f"HTTP {response.status_code}", float(retry_after) if retry_after.isdigit() else None)
+            self._check_response(response, address, begin)
+            # A server that ignores ranges responds with 200 and the file from its first byte.
             skip = begin or 0 if response.status_code == 200 else 0
-            data = bytearray()
-            for piece in response.iter_raw():
-                self._consume_budget(len(piece))
-                self._check_deadline(address)
-                data += piece
-                if len(data) >= skip + count:
-                    break
+            data = self._read_body(response, address, skip + count)
             size = _file_size(response, len(data))
             expected = min(count, size - (begin or 0))
             if len(data) - skip < expected:
                 return _RetryableResponse(f"{len(data) - skip} of {expected} bytes")
             return bytes(data[skip : skip + count]), size
 
+    def _check_response(self, response: httpx.Response, address: str, begin: int | None) -> None:
+        """Raise the CheckpointError for a response that is no content of a Hub and that a retry cannot improve."""
+        if response.status_code == 416:
+            raise CheckpointError(f"{self.name}: {address} ends before byte {begin}: it is damaged; upload it again.")
+        if response.status_code not in (200, 206):
+            error_type = HubRejectionError if response.status_code in (401, 403, 404) else HubError
+            raise error_type(f"{self.name}: {address} answered HTTP {response.status_code}: {_suggest_fix(response)}")
+        if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html":
+            raise HubError(f"{self.name}: {address} answered with a page for people, as proxies do: {_NOT_A_HUB_HINT}")
+
+    def _read_body(self, response: httpx.Response, address: str, count: int) -> bytearray:
+        """Read at least `count` bytes of the body, or all of it, within budget and deadline."""
+        data = bytearray()
+        for chunk in response.iter_raw():
+            self._consume_budget(len(chunk))
+            self._check_deadline(address)
+            data += chunk
+            if len(data) >= count:
+                break
+        return data
+
     def _check_deadline(self, address: str) -> None:
         if self._hub._clock() > self._deadline:
             raise HubError(
-                f"{self.name}: {address} was not read within {self._hub._deadline_seconds:g} s: try again later, or set HF_ENDPOINT to a "
-                "mirror."
+                f"{self.name}: {address} was not read within {self._hub._deadline_seconds:g} s: try again later, or set "
+                "HF_ENDPOINT to a mirror."
             )
 
     def _consume_budget(self, count: int) -> None:
         with self._lock:
             self._remaining_bytes -= count
-            left = self._remaining_bytes
-        if left < 0:
+            remaining_bytes = self._remaining_bytes
+        if remaining_bytes < 0:
             raise CheckpointError(
                 f"{self.name}: more than {self._hub._max_bytes} bytes were received before all headers were in: "
                 "the server may ignore Range requests; set HF_ENDPOINT to one that does not, or give a local folder."
@@ -259,7 +274,7 @@ class _Download:
 
 
 class _RetryableResponse:
-    """An answer that may be better the next time. `pause`: seconds that the server asks for."""
+    """A response for which a retry may succeed. `retry_after_seconds`: the pause that the server requests."""
 
     def __init__(self, reason: str, retry_after_seconds: float | None = None) -> None:
         self.reason = reason
@@ -267,7 +282,7 @@ class _RetryableResponse:
 
 
 def _file_size(response: httpx.Response, received: int) -> int:
-    """The size of the file, from Content-Range (`bytes 0-65535/123456`) or Content-Length; else what was received."""
+    """Return the size of the file from Content-Range (`bytes 0-65535/123456`) or Content-Length, else the received bytes."""
     total = response.headers.get("Content-Range", "").rpartition("/")[2]
     if response.status_code == 206 and total.isdigit():
         return int(total)
@@ -290,14 +305,14 @@ _NOT_A_HUB_HINT = "is HF_ENDPOINT a Hugging Face Hub, and HTTPS_PROXY the right 
 
 
 def _build_ssl_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
-    """Those of the environment, whichever library's variable names them; None where none does. Raises HubError."""
+    """Return the CA certificates of the environment, from the variable of any library, else None. Raises HubError."""
     name = next((name for name in _CA_FILE_VARIABLES if environment.get(name)), "SSL_CERT_DIR")
     path = environment.get(name)
     if not path:
         return None
     try:
-        folder = Path(path).is_dir()
-        return ssl.create_default_context(cafile=None if folder else path, capath=path if folder else None)
+        is_directory = Path(path).is_dir()
+        return ssl.create_default_context(cafile=None if is_directory else path, capath=path if is_directory else None)
     except OSError as error:
         raise HubError(
             f"{name} is {path}, which holds no certificates that can be read ({error}): correct it, or mount them."

@@ -1,16 +1,16 @@
-"""Preflight: what can be known to go wrong before a GPU is asked for, from two configs, weight headers and the arguments.
+"""Preflight: checks for problems that are visible before a GPU is requested, in two configs, weight headers and the arguments.
 
-    findings = run(Subject(target, drafter, version, speculative, arguments, ...))
-    findings.ok            whether an engine may be started
-    findings.findings      every check with its evidence and its way out
+    report = run_preflight(PreflightInput(target, drafter, version, speculative_config=..., arguments=..., ...))
+    report.ok              whether an engine may be started
+    report.findings        every check with its evidence and its fix
 
-Guarantees: pure; every check of `CHECKS` is in every report; what configs and headers do not tell is a note that says so.
-Not guaranteed: that a drafter which passes is any good. Acceptance is only known from live traffic.
+Guarantees: pure; every check of `CHECKS` is in every report. Facts that are not in configs and headers give a note. Not
+guaranteed: that a drafter which passes is good. Only live traffic shows its acceptance.
 """
 
 from __future__ import annotations
 
-from aerie.engine.preflight import checks as _checks  # noqa: F401 - importing it fills the table
+from aerie.engine.preflight import checks as _checks  # noqa: F401 - the import fills the table
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import CHECKS, Check
 from aerie.engine.preflight.report import Finding, PreflightReport, Severity
@@ -19,10 +19,10 @@ __all__ = ["CHECKS", "Check", "Finding", "PreflightInput", "PreflightReport", "S
 
 
 def list_checks() -> list[Check]:
-    """All checks by number."""
+    """Return all checks, sorted by number."""
     return sorted(CHECKS.values(), key=lambda check: int(check.id[1:]))
 
 
 def run_preflight(inputs: PreflightInput) -> PreflightReport:
-    """Every check on this subject. Never raises: what cannot be read was refused before there was a subject."""
+    """Run every check. Never raises: unreadable checkpoints and arguments are errors before there is a PreflightInput."""
     return PreflightReport(tuple(finding for check in list_checks() for finding in check.run(inputs)))

@@ -1,4 +1,4 @@
-"""What preflight looks at: two checkpoints, an engine version, its arguments and its GPUs. Plain data, no resource, no files."""
+"""The input of preflight: two checkpoints, an engine version, its arguments and its GPUs. Plain data, no resource, no files."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from aerie.engine.releases import Feature, Version, supports
 
 @dataclass(frozen=True)
 class PreflightInput:
-    """One deployment before it is started."""
+    """One deployment before its start."""
 
     target: Checkpoint
     drafter: Checkpoint | None
     """None: the engine runs without one."""
     version: Version
     is_version_from_tag: bool = field(default=False, kw_only=True)
-    """Whether nobody named the version and the image's tag did."""
+    """Whether the version comes from the image's tag and not from the user."""
     speculative_config: Mapping[str, Any] = field(default_factory=dict)
-    """The object that --speculative-config will hold; empty without speculation."""
+    """The object for --speculative-config; empty without speculation."""
     arguments: EngineArguments = field(default_factory=EngineArguments)
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the engine's container, as far as it is known."""
+    """Environment variables of the engine's container, as far as known."""
     image: str = field(default="", kw_only=True)
-    """The engine's image; empty where there is none."""
+    """The engine's image; empty if unknown."""
     gpu_memory_bytes: int | None = None
-    """Memory of one GPU, as the user named it."""
+    """Memory of one GPU, as set by the user."""
     gpu_count: int | None = None
-    """GPUs of one pod. None: it asks for none, or for a number that cannot be told."""
+    """GPUs of one pod. None: it requests none, or an unknown number."""
     gpu_resource: str = "nvidia.com/gpu"
-    """How the pod asks for them: the name of an extended resource, or words for a claim. Empty: not at all."""
+    """The resource that the pod requests: the name of an extended resource, or the description of a claim. Empty: none."""
 
     @cached_property
     def target_model(self) -> TargetModel:
@@ -47,7 +47,7 @@ class PreflightInput:
 
     @cached_property
     def drafter_model(self) -> DrafterModel:
-        """Only to be asked for where there is a drafter."""
+        """The drafter as vLLM sees it. Requires a drafter."""
         assert self.drafter is not None
         return parse_drafter_model(self.drafter.config)
 
@@ -58,31 +58,31 @@ class PreflightInput:
 
     @property
     def parallel_drafting(self) -> bool:
-        """P-EAGLE: all tokens are drafted in one pass."""
-        named = self.drafter is not None and self.drafter_model.kind == "peagle"
-        return named or self.speculative_config.get("parallel_drafting") is True
+        """Whether all tokens are drafted in one forward pass (P-EAGLE)."""
+        is_p_eagle = self.drafter is not None and self.drafter_model.kind == "peagle"
+        return is_p_eagle or self.speculative_config.get("parallel_drafting") is True
 
     @property
     def has_schedule(self) -> bool:
-        """Whether K follows the batch size."""
+        """Whether K depends on the batch size."""
         return bool(self.speculative_config.get("num_speculative_tokens_per_batch_size"))
 
     @property
     def model_runner(self) -> tuple[int, str]:
-        """1 or 2, and why: which of vLLM's two model runners will run."""
-        experts = self.target_model.is_moe
+        """The version of vLLM's model runner that will run, 1 or 2, and why."""
         return resolve_model_runner(
             self.version,
             self.method,
             self.environment,
-            is_moe=experts,
+            is_moe=self.target_model.is_moe,
             parallel_drafting=self.parallel_drafting,
             uses_heterogeneous_vocab=self.speculative_config.get("use_heterogeneous_vocab") is True,
         )
 
     @cached_property
     def effective_aux_layer_ids(self) -> LayerIds | None:
-        """The auxiliary layers that this engine will read, or None if only the target tells them and does not."""
+        """The auxiliary layers that this engine will read. None if they depend on the target's number of layers, which is
+        absent."""
         drafter, (runner, _) = self.drafter_model, self.model_runner
         return resolve_layer_ids(
             drafter.top_level_aux_layer_ids,
@@ -94,20 +94,25 @@ class PreflightInput:
 
     @cached_property
     def declared_aux_layer_ids(self) -> tuple[LayerNumbering | None, LayerIds] | None:
-        """How the drafter's config counts layers, and its ids, which are vLLM's only if it counts as vLLM does."""
+        """The layer numbering of the drafter's config, and its ids, which are vLLM's only if the numbering is vLLM's."""
         assert self.drafter is not None
         ids = self.drafter_model.aux_layer_ids
         if ids is None:
             return None
-        names = self.drafter.tensors or {}
-        origin, _ = detect_origin(self.drafter.config, names.keys(), self.drafter.metadata)
-        vllm_names = any(name.startswith("layers.0.") for name in names)
-        layers, kind = self.target_model.layer_count, self.drafter_model.model_type
-        return detect_layer_numbering(ids, origin, has_vllm_tensor_names=vllm_names, model_type=kind, layer_count=layers), ids
+        tensors = self.drafter.tensors or {}
+        origin, _ = detect_origin(self.drafter.config, tensors.keys(), self.drafter.metadata)
+        numbering = detect_layer_numbering(
+            ids,
+            origin,
+            has_vllm_tensor_names=any(name.startswith("layers.0.") for name in tensors),
+            model_type=self.drafter_model.model_type,
+            layer_count=self.target_model.layer_count,
+        )
+        return numbering, ids
 
     @property
     def max_model_len(self) -> int | None:
-        """Tokens of the longest sequence that the engine will take."""
+        """Tokens of the longest sequence that the engine supports."""
         return self.arguments.max_model_len or self.target_model.max_position
 
     def supports(self, feature: Feature) -> bool:
@@ -118,8 +123,8 @@ class PreflightInput:
         tokens = self.speculative_config.get("num_speculative_tokens")
         if self.speculative_config.get("draft_sample_method") != "probabilistic" or not isinstance(tokens, int):
             return None
-        wide = self.model_runner[0] == 1 or not self.supports(Feature.DRAFT_LOGITS_NARROW)
-        return DraftLogits(tokens, wide, self.arguments.max_num_seqs)
+        always_float32 = self.model_runner[0] == 1 or not self.supports(Feature.DRAFT_LOGITS_NARROW)
+        return DraftLogits(tokens, always_float32, self.arguments.max_num_seqs)
 
     @cached_property
     def memory_estimate(self) -> MemoryEstimate:

@@ -1,4 +1,4 @@
-"""The table of checks: a check is one decorated function, and nothing else has to know of it."""
+"""The table of checks: a check is one decorated function, and no other code has to name it."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ class Check:
     id: str
     title: str
     rationale: str
-    """What happens without it."""
+    """The consequence of the problem that it detects."""
     max_severity: Severity
-    """The worst that it can say."""
+    """The worst severity that it can return."""
     source: str
-    """Where the fact is from: a vLLM pull request, issue or source file, a measurement, a paper."""
+    """The source of the fact: a vLLM pull request, issue or source file, a measurement, a paper."""
     function: CheckFunction
 
     def run(self, inputs: PreflightInput) -> Iterator[Finding]:
-        outcomes = list(self.function(inputs))
-        assert outcomes, f"check {self.id} said nothing"  # a check says what it saw, also when all is well
-        return (Finding(self.id, self.title, found.severity, found.evidence, found.fix) for found in outcomes)
+        results = list(self.function(inputs))
+        assert results, f"check {self.id} said nothing"  # a check that passes returns its evidence too
+        return (Finding(self.id, self.title, result.severity, result.evidence, result.fix) for result in results)
 
 
 CHECKS: dict[str, Check] = {}
-"""By id, in the order of the modules that hold them."""
+"""Checks by id, in the order of their modules."""
 
 
 def register_check(
     check_id: str, title: str, *, rationale: str, max_severity: Severity, source: str
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Adds a function to the table. It yields what it found, and `passed(...)` when it found nothing wrong."""
+    """Add a function to the table. It yields its results, and `pass_check(...)` if there is no problem."""
 
-    def add(look: CheckFunction) -> CheckFunction:
+    def register(function: CheckFunction) -> CheckFunction:
         assert check_id not in CHECKS, f"two checks are called {check_id}"
-        CHECKS[check_id] = Check(check_id, title, rationale, max_severity, source, look)
-        return look
+        CHECKS[check_id] = Check(check_id, title, rationale, max_severity, source, function)
+        return function
 
-    return add
+    return register
 
 
 def eagle3_only(function: CheckFunction) -> CheckFunction:
-    """For a check that is about EAGLE 3 drafters: anything else is skipped, with a word why."""
+    """Wrap a check that is about EAGLE 3 drafters: for others it is skipped, with the reason."""
 
-    def guarded(subject: PreflightInput) -> Iterable[CheckResult]:
-        if subject.drafter is None:
+    def check_eagle3(inputs: PreflightInput) -> Iterable[CheckResult]:
+        if inputs.drafter is None:
             return [skip("there is no drafter")]
-        if subject.method not in (None, "eagle3"):
-            return [skip(f"the method is {subject.method}, and this is about eagle3")]
-        return function(subject)
+        if inputs.method not in (None, "eagle3"):
+            return [skip(f"the method is {inputs.method}, and this is about eagle3")]
+        return function(inputs)
 
-    return guarded
+    return check_eagle3

@@ -1,4 +1,4 @@
-"""The checks, by what they are about. Importing this package fills the table."""
+"""The checks, by subject. The import of this package fills the table."""
 
 from __future__ import annotations
 

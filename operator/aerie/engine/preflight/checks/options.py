@@ -1,4 +1,4 @@
-"""Whether the engine knows, and obeys, what its speculative config says besides drafter and number of tokens."""
+"""Checks that the engine supports and applies the keys of its speculative config besides drafter and number of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aerie.engine.speculative_config import find_config_problems, find_runner_pr
 _KEYS_OF_OTHER_CHECKS = frozenset(
     {"method", "model", "revision", "num_speculative_tokens", "draft_tensor_parallel_size", "tensor_parallel_size"}
 )
-"""Keys that other checks are about, or that every config has."""
+"""Keys that other checks cover, or that every config has."""
 
 
 @register_check(
@@ -34,15 +34,14 @@ def check_engine_options(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield skip("the speculative config has no further keys")
         return
     method = {"method": inputs.method} if inputs.method is not None else {}
-    runner, why = inputs.model_runner
-    parallel = inputs.arguments.tensor_parallel
-    seen = [
-        *find_config_problems(method | config, inputs.version, tensor_parallel=parallel),
-        *find_runner_problems(config, runner, why),
+    runner, runner_reason = inputs.model_runner
+    problems = [
+        *find_config_problems(method | config, inputs.version, tensor_parallel=inputs.arguments.tensor_parallel),
+        *find_runner_problems(config, runner, runner_reason),
     ]
-    for fault in seen:
-        yield (refuse if fault.prevents_start else warn)(fault.description, fault.fix)
+    for problem in problems:
+        yield (refuse if problem.prevents_start else warn)(problem.description, problem.fix)
     for name in sorted(config.keys() - ENGINE_OPTIONS_BY_NAME.keys()):
         yield note(f"{name} is in the speculative config, and Aerie does not know it: whether vLLM does could not be checked")
-    if not seen and config.keys() <= ENGINE_OPTIONS_BY_NAME.keys():
+    if not problems and config.keys() <= ENGINE_OPTIONS_BY_NAME.keys():
         yield pass_check(f"vLLM {inputs.version} knows {', '.join(sorted(config))}")
