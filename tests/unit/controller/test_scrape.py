@@ -195,7 +195,9 @@ def test_where_the_page_does_not_say_when_it_began_the_container_does(run: Run, 
         def __init__(self) -> None:
             self.heard: list[float | None] = []
 
-        def record_sample(self, _: NamespacedName, __: str, ___: EngineEndpoint, ____: float, sample: Sample, _____: float) -> None:
+        def record_sample(
+            self, _: NamespacedName, __: str, ___: EngineEndpoint, ____: float, sample: Sample, _____: float
+        ) -> None:
             self.heard.append(sample.process_start_time)
 
     async def story() -> None:
@@ -313,10 +315,16 @@ def test_who_listens_hears_each_reading_that_is_believed(run: Run) -> None:
             heard: list[tuple[NamespacedName, str, str, float, float]] = []  # noqa: RUF012
 
             def record_sample(
-                self, owner: NamespacedName, name: str, target: EngineEndpoint, at: float, sample: Sample, interval: float
+                self,
+                owner: NamespacedName,
+                pod: str,
+                endpoint: EngineEndpoint,
+                sampled_at: float,
+                sample: Sample,
+                interval: float,
             ) -> None:
                 assert sample.counters.iterations >= 0
-                self.heard.append((owner, name, target.deployment, at, interval))
+                self.heard.append((owner, pod, endpoint.deployment, sampled_at, interval))
 
         engines, listener = Engines(), Listener()
         engines.silent = re.compile(r"10\.0\.0\.2")

@@ -32,7 +32,7 @@ class CalibrationCollector:
         self._saved_records: dict[NamespacedName, calibration_record.StoredCalibration] = {}
 
     def track(self, key: NamespacedName, snapshot: Snapshot, status: Status, interval: float) -> ComparisonConfig | None:
-        """Track the stable pods, scraped each `interval` seconds. Return the comparison to collect, or None when there is none."""
+        """Track the stable pods, scraped each `interval` seconds. Return the comparison to collect, or None without one."""
         resource, stable = snapshot.resource, status.stable
         if stable is None or status.canary is not None or resource.spec.replicas < 2:
             return None

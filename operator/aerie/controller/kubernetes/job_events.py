@@ -1,4 +1,4 @@
-"""Reads why a Job has no pod. The Job's status does not tell; only its events contain the API server's answer.
+"""Reads why a Job has no pod. The Job's status does not contain it. Only its events have the API server's answer.
 
 The suffix of the pod's name is random in each attempt. It is left out, so that the same rejection gives the same message.
 """

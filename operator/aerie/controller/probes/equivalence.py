@@ -1,7 +1,7 @@
 """Sends fixed prompts to the engines of a rollout, in the background: to one pod each of canary, control and stable.
 
     reconcile ─ track(snapshot) ─► pods to query ─► a prompt now and then ─► canary ─► control and stable ─► PromptDifference
-    reconcile ◄─ result, once all prompts have been sent, or no further one is of use ◄─────────────────────────────────┘
+    reconcile ◄─ result, once all prompts have been sent, or no further one would help ◄────────────────────────────────┘
 
 In WarmingUp, where no requests are counted, the prompts are sent within half of the warm-up. The remaining ones are sent in
 Analyzing, at most two per block. So clients are hardly delayed, and the counts do not depend on the prompts: each arm gets the
@@ -30,12 +30,12 @@ from aerie.api.status import Status
 from aerie.controller.scraping.http_fetch import create_http_client
 from aerie.controller.scraping.targets import find_engine_endpoints
 from aerie.controller.work_queue import NamespacedName, WorkQueue
-from aerie.engine import completions as engines
+from aerie.engine import completions
 from aerie.engine.completions import CompletionError, GreedyCompletion
 from aerie.manifests import naming
 from aerie.rollout.canary.analysis_run import AnalysisRun
 from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
-from aerie.rollout.facts import pod_failures as pods
+from aerie.rollout.facts import pod_failures
 from aerie.rollout.facts.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
@@ -87,11 +87,11 @@ async def send_prompt(http_client: httpx.AsyncClient, url: str, request_body: by
     if response.status_code in (401, 403):
         raise ProbeError("the engines ask for an API key, and Aerie has none", is_final=True)
     if response.status_code != 200:
-        error_type = engines.read_error_type(bytes(body))
+        error_type = completions.read_error_type(bytes(body))
         message = f"{url} answered with status {response.status_code}" + (f" ({error_type})" if error_type else "")
         raise ProbeError(message, is_final=400 <= response.status_code < 500 and response.status_code not in (408, 429))
     try:
-        return engines.parse_completion(bytes(body))
+        return completions.parse_completion(bytes(body))
     except CompletionError as error:
         raise ProbeError(f"{url} does not answer as vLLM does: {error}", is_final=True) from error
 
@@ -135,12 +135,12 @@ def has_probe_result(status: Status) -> bool:
     return run is None or run.state.answers is not None or bool(run.plan.unasked)
 
 
-def find_probe_urls(snapshot: Snapshot, status: Status, path: str = engines.COMPLETIONS_PATH) -> ProbeUrls | None:
+def find_probe_urls(snapshot: Snapshot, status: Status, path: str = completions.COMPLETIONS_PATH) -> ProbeUrls | None:
     """Return the first ready pod of each arm, by name, as addresses with this path; None while an arm has none."""
     if status.canary is None or status.stable is None:
         return None
     name = snapshot.resource.metadata.name
-    ready_pods = {pod["metadata"]["name"] for pod in snapshot.pods if pods.is_pod_ready(pod)}
+    ready_pods = {pod["metadata"]["name"] for pod in snapshot.pods if pod_failures.is_pod_ready(pod)}
     urls: dict[str, list[str]] = {}
     for pod, endpoint in sorted(find_engine_endpoints(snapshot)):
         if pod in ready_pods:
@@ -166,7 +166,7 @@ def prompt_interval_seconds(snapshot: Snapshot, status: Status) -> float:
     if status.canary is not None and status.canary.phase == "WarmingUp":
         return min(
             MAX_WARMUP_PROMPT_INTERVAL_SECONDS,
-            max(MIN_PROMPT_INTERVAL_SECONDS, analysis.warmup.total_seconds() / 2 / len(engines.PROBE_PROMPTS)),
+            max(MIN_PROMPT_INTERVAL_SECONDS, analysis.warmup.total_seconds() / 2 / len(completions.PROBE_PROMPTS)),
         )
     if status.analysis is not None:
         analysis = status.analysis.parameters
@@ -181,7 +181,7 @@ class _ProbeProgress:
     request: ProbeRequest
     urls: ProbeUrls | None = None
     interval_seconds: float = MAX_PROMPT_INTERVAL_SECONDS
-    remaining_prompts: deque[int] = field(default_factory=lambda: deque(range(len(engines.PROBE_PROMPTS))))
+    remaining_prompts: deque[int] = field(default_factory=lambda: deque(range(len(completions.PROBE_PROMPTS))))
     attempts: dict[int, int] = field(default_factory=dict)
     consecutive_failures: int = 0
     """Failed prompts since the last answer."""
@@ -195,7 +195,7 @@ class _ProbeProgress:
         return (
             None
             if self.remaining_prompts
-            else EquivalenceResult(tuple(self.results), len(engines.PROBE_PROMPTS), self.last_error)
+            else EquivalenceResult(tuple(self.results), len(completions.PROBE_PROMPTS), self.last_error)
         )
 
     def next_delay(self, elapsed_seconds: float) -> float:
@@ -282,7 +282,7 @@ class EquivalenceProber:
         self, key: NamespacedName, probe: _ProbeProgress, urls: ProbeUrls, http_client: httpx.AsyncClient
     ) -> None:
         prompt = probe.remaining_prompts[0]
-        request_body = engines.build_completion_request(probe.request.model, engines.PROBE_PROMPTS[prompt])
+        request_body = completions.build_completion_request(probe.request.model, completions.PROBE_PROMPTS[prompt])
         try:
             canary = await send_prompt(http_client, urls.canary, request_body)
             others = (send_prompt(http_client, url, request_body) for url in (urls.control, urls.stable))

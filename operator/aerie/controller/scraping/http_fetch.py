@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import httpx
 
 from aerie.controller.scraping.http_client import LimitedHttpTransport
-from aerie.engine.metrics import exposition as pages
+from aerie.engine.metrics import exposition
 
 HTTP_RESPONSE_TIMEOUT_SECONDS = 5.0
 """Total timeout of one answer."""
@@ -49,12 +49,12 @@ def create_http_client(
 async def fetch_metrics(http_client: httpx.AsyncClient, url: str) -> bytes:
     """Return the metrics at the URL, in the text format. Raises ScrapeError."""
     # The Accept header excludes OpenMetrics, which is another format.
-    status, exposition = await send_request(
-        http_client, "GET", url, {"Accept": "text/plain"}, max_bytes=pages.MAX_EXPOSITION_BYTES
+    status, body = await send_request(
+        http_client, "GET", url, {"Accept": "text/plain"}, max_bytes=exposition.MAX_EXPOSITION_BYTES
     )
     if status != 200:
         raise ScrapeError("status", f"{url} answered with status {status}")
-    return exposition
+    return body
 
 
 async def send_request(

@@ -5,8 +5,8 @@
     next reconcile ◄─ ConfigMap, Recommendation ◄────────────────────────────────────────────────────────────────┘
 
 Guarantees: nothing is decided without windows of requests since the last decision. Without them the recommendation says why: no
-metrics could be read, there were no requests, or all windows were excluded. A resource without requests costs no process. There is one
-decision at a time. One that fails is counted, logged, and retried with growing delays, and its telemetry is kept.
+metrics could be read, there were no requests, or all windows were excluded. A resource without requests costs no process.
+There is one decision at a time. One that fails is counted, logged, and retried with growing delays, and its telemetry is kept.
 
 The tuner continues from the record of an earlier operator. All its data is of one engine family (`session.RevisionFacts`): with
 another image, version or argument it starts over, and a record of another family is ignored. Not guaranteed: the windows of the
@@ -36,7 +36,7 @@ from aerie.controller.tuning.worker_client import TuningWorkerClient, TuningWork
 from aerie.controller.work_queue import Backoff, NamespacedName, WorkQueue
 from aerie.engine.metrics.sample import Sample
 from aerie.manifests.tuning_config_map import TuningRecord
-from aerie.rollout.children import tuning_record as keeping
+from aerie.rollout.children.tuning_record import is_tuning_enabled, read_tuning_record
 from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import TuningPolicy
@@ -79,7 +79,7 @@ class Tuner:
     def track(self, key: NamespacedName, snapshot: Snapshot, status: Status) -> None:
         """Tune the resource from now on, according to its snapshot and status."""
         resource, stable = snapshot.resource, status.stable
-        if not keeping.is_tuning_enabled(resource) or stable is None:
+        if not is_tuning_enabled(resource) or stable is None:
             self.forget(key)
             return
         inputs = build_tuning_inputs(snapshot, status, stable, self._revision_facts.setdefault(key, RevisionFactsCache()))
@@ -131,7 +131,7 @@ class Tuner:
     # -------------------------------------------------------------------------------------------------------------- inputs
     def _restore(self, session: TuningSession, snapshot: Snapshot) -> None:
         """Restore the record that an earlier operator has written, if it is of the same engine family."""
-        record = keeping.read_tuning_record(snapshot)
+        record = read_tuning_record(snapshot)
         if record is None or record.engine_family != session.inputs.engine_family:
             return
         session.tuning_record = record
@@ -240,10 +240,10 @@ def _format_cause(reason: str) -> str:
     return f": {reason.rstrip('.')}." if reason else "."
 
 
-def _is_same_recommendation(before: Recommendation | None, after: Recommendation | None) -> bool:
+def _is_same_recommendation(previous: Recommendation | None, current: Recommendation | None) -> bool:
     """Return True when nothing but the decision time differs."""
-    return before == after or (
-        before is not None and after is not None and replace(before, decision_time=after.decision_time) == after
+    return previous == current or (
+        previous is not None and current is not None and replace(previous, decision_time=current.decision_time) == current
     )
 
 
