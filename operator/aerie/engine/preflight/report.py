@@ -1,7 +1,7 @@
 """The results of one check, and the report of all checks: plain data, and the messages for users.
 
-Guarantees: every check of the table has at least one finding in a report. A check that lacks its input gives a note. Not
-guaranteed: that the wording stays; tools use the JSON form.
+Guarantees: every check of the table has at least one finding in a report.
+A check that lacks its input gives a note.
 """
 
 from __future__ import annotations

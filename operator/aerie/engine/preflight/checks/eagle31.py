@@ -1,8 +1,8 @@
-"""What makes a drafter EAGLE 3.1 instead of 3, and whether config, weights and engine agree about it.
+"""Checks that config, weights and engine agree whether a drafter is EAGLE 3.1 or 3.
 
 EAGLE 3.1 is two booleans of the drafter's config: `fc_norm` (one norm for each hidden state before fc, with weights of its
-own) and `norm_output` (the next step gets the normed state, with no weights of its own). Nothing fails when they are wrong;
-acceptance falls. The figures are of one small drafter on vLLM 0.32 on CPU, K = 3, trained as EAGLE 3.1 to AL 2.51.
+own) and `norm_output` (the next step gets the normed state, with no weights of its own). If they are wrong nothing fails, but
+acceptance drops. The measurements are of one small drafter on vLLM 0.32 on CPU, K = 3, trained as EAGLE 3.1 to AL 2.51.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def check_engine_supports_eagle31(inputs: PreflightInput) -> Iterable[CheckResul
     if not drafter.is_eagle31:
         yield pass_check("the drafter is plain EAGLE 3")
         return
-    flags = " and ".join(name for name, on in (("fc_norm", drafter.fc_norm), ("norm_output", drafter.norm_output)) if on)
+    keys = (("fc_norm", drafter.fc_norm), ("norm_output", drafter.norm_output))
+    flags = " and ".join(name for name, is_set in keys if is_set)
     feature = Feature.EAGLE31_SPECULATORS if drafter.format == "speculators" else _FEATURE_BY_FAMILY.get(drafter.family)
     if feature is None:
         yield note(
@@ -87,8 +88,8 @@ def check_norm_output_training(inputs: PreflightInput) -> Iterable[CheckResult]:
     if not drafter.norm_output:
         yield pass_check("norm_output is not true, so SpecForge's mismatch of 2026 cannot matter")
         return
-    named = [inputs.drafter.name, str(inputs.drafter.config.get("_name_or_path", "")), *inputs.drafter.metadata.values()]
-    trainer = next((known for known in _TRAINERS if any(known in text.lower() for text in named)), None)
+    texts = [inputs.drafter.name, str(inputs.drafter.config.get("_name_or_path", "")), *inputs.drafter.metadata.values()]
+    trainer = next((trainer for trainer in _TRAINERS if any(trainer in text.lower() for text in texts)), None)
     if trainer == "specforge":
         yield warn(
             "norm_output is true and the checkpoint names SpecForge, which from 2026-07-20 to 2026-09-15 wrote the flag and "
@@ -121,10 +122,10 @@ def check_norm_before_residual(inputs: PreflightInput) -> Iterable[CheckResult]:
     if drafter.norm_before_residual is not None:
         yield pass_check(f"norm_before_residual is {_format_bool(drafter.norm_before_residual)}")
     else:
-        taken = drafter.format == "speculators"
+        default = _format_bool(drafter.format == "speculators")
         yield note(
-            f"norm_before_residual is not in the drafter's config; vLLM takes {_format_bool(taken)} for the {drafter.format} format",
-            f"write {_format_bool(taken)} into it if the drafter was trained so, so that no conversion can flip it",
+            f"norm_before_residual is not in the drafter's config; vLLM takes {default} for the {drafter.format} format",
+            f"write {default} into it if the drafter was trained so, so that no conversion can flip it",
         )
 
 
@@ -141,9 +142,9 @@ def check_fc_norm_with_norm_output(inputs: PreflightInput) -> Iterable[CheckResu
     drafter = inputs.drafter_model
     has_weights = any(name.startswith("fc_norm.") for name in inputs.drafter.tensors or ())
     if drafter.norm_output is None and (drafter.fc_norm or has_weights):
-        betrayed = "there are weights fc_norm.N.weight" if has_weights else "fc_norm is true"
+        evidence = "there are weights fc_norm.N.weight" if has_weights else "fc_norm is true"
         yield refuse(
-            f"{betrayed}, so the drafter is EAGLE 3.1, but its config does not say norm_output, which vLLM then takes for false; "
+            f"{evidence}, so the drafter is EAGLE 3.1, but its config does not say norm_output, which vLLM then takes for false; "
             "a 3.1 drafter served so lost more than a quarter of its accepted tokens (AL 2.08 instead of 2.51 at K = 3) "
             "without an error",
             "write norm_output: true into its config.json, or false if it was trained without",

@@ -1,4 +1,4 @@
-"""Whether this engine, started with these arguments, will run this drafter."""
+"""Checks that this engine, with these arguments, will run this drafter."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from aerie.engine.preflight.report import CheckResult, Severity, note, pass_chec
 from aerie.engine.releases import MIN_SECURE_VERSION, Feature, Version
 
 _EXTENDABLE_ROPE_TYPES = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
-"""RoPE types whose table vLLM makes longer for a drafter."""
+"""RoPE types whose table vLLM extends for a drafter."""
 
 _CONTEXT_CUT_SINCE = Version.parse("0.33.0")
-"""The first release that leaves the tables of other RoPE types as they are, and shortens the engine's context instead."""
+"""The first release that does not extend the tables of other RoPE types, and shortens the engine's context instead."""
 
 _SLEEP_PRESERVE_SINCE = Version.parse("0.32.0")
-"""The first release that was seen to keep parameters over a sleep of level 2."""
+"""The first release in which parameters were verified to survive a sleep of level 2."""
 
 _HALF_PRECISION_DTYPES = frozenset({"float16", "bfloat16"})
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-"""Other names that --dtype takes."""
+"""Other names for values of --dtype."""
 
 _PIPELINE_PARALLEL_MODEL_TYPES = frozenset(
     {"llama", "qwen2", "qwen3", "sarvam", "sarvam_moe", "minimax_m3", "deepseek_v4", "kimi_k3"}
 )
-"""model_type of targets that hand hidden states from one pipeline stage to the next."""
+"""Values of model_type for targets that pass hidden states from one pipeline stage to the next."""
 
 
 @register_check(
@@ -39,29 +39,32 @@ _PIPELINE_PARALLEL_MODEL_TYPES = frozenset(
 )
 @eagle3_only
 def check_drafter_context(inputs: PreflightInput) -> Iterable[CheckResult]:
-    wanted, drafter = inputs.max_model_len, inputs.drafter_model
-    if wanted is None or drafter.max_position is None:
-        whose = "drafter" if drafter.max_position is None else "target"
-        yield note(f"the {whose}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
+    max_model_len, drafter = inputs.max_model_len, inputs.drafter_model
+    if max_model_len is None or drafter.max_position is None:
+        model = "drafter" if drafter.max_position is None else "target"
+        yield note(f"the {model}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
         return
-    if drafter.max_position >= wanted:
-        yield pass_check(f"the drafter has {drafter.max_position} positions, and the engine takes {wanted} tokens")
+    if drafter.max_position >= max_model_len:
+        yield pass_check(f"the drafter has {drafter.max_position} positions, and the engine takes {max_model_len} tokens")
         return
-    seen = f"the drafter has {drafter.max_position} positions (RoPE {drafter.rope_type}), and the engine takes {wanted} tokens"
-    shorter = f"set --max-model-len={drafter.max_position} or use another drafter"
+    evidence = (
+        f"the drafter has {drafter.max_position} positions (RoPE {drafter.rope_type}), and the engine takes "
+        f"{max_model_len} tokens"
+    )
+    shorter_context_fix = f"set --max-model-len={drafter.max_position} or use another drafter"
     if not inputs.supports(Feature.DRAFT_CONTEXT_RAISED):
         yield refuse(
-            f"{seen}; vLLM {inputs.version} fails or answers nonsense past the drafter's last position",
-            f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, or {shorter}",
+            f"{evidence}; vLLM {inputs.version} fails or answers nonsense past the drafter's last position",
+            f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, or {shorter_context_fix}",
         )
     elif drafter.rope_type not in _EXTENDABLE_ROPE_TYPES and inputs.version >= _CONTEXT_CUT_SINCE:
         yield refuse(
-            f"{seen}; vLLM {inputs.version} then cuts the engine's context to the drafter's",
-            f"{shorter}, or give the drafter's config the RoPE settings and max_position_embeddings of the target",
+            f"{evidence}; vLLM {inputs.version} then cuts the engine's context to the drafter's",
+            f"{shorter_context_fix}, or give the drafter's config the RoPE settings and max_position_embeddings of the target",
         )
     else:
         yield warn(
-            f"{seen}; vLLM {inputs.version} stretches the drafter, which was not trained there",
+            f"{evidence}; vLLM {inputs.version} stretches the drafter, which was not trained there",
             f"watch the acceptance length of requests longer than {drafter.max_position} tokens",
         )
 
@@ -97,17 +100,17 @@ def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]
         yield skip("there is no drafter")
         return
     target = inputs.arguments.tensor_parallel
-    named = inputs.speculative_config.get("draft_tensor_parallel_size")
+    draft_size = inputs.speculative_config.get("draft_tensor_parallel_size")
     if "tensor_parallel_size" in inputs.speculative_config:
         yield refuse(
             "tensor_parallel_size is in --speculative-config, where vLLM refuses it", "call it draft_tensor_parallel_size"
         )
-    elif named not in (None, 1, target):
+    elif draft_size not in (None, 1, target):
         yield refuse(
-            f"draft_tensor_parallel_size is {named}, and vLLM takes 1 or the target's, {target}", f"set it to 1 or {target}"
+            f"draft_tensor_parallel_size is {draft_size}, and vLLM takes 1 or the target's, {target}", f"set it to 1 or {target}"
         )
     else:
-        yield pass_check(f"{target if named is None else named} (target: {target})")
+        yield pass_check(f"{target if draft_size is None else draft_size} (target: {target})")
 
 
 @register_check(
@@ -121,44 +124,45 @@ def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.drafter is None:
         yield skip("there is no drafter")
         return
-    arguments, drafter, own = inputs.arguments, inputs.drafter_model, inputs.speculative_config
-    faults = []
+    arguments, drafter, config = inputs.arguments, inputs.drafter_model, inputs.speculative_config
+    warnings = []
     backend = arguments.moe_backend
-    if backend not in (None, "auto") and not drafter.is_quantized and "moe_backend" not in own:
-        faults.append(
+    if backend not in (None, "auto") and not drafter.is_quantized and "moe_backend" not in config:
+        warnings.append(
             warn(
                 f"the drafter inherits --moe-backend={backend} and is not quantised, which that backend may not run",
                 "name a moe_backend for the drafter (vLLM 0.19 or newer), or leave --moe-backend out",
             )
         )
-    cache = arguments.kv_cache_dtype
-    if cache not in (None, "auto") and "kv_cache_dtype" not in own:
-        faults.append(
+    kv_cache_dtype = arguments.kv_cache_dtype
+    if kv_cache_dtype not in (None, "auto") and "kv_cache_dtype" not in config:
+        warnings.append(
             warn(
-                f"the drafter inherits --kv-cache-dtype={cache}, which its attention backend may not support and which "
+                f"the drafter inherits --kv-cache-dtype={kv_cache_dtype}, which its attention backend may not support and which "
                 "can cost acceptance",
                 f"compare its acceptance length with --kv-cache-dtype=auto; vLLM {Feature.DRAFT_KV_CACHE_DTYPE.since} "
                 "or newer can "
                 "cache for the drafter in a type of its own",
             )
         )
-    if own.get("quantization") is not None and drafter.is_quantized:
-        faults.append(
+    if config.get("quantization") is not None and drafter.is_quantized:
+        warnings.append(
             warn(
-                f"--speculative-config names quantization {own['quantization']}, and the drafter's config has its own",
+                f"--speculative-config names quantization {config['quantization']}, and the drafter's config has its own",
                 "leave quantization out of --speculative-config",
             )
         )
-    yield from faults
-    if not faults:
-        form = "quantised by its own config" if drafter.is_quantized else "not quantised"
-        yield pass_check(f"the drafter is {form}, and inherits nothing that was chosen for the target")
+    yield from warnings
+    if not warnings:
+        state = "quantised by its own config" if drafter.is_quantized else "not quantised"
+        yield pass_check(f"the drafter is {state}, and inherits nothing that was chosen for the target")
 
 
 @register_check(
     "C13",
     "EAGLE across pipeline stages",
-    rationale="hidden states have to travel between stages, which older engines and most models do not do: the engine refuses to start",
+    rationale="hidden states have to travel between stages, which older engines and most models do not do: the engine refuses "
+    "to start",
     max_severity=Severity.REFUSE,
     source="vLLM pull request 50514; supports_aux_hidden_states_over_pp in vllm/model_executor/models",
 )
@@ -255,12 +259,12 @@ def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
 )
 def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
     if inputs.version < MIN_SECURE_VERSION:
-        seen = f"a request can stop vLLM {inputs.version} from afar when it speculates"
-        way_out = f"use vLLM {MIN_SECURE_VERSION} or newer"
+        evidence = f"a request can stop vLLM {inputs.version} from afar when it speculates"
+        fix = f"use vLLM {MIN_SECURE_VERSION} or newer"
         if inputs.is_version_from_tag:
-            seen += "; the version is from the tag of spec.engine.image"
-            way_out += ", or set spec.engine.version to the vLLM version inside if that is another"
-        yield refuse(seen, way_out)
+            evidence += "; the version is from the tag of spec.engine.image"
+            fix += ", or set spec.engine.version to the vLLM version inside if that is another"
+        yield refuse(evidence, fix)
     else:
         yield pass_check(f"vLLM {inputs.version} is {MIN_SECURE_VERSION} or newer")
 
@@ -278,12 +282,12 @@ def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
         return
     drafter, method = inputs.drafter_model, inputs.method or "eagle3"
     feature = _FEATURE_BY_METHOD.get("peagle" if inputs.parallel_drafting else method)
-    serves = {"eagle3", "peagle"} if method == "eagle3" else {method}
+    compatible_kinds = {"eagle3", "peagle"} if method == "eagle3" else {method}
     if feature is not None and not inputs.supports(feature):
-        gone = feature.removed_in is not None and inputs.version >= feature.removed_in
-        way_out = "use an EAGLE 3.1 drafter: `aerie catalog` names them" if gone else f"use vLLM {feature.since} or newer"
-        yield refuse(f"vLLM {inputs.version} has no {feature.description}", way_out)
-    elif drafter.kind != "unknown" and drafter.kind not in serves:
+        is_removed = feature.removed_in is not None and inputs.version >= feature.removed_in
+        fix = "use an EAGLE 3.1 drafter: `aerie catalog` names them" if is_removed else f"use vLLM {feature.since} or newer"
+        yield refuse(f"vLLM {inputs.version} has no {feature.description}", fix)
+    elif drafter.kind != "unknown" and drafter.kind not in compatible_kinds:
         yield refuse(
             f"the drafter is {drafter.kind}, and the method is {method}", "use an EAGLE 3 or 3.1 drafter, or its own method"
         )
@@ -293,10 +297,10 @@ def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
             "write the class that it was exported as into architectures of its config.json, such as LlamaForCausalLMEagle3",
         )
     elif method == "eagle3" and _is_mtp_model_type(drafter.model_type, inputs.version):
-        own = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
+        model_type = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
         yield refuse(
             f"the drafter's model_type is {drafter.model_type}, which vLLM takes for an MTP module whatever the method",
-            f"write model_type: {own} into its config.json, which has the same attention",
+            f"write model_type: {model_type} into its config.json, which has the same attention",
         )
     else:
         yield pass_check(f"{method}, class {drafter.architecture}")
@@ -319,10 +323,10 @@ def check_sleep_mode(inputs: PreflightInput) -> Iterable[CheckResult]:
     elif any(fnmatchcase("draft.model.weight", pattern) for pattern in inputs.arguments.sleep_preserve_parameter_names):
         yield pass_check("a sleep of level 2 keeps the drafter's weights")
     else:
-        keep = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
+        preserve_fix = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
         yield warn(
             f"sleep mode is on, and vLLM {inputs.version} does not load the drafter's weights again after a sleep of level 2",
-            f"{keep if inputs.version >= _SLEEP_PRESERVE_SINCE else ''}use level 1, or start pods again after level 2",
+            f"{preserve_fix if inputs.version >= _SLEEP_PRESERVE_SINCE else ''}use level 1, or start pods again after level 2",
         )
 
 
@@ -354,24 +358,24 @@ def check_rust_frontend(inputs: PreflightInput) -> Iterable[CheckResult]:
     source="vLLM 0.33 config/vllm.py, _reject_mismatched_float_kv_cache",
 )
 def check_kv_cache_dtype(inputs: PreflightInput) -> Iterable[CheckResult]:
-    kind, named = inputs.arguments.kv_cache_dtype, inputs.arguments.dtype
-    if kind not in _HALF_PRECISION_DTYPES or inputs.version < _CONTEXT_CUT_SINCE:
-        yield pass_check(f"--kv-cache-dtype is {kind or 'auto'}")
+    kv_cache_dtype, dtype = inputs.arguments.kv_cache_dtype, inputs.arguments.dtype
+    if kv_cache_dtype not in _HALF_PRECISION_DTYPES or inputs.version < _CONTEXT_CUT_SINCE:
+        yield pass_check(f"--kv-cache-dtype is {kv_cache_dtype or 'auto'}")
         return
-    explicit = named not in (None, "auto")
-    model = _DTYPE_ALIASES.get(named or "", named) if explicit else inputs.target_model.dtype
-    if model == kind:
-        yield pass_check(f"the model and its KV cache are {kind}")
-    elif explicit or model == "bfloat16":
+    is_explicit = dtype not in (None, "auto")
+    model_dtype = _DTYPE_ALIASES.get(dtype or "", dtype) if is_explicit else inputs.target_model.dtype
+    if model_dtype == kv_cache_dtype:
+        yield pass_check(f"the model and its KV cache are {kv_cache_dtype}")
+    elif is_explicit or model_dtype == "bfloat16":
         yield refuse(
-            f"--kv-cache-dtype is {kind} and the model runs in {model}, which vLLM {inputs.version} refuses",
-            "leave --kv-cache-dtype out" + (f", or set it to {model}" if model in _HALF_PRECISION_DTYPES else ""),
+            f"--kv-cache-dtype is {kv_cache_dtype} and the model runs in {model_dtype}, which vLLM {inputs.version} refuses",
+            "leave --kv-cache-dtype out" + (f", or set it to {model_dtype}" if model_dtype in _HALF_PRECISION_DTYPES else ""),
         )
-    else:  # vLLM then chooses by model and GPU
+    else:  # vLLM then selects the dtype by model and GPU
         yield warn(
-            f"--kv-cache-dtype is {kind}, the target's config has dtype {model or 'none'}, and vLLM {inputs.version} refuses to "
-            "start unless the two are the same",
-            f"leave --kv-cache-dtype out, or set --dtype={kind} too",
+            f"--kv-cache-dtype is {kv_cache_dtype}, the target's config has dtype {model_dtype or 'none'}, and vLLM "
+            f"{inputs.version} refuses to start unless the two are the same",
+            f"leave --kv-cache-dtype out, or set --dtype={kv_cache_dtype} too",
         )
 
 
@@ -384,8 +388,8 @@ _MTP_MODEL_TYPES_BY_RELEASE = {
     "0.30.0": "deepseek_v41 glm5_next hy_v4 qwen4_exp qwen4_exp_text",
     "0.33.0": "step5 step5_vl",
 }
-"""model_type that hf_config_override of config/speculative.py turns into that of an MTP module, by the first even release, or
-0.33, that was seen to do so. Left out: nemotron_h, which it only turns with num_nextn_predict_layers."""
+"""Values of model_type that hf_config_override in config/speculative.py changes to that of an MTP module, by the first release
+that was verified to do so (an even one, or 0.33). Not listed: nemotron_h, which it only changes with num_nextn_predict_layers."""
 
 
 def _is_mtp_model_type(model_type: str | None, version: Version) -> bool:
