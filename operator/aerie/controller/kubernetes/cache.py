@@ -9,7 +9,7 @@ Nearly all of them find nothing to do. Such a reconcile reads from this cache al
 
 Guarantees: of each object the newest received version is kept, in whatever order events, answers and lists arrive. An older
 version never restores an object that was deleted. Kubernetes promises that the resource versions of a kind are numbers that grow,
-over all objects of that kind, so this also holds for an object of the same name with another uid. `on_change` is called for every
+over all objects of that kind. So this also holds for an object of the same name with another uid. `on_change` is called for every
 difference and for nothing else: a watch event that repeats the answer to an own write is no change. A complete list that is older
 than the previous one means that etcd was restored from a backup. It replaces everything that is cached.
 

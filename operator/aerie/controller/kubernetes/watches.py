@@ -9,9 +9,9 @@ own, or both. Kopf provides the watches with their reconnects and bookmarks. The
 
 By default Kopf ends the operator when a watch is forbidden (403) or fails (5xx, no answer) for a minute. Here it retries without
 end, every half minute. A namespace whose Role was deleted therefore stops no other one, and is watched again when the Role is
-back. These attempts are not logged: listing.py meets the same rejections, and reports each once. Not guaranteed: an error that
-Kopf does not regard as temporary (404, a kind that the cluster no longer knows) ends the process, and the next process runs
-without that kind.
+back. These attempts are not logged: listing.py meets the same rejections, and reports each once. Not guaranteed: that every error
+is survived. One that Kopf does not regard as temporary (404, a kind that the cluster no longer knows) ends the process. The next
+process runs without that kind.
 """
 
 from __future__ import annotations
