@@ -1,1 +1,1 @@
-"""vLLM's metrics: their names, two ways to read them, and what a window of counters says."""
+"""vLLM's metrics: their names, two ways to read them, and the quantities that a window of counters identifies."""

@@ -1,7 +1,7 @@
-"""Histograms as Prometheus writes them: cumulative counts on bucket edges, and what they do and do not tell.
+"""Histograms in Prometheus's form: cumulative counts on bucket edges, and what they do and do not identify.
 
-Guarantees: a quantile never claims more than its bucket's two edges; the estimate inside is said to be one. Sums and differences
-are exact on the counts. Not guaranteed: the sum of the observations to more than double precision.
+Guarantees: a quantile is never narrower than the two edges of its bucket; the estimate inside the bucket is marked as one. Sums
+and differences are exact on the counts. Not guaranteed: the sum of the observations beyond double precision.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """Where a quantile lies: above `low`, at most `high`, both edges of one bucket, in the histogram's unit.
+    """Interval that contains a quantile: above `low`, at most `high`, both edges of one bucket, in the histogram's unit.
 
-    `high` is infinite when it lies beyond the last finite edge; `estimate` is then that edge.
+    `high` is infinite if the quantile lies beyond the last finite edge; `estimate` is then that edge.
     """
 
     low: float
     high: float
     estimate: float
-    """By linear interpolation inside the bucket, as PromQL's histogram_quantile does."""
+    """Linear interpolation inside the bucket, as in PromQL's histogram_quantile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Histogram:
     """Cumulative counts of observations up to and including each edge, and the sum of the observations."""
 
     edges: tuple[float, ...]
-    """Upper edges, rising; the last is +Inf."""
+    """Upper edges, increasing; the last is +Inf."""
     counts: tuple[float, ...]
-    """Cumulative, one for each edge; floats because Prometheus has no integers."""
+    """Cumulative counts, one for each edge; floats because Prometheus has no integers."""
     sum: float
 
     def __post_init__(self) -> None:
@@ -49,27 +49,27 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """None without observations."""
+        """Mean of the observations; None without observations."""
         return self.sum / self.count if self.count > 0 else None
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Both together. Raises ValueError when the edges differ."""
+        """Return the sum of both histograms. Raises ValueError if the edges differ."""
         return self._combine(other, 1)
 
     def __sub__(self, other: Histogram) -> Histogram:
-        """What was observed since `other`. Raises ValueError when the edges differ; after a reset, counts are negative."""
+        """Return the observations since `other`. Raises ValueError if the edges differ. After a reset, counts are negative."""
         return self._combine(other, -1)
 
     def _combine(self, other: Histogram, sign: int) -> Histogram:
         if self.edges != other.edges:
             raise ValueError(f"histograms with different edges cannot be combined: {self.edges} and {other.edges}.")
-        counts = tuple(mine + sign * theirs for mine, theirs in zip(self.counts, other.counts, strict=True))
+        counts = tuple(count + sign * other_count for count, other_count in zip(self.counts, other.counts, strict=True))
         return Histogram(self.edges, counts, self.sum + sign * other.sum)
 
     def quantile(self, share: float) -> Quantile | None:
-        """Where the observation at this share (0..1) of all lies; None without observations.
+        """Return the bucket and estimate of the quantile at a share (0..1); None without observations.
 
-        The first bucket begins at 0: all that vLLM measures with histograms is a duration or a count.
+        The first bucket begins at 0, because every vLLM histogram measures a duration or a count.
         """
         if not 0 <= share <= 1:
             raise ValueError(f"a quantile is a share between 0 and 1, not {share}.")
@@ -85,9 +85,9 @@ class Histogram:
         return Quantile(low, high, low + (high - low) * (rank - below) / (self.counts[index] - below))
 
     def share_within(self, limit: float) -> tuple[float, float] | None:
-        """Bounds of the share of observations that are at most `limit`; None without observations.
+        """Return bounds of the share of observations that are at most `limit`; None without observations.
 
-        Both are equal when `limit` is an edge.
+        The bounds are equal if `limit` is an edge.
         """
         if self.count <= 0:
             return None

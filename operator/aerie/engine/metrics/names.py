@@ -1,10 +1,10 @@
 """vLLM's metrics that Aerie reads: name, type, unit, labels, buckets, and what each of them really counts.
 
-Guarantees: every row is in the source of vLLM 0.24 to 0.33 under this name and type; the meaning is what the code does where that
-differs from what the name says. Not guaranteed: buckets, which a user may change from 0.32 on (the parser takes what a page has);
+Guarantees: every metric is in the source of vLLM 0.24 to 0.33 under this name and type. The meaning is that of the code, where
+that differs from the name. Not guaranteed: buckets, which a user may change from 0.32 on (the parser takes the page's buckets);
 pages of vLLM's experimental front end in Rust.
 
-A page has each of these once per engine (data-parallel rank), told apart by the label `engine`. Several API-server processes of
+A page has each metric once per engine (data-parallel rank), distinguished by the label `engine`. Several API-server processes of
 one pod share one page: counters are then already sums, but see `ITERATION_TOKENS`.
 """
 
@@ -24,10 +24,10 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """One metric of vLLM."""
+    """Definition of one vLLM metric."""
 
     name: str
-    """As a page has it: counters end in `_total`; of a histogram without `_bucket`, `_sum`, `_count`."""
+    """Name as on a page: counters end in `_total`; histograms are without `_bucket`, `_sum`, `_count`."""
     metric_type: MetricType
     unit: str
     meaning: str
@@ -56,7 +56,8 @@ _SPEC_DECODE_SOURCE = "vllm/v1/spec_decode/metrics.py"
 
 
 class Metric(Enum):
-    """Each value is a `Row`; the speculation rows are on a page only when the engine speculates."""
+    """The metrics that Aerie reads. Each value is a `MetricDefinition`. The speculation metrics are on a page only if the
+    engine speculates."""
 
     DRAFTS = MetricDefinition(
         "vllm:spec_decode_num_drafts_total",

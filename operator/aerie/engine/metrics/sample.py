@@ -1,7 +1,7 @@
-"""One scrape of an engine as typed numbers, and what happened between two of them.
+"""One scrape of an engine as typed numbers, and the difference between two scrapes.
 
-Guarantees: the difference of two scrapes of one run is never negative; a restart in between is a `Reset`, never a rate. Counters
-add up over pods and over adjacent windows. What the numbers of a window mean is in `windows`, how a page is read in `page`.
+Guarantees: the difference of two scrapes of one run is never negative. A restart in between is a `CounterReset`, never a rate.
+Counters add up over pods and over adjacent windows. `rates` interprets the numbers of a window; `exposition` reads a page.
 """
 
 from __future__ import annotations
@@ -15,55 +15,55 @@ from aerie.engine.metrics.histogram import Histogram
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounters:
-    """Counters of speculation since the engine began, or of a window."""
+    """Counters of speculation since the engine started, or of a window."""
 
     drafts: float
     draft_tokens: float
     accepted: float
-    """Draft tokens accepted, bonus tokens not among them."""
+    """Accepted draft tokens, without bonus tokens."""
     accepted_per_position: tuple[float, ...]
-    """Drafts accepted up to and including the first, second, ... draft token; as many as the engine was built for."""
+    """Drafts accepted up to and including the first, second, ... draft token; one entry for each position of the engine's K."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """All that only grows: since the engine began in a `Sample`, in between as the difference of two.
+    """Everything that only grows: in a `Sample` since the engine started, in a window as the difference of two samples.
 
-    Their sum is that of pods or of adjacent windows, their difference a window. Both raise ValueError where the two cannot be of
-    one kind: other buckets, other positions, or speculation in only one of them.
+    A sum combines pods or adjacent windows; a difference is a window. Both raise ValueError if the two are incompatible:
+    different buckets, different positions, or speculation in only one of them.
     """
 
     generation_tokens: float
-    """First tokens included."""
+    """Output tokens, first tokens included."""
     prompt_tokens: float
     computed_prompt_tokens: float
-    """Prompt tokens not found in any cache."""
+    """Prompt tokens that were in no cache."""
     prefix_cache_queries: float
-    """Tokens."""
+    """Prompt tokens looked up."""
     prefix_cache_hits: float
-    """Tokens."""
+    """Prompt tokens found."""
     preemptions: float
     finished: Mapping[str, float]
     """Finished requests by reason: stop, length, abort, error, ..."""
     request_steps: float
-    """Engine steps times requests that got output in them, first tokens left out: the count of `Metric.INTER_TOKEN_LATENCY`."""
+    """Engine steps times requests that got output in them, first tokens excluded: the count of `Metric.INTER_TOKEN_LATENCY`."""
     step_seconds: float
-    """The intervals of those request-steps together."""
+    """Total of the intervals of those request-steps."""
     iterations: float
-    """Engine iterations with output, once for each API-server process that got some."""
+    """Engine iterations with output, counted once for each API-server process that got output."""
     queued_requests: float
-    """Finished requests; those that `queue_seconds` is of."""
+    """Finished requests, whose queueing times add up to `queue_seconds`."""
     queue_seconds: float
     time_to_first_token: Histogram
     """Seconds; one observation per request."""
     time_per_output_token: Histogram
-    """Seconds; one observation per finished request, 0 where it had one token."""
+    """Seconds; one observation per finished request, 0 for a request of one token."""
     speculation: SpeculationCounters | None = None
-    """None when the engine does not speculate."""
+    """None if the engine does not speculate."""
 
     @property
     def first_tokens(self) -> float:
-        """Requests that got their first token."""
+        """Number of requests that got their first token."""
         return self.time_to_first_token.count
 
     def __add__(self, other: Counters) -> Counters:
@@ -75,7 +75,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """All that is as it was at the moment of the scrape; None where the page does not say.
+    """Values at the time of the scrape; None if the page does not contain them.
 
     With several API-server processes a gauge is missing until the engine first sets it.
     """
@@ -83,11 +83,11 @@ class Gauges:
     running_requests: float | None
     """Requests in the batch, of all engines."""
     waiting_requests: float | None
-    """Requests not yet in it, of all engines."""
+    """Requests not yet in the batch, of all engines."""
     kv_cache_usage: float | None
     """Share 0..1 of the KV cache in use, of the fullest engine."""
     kv_tokens: float | None
-    """Tokens that the KV cache of all engines holds."""
+    """Capacity of the KV cache of all engines, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +97,24 @@ class Sample:
     counters: Counters
     gauges: Gauges
     engines: frozenset[str]
-    """The `engine` labels: one per data-parallel rank behind this page."""
+    """Values of the label `engine`: one for each data-parallel rank behind this page."""
     process_start_time: float | None = None
-    """When the process began, in seconds of Unix time. None where the page does not say: with several API-server processes, and
-    with vLLM's front end in Rust."""
+    """Start of the process, in seconds of Unix time. None if the page does not contain it: with several API-server processes,
+    and with vLLM's front end in Rust."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterReset:
-    """Two scrapes that are not of one and the same run of one engine; the sentence says how that shows."""
+    """Two scrapes that are not of the same run of one engine; the message names the evidence."""
 
     message: str
 
 
 def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
-    """What happened between two scrapes of one pod, or that the engine began anew in between.
+    """Return the counters between two scrapes of one pod, or that the engine restarted in between.
 
-    A restart shows by its start time where the page has one, else by a counter that fell: a restart that is first scraped after
-    every counter has passed its old value goes unseen there, so compare the container's restart count too.
+    The start time reveals a restart if the page has one. Otherwise a counter that fell reveals it. A restart is missed there if
+    the first scrape after it comes when every counter has passed its old value, so compare the container's restart count too.
     """
     if (
         before.process_start_time is not None
@@ -130,8 +130,8 @@ def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
         window = after.counters - before.counters
     except ValueError as error:
         return CounterReset(f"the two scrapes are of different engines: {error}")
-    if fell := _find_decreased_counter(window):
-        return CounterReset(f"the engine was restarted: {fell} fell.")
+    if decreased_counter := _find_decreased_counter(window):
+        return CounterReset(f"the engine was restarted: {decreased_counter} fell.")
     return window
 
 
@@ -139,9 +139,12 @@ _CounterSet = TypeVar("_CounterSet", "Counters", "SpeculationCounters")
 
 
 def _combine_counters(left: _CounterSet, right: _CounterSet, sign: int) -> _CounterSet:
-    """Field by field: left + sign * right."""
+    """Return left + sign * right, field by field."""
     return type(left)(
-        **{f.name: _combine_values(f.name, getattr(left, f.name), getattr(right, f.name), sign) for f in fields(left)}
+        **{
+            counter.name: _combine_values(counter.name, getattr(left, counter.name), getattr(right, counter.name), sign)
+            for counter in fields(left)
+        }
     )
 
 
@@ -158,23 +161,23 @@ def _combine_values(name: str, left: Any, right: Any, sign: int) -> Any:
         case tuple(), tuple():
             if len(left) != len(right):
                 raise ValueError(f"{len(left)} and {len(right)} positions were drafted.")
-            return tuple(mine + sign * theirs for mine, theirs in zip(left, right, strict=True))
+            return tuple(left_count + sign * right_count for left_count, right_count in zip(left, right, strict=True))
         case Mapping(), Mapping():
             return {key: left.get(key, 0.0) + sign * right.get(key, 0.0) for key in (*left, *(right.keys() - left.keys()))}
         case _:
             return left + sign * right
 
 
-def _find_decreased_counter(part: Counters | SpeculationCounters) -> str | None:
-    """The name of a counter that is negative, if any."""
-    for one in fields(part):
-        value = getattr(part, one.name)
+def _find_decreased_counter(counters: Counters | SpeculationCounters) -> str | None:
+    """Return the name of a counter that is negative; None without one."""
+    for counter in fields(counters):
+        value = getattr(counters, counter.name)
         match value:
             case None:
                 numbers: tuple[float, ...] = ()
             case SpeculationCounters():
-                if fell := _find_decreased_counter(value):
-                    return fell
+                if decreased_counter := _find_decreased_counter(value):
+                    return decreased_counter
                 numbers = ()
             case Histogram():
                 steps = zip((0.0, *value.counts), value.counts, strict=False)
@@ -186,5 +189,5 @@ def _find_decreased_counter(part: Counters | SpeculationCounters) -> str | None:
             case _:
                 numbers = (value,)
         if any(number < 0 for number in numbers):
-            return one.name.replace("_", " ")
+            return counter.name.replace("_", " ")
     return None

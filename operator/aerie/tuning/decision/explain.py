@@ -1,6 +1,6 @@
-"""A decision in words, for a person who runs the fleet: what to do, what it rests on, and why not something else.
+"""Explain a decision to an operator of the fleet: the action, its evidence, and why not another setting.
 
-Plain text of up to 120 columns; the same decision gives the same text.
+The explanation is plain text of up to 120 columns. The same decision gives the same text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from aerie.engine.speculation import SpeculationSetting, describe_setting
 from aerie.tuning.decision.policy import TuningPolicy
 from aerie.tuning.decision.types import CandidatePrediction, TuningAction, TuningContext, TuningDecision
+from aerie.tuning.models.acceptance import AcceptanceModel
 from aerie.tuning.models.change_points import ChangePoint
 from aerie.tuning.models.numeric import quantiles
+from aerie.tuning.models.step_time import StepTimeModel
 from aerie.tuning.telemetry import HOUR, TuningTelemetry
 
 _LINE_WIDTH = 120
 _SETTING_COLUMN_WIDTH = 29
+_EVIDENCE_INDENT = 15 * " "
 
 
 def explain_decision(decision: TuningDecision, telemetry: TuningTelemetry, context: TuningContext, policy: TuningPolicy) -> str:
-    """All of it."""
+    """Return the whole explanation of a decision."""
     parts = [
         _summary(decision),
         _missing_data(decision, telemetry),
@@ -33,13 +36,12 @@ def explain_decision(decision: TuningDecision, telemetry: TuningTelemetry, conte
 
 
 def _summary(decision: TuningDecision) -> Iterator[str]:
-    head = {
+    yield {
         TuningAction.HOLD: "HOLD",
         TuningAction.CHANGE: f"CHANGE to {describe_setting(decision.setting)}" if decision.setting else "CHANGE",
         TuningAction.EXPLORE: f"EXPLORE: one canary with {describe_setting(decision.setting)}" if decision.setting else "EXPLORE",
         TuningAction.INSUFFICIENT: "INSUFFICIENT DATA: nothing is recommended",
     }[decision.action]
-    yield head
     yield from _wrap_lines(_capitalize(decision.reason))
     if decision.action is TuningAction.CHANGE:
         yield from _wrap_lines("Prove it on a canary before it is rolled out: this is a forecast from metrics.")
@@ -48,82 +50,97 @@ def _summary(decision: TuningDecision) -> Iterator[str]:
 def _missing_data(decision: TuningDecision, telemetry: TuningTelemetry) -> Iterator[str]:
     if decision.missing_data and decision.action is not TuningAction.INSUFFICIENT:
         yield "What the metrics do not tell"
-        for sentence in decision.missing_data:
-            yield from _wrap_lines(_capitalize(sentence), "  - ")
+        for message in decision.missing_data:
+            yield from _wrap_lines(_capitalize(message), "  - ")
     if telemetry.excluded_windows:
         yield "Windows left out of the step times"
-        for sentence, count in telemetry.excluded_windows.most_common(6):
-            yield from _wrap_lines(f"{count}: {sentence}", "  - ")
+        for message, count in telemetry.excluded_windows.most_common(6):
+            yield from _wrap_lines(f"{count}: {message}", "  - ")
 
 
 def _evidence(decision: TuningDecision, telemetry: TuningTelemetry) -> Iterator[str]:
-    known = decision.evidence
-    if known.acceptance is None and known.step_time is None:
+    evidence = decision.evidence
+    if evidence.acceptance is None and evidence.step_time is None:
         return
     yield "What it rests on"
-    if (drawn := known.forecast) is not None:
-        low, middle, high = (drawn.load.quantile(share) for share in (0.05, 0.5, 0.95))
-        yield f"  load         batch {low:.0f} / {middle:.0f} / {high:.0f} (5 %, half, 95 % of the request-steps)"
-        yield from _change_point_lines(known.change_points.load, telemetry)
-    if (accepted := known.acceptance) is not None:
-        block = telemetry.scale.block
-        hours = accepted.block_count * block / HOUR
-        length = f"{block / 60:.0f} minutes" if block >= 120 else f"{block:.0f} s"
-        yield f"  acceptance   {_format_count(accepted.draft_count)} drafts in {accepted.block_count} blocks of {length} ({hours:.1f} h)"
-        yield from _change_point_lines(known.change_points.acceptance, telemetry)
-        shown = []
-        for position in range(accepted.survival.shape[1]):
-            low, middle, high = quantiles(accepted.survival[:, position], 0.05, 0.5, 0.95)
-            beyond = "" if position < accepted.observed_positions else "*"
-            shown.append(f"S{position + 1}{beyond} {middle:.3f} ({low:.3f}-{high:.3f})")
-        yield from _wrap_lines("  ".join(shown), "               ")
-        if accepted.observed_positions < accepted.survival.shape[1]:
-            yield "               * not drafted so far: the last position's rate carried on"
-    if (cost := known.step_time) is not None:
-        low, middle, high = cost.draft_step_share
-        yield f"  step time    {cost.window_count} windows of {cost.replica_count} replicas, scatter {100 * cost.residual_sd:.1f} %"
-        yield (
-            f"               a step of nothing {1000 * cost.floor_seconds:.1f} ms; a verified token {1e6 * cost.verified_token_seconds:.0f} us; "
-            f"a draft step {100 * middle:.0f} % of a step ({100 * low:.0f}-{100 * high:.0f})"
-        )
-        settings = sorted({str(key.setting) for key in telemetry.cells})
-        yield f"               measured at K = {', '.join(settings)}" + (
-            ": the cost of a draft step rests on the prior" if len(settings) == 1 else ""
-        )
-        if cost.max_captured_tokens is not None:
-            yield f"               graphs are captured up to {cost.max_captured_tokens} tokens a step"
+    if (forecast := evidence.forecast) is not None:
+        low, median, high = (forecast.load.quantile(share) for share in (0.05, 0.5, 0.95))
+        yield f"  load         batch {low:.0f} / {median:.0f} / {high:.0f} (5 %, half, 95 % of the request-steps)"
+        yield from _change_point_lines(evidence.change_points.load, telemetry)
+    if evidence.acceptance is not None:
+        yield from _acceptance_lines(evidence.acceptance, evidence.change_points.acceptance, telemetry)
+    if evidence.step_time is not None:
+        yield from _step_time_lines(evidence.step_time, telemetry)
+
+
+def _acceptance_lines(acceptance: AcceptanceModel, change: ChangePoint | None, telemetry: TuningTelemetry) -> Iterator[str]:
+    block_seconds, count = telemetry.scale.block, acceptance.block_count
+    hours = count * block_seconds / HOUR
+    length = f"{block_seconds / 60:.0f} minutes" if block_seconds >= 120 else f"{block_seconds:.0f} s"
+    yield f"  acceptance   {_format_count(acceptance.draft_count)} drafts in {count} blocks of {length} ({hours:.1f} h)"
+    yield from _change_point_lines(change, telemetry)
+    positions = []
+    for position in range(acceptance.survival.shape[1]):
+        low, median, high = quantiles(acceptance.survival[:, position], 0.05, 0.5, 0.95)
+        marker = "" if position < acceptance.observed_positions else "*"
+        positions.append(f"S{position + 1}{marker} {median:.3f} ({low:.3f}-{high:.3f})")
+    yield from _wrap_lines("  ".join(positions), _EVIDENCE_INDENT)
+    if acceptance.observed_positions < acceptance.survival.shape[1]:
+        yield f"{_EVIDENCE_INDENT}* not drafted so far: the last position's rate carried on"
+
+
+def _step_time_lines(step_time: StepTimeModel, telemetry: TuningTelemetry) -> Iterator[str]:
+    low, median, high = step_time.draft_step_share
+    windows, replicas = step_time.window_count, step_time.replica_count
+    yield f"  step time    {windows} windows of {replicas} replicas, scatter {100 * step_time.residual_sd:.1f} %"
+    yield (
+        f"{_EVIDENCE_INDENT}a step of nothing {1000 * step_time.floor_seconds:.1f} ms; "
+        f"a verified token {1e6 * step_time.verified_token_seconds:.0f} us; "
+        f"a draft step {100 * median:.0f} % of a step ({100 * low:.0f}-{100 * high:.0f})"
+    )
+    settings = sorted({str(key.setting) for key in telemetry.cells})
+    yield f"{_EVIDENCE_INDENT}measured at K = {', '.join(settings)}" + (
+        ": the cost of a draft step rests on the prior" if len(settings) == 1 else ""
+    )
+    if step_time.max_captured_tokens is not None:
+        yield f"{_EVIDENCE_INDENT}graphs are captured up to {step_time.max_captured_tokens} tokens a step"
 
 
 def _change_point_lines(change: ChangePoint | None, telemetry: TuningTelemetry) -> Iterator[str]:
-    """What was left out because something else went before."""
+    """Yield the change and the number of blocks that are excluded because they precede it."""
     if change is None or telemetry.newest_window_end is None:
         return
-    left = sum(block.start < change.timestamp for block in telemetry.blocks())
+    excluded = sum(block.start < change.timestamp for block in telemetry.blocks())
     hours = max(0.0, telemetry.newest_window_end - change.timestamp) / HOUR
-    yield from _wrap_lines(f"since {hours:.1f} h ago: {change.description}; {left} blocks before that are left out", " " * 15)
+    yield from _wrap_lines(
+        f"since {hours:.1f} h ago: {change.description}; {excluded} blocks before that are left out", _EVIDENCE_INDENT
+    )
 
 
-def _candidate_table(decision: TuningDecision, situation: TuningContext, policy: TuningPolicy) -> Iterator[str]:
+def _candidate_table(decision: TuningDecision, context: TuningContext, policy: TuningPolicy) -> Iterator[str]:
     if not decision.predictions:
         return
-    share = situation.objectives.percentile
-    head = f"  {'setting':<{_SETTING_COLUMN_WIDTH}} {'gain':>8} {'90 % interval':>18} {'P(better)':>10} {'AL':>6} {f'TPOT p{share}':>10}"
-    objectives = situation.objectives
-    limited = objectives.time_per_output_token is not None or objectives.time_to_first_token is not None
+    objectives = context.objectives
+    has_objectives = objectives.time_per_output_token is not None or objectives.time_to_first_token is not None
     yield "Candidates, the best pessimistic gain first (gain: speed of tokens at the same requests)"
-    yield head + (f" {'SLO':>6}" if limited else "") + "  why not"
-    for one in decision.predictions:
-        yield from _candidate_row(one, situation.current_setting, limited)
-    least, pays = (
-        100 * share
-        for share in (policy.required_median_gain(situation.surge_share), policy.required_pessimistic_gain(situation.surge_share))
+    slo = f" {'SLO':>6}" if has_objectives else ""
+    yield (
+        f"  {'setting':<{_SETTING_COLUMN_WIDTH}} {'gain':>8} {'90 % interval':>18} {'P(better)':>10} {'AL':>6} "
+        f"{f'TPOT p{objectives.percentile}':>10}{slo}  why not"
     )
-    yield f"  A change is tried for {least:.1f} %, if it gains {pays:.1f} % with 80 %: its canary has to prove the rest."
-    known = all(one.worst_extrapolated_gain is None for one in decision.predictions)
-    unseen = "" if known else ", nor at the least or the most that may come,"
-    most = f"{100 * policy.worst_fifth:.0f} %"
-    yield f"  In no fifth of the load{unseen} may it lose more than {most} against the current setting."
-    if limited:
+    for prediction in decision.predictions:
+        yield from _candidate_row(prediction, context.current_setting, has_objectives)
+    median_gain = 100 * policy.required_median_gain(context.surge_share)
+    pessimistic_gain = 100 * policy.required_pessimistic_gain(context.surge_share)
+    yield (
+        f"  A change is tried for {median_gain:.1f} %, if it gains {pessimistic_gain:.1f} % with 80 %: "
+        "its canary has to prove the rest."
+    )
+    is_extrapolated = any(prediction.worst_extrapolated_gain is not None for prediction in decision.predictions)
+    extrapolation = ", nor at the least or the most that may come," if is_extrapolated else ""
+    max_loss = f"{100 * policy.worst_fifth:.0f} %"
+    yield f"  In no fifth of the load{extrapolation} may it lose more than {max_loss} against the current setting."
+    if has_objectives:
         yield f"  The objectives have to hold with {100 * policy.certainty:.0f} %."
     if objectives.time_per_output_token is not None:
         yield "  That of the time per output token has to hold at the largest load too, unless it is no longer there than now."
@@ -134,27 +151,29 @@ def _candidate_table(decision: TuningDecision, situation: TuningContext, policy:
         )
 
 
-def _candidate_row(one: CandidatePrediction, current: SpeculationSetting, limited: bool) -> Iterator[str]:
-    low, _, middle, high = one.gain
+def _candidate_row(prediction: CandidatePrediction, current: SpeculationSetting, has_objectives: bool) -> Iterator[str]:
+    low, _, median, high = prediction.gain
     interval = f"{100 * low:+.1f} to {100 * high:+.1f} %"
-    gain, better = f"{100 * middle:+.1f} %", f"{100 * one.probability_better:.0f} %"
-    note = one.rejection_reason
-    if one.setting == current:
+    gain, better = f"{100 * median:+.1f} %", f"{100 * prediction.probability_better:.0f} %"
+    note = prediction.rejection_reason
+    if prediction.setting == current:
         gain, interval, better, note = "now", "", "", ""
-    seconds = f"{1000 * one.latencies.time_per_output_token[0]:.1f} ms"
-    slo = f" {100 * one.latencies.probability_met:>4.0f} %" if limited else ""
-    name = describe_setting(one.setting)
+    seconds = f"{1000 * prediction.latencies.time_per_output_token[0]:.1f} ms"
+    slo = f" {100 * prediction.latencies.probability_met:>4.0f} %" if has_objectives else ""
+    name = describe_setting(prediction.setting)
     if len(name) > _SETTING_COLUMN_WIDTH:
         yield f"  {name}"
         name = ""
-    yield f"  {name:<{_SETTING_COLUMN_WIDTH}} {gain:>8} {interval:>18} {better:>10} {one.acceptance_length:>6.2f} {seconds:>10}{slo}  {note}".rstrip()
+    length = f"{prediction.acceptance_length:.2f}"
+    columns = f"  {name:<{_SETTING_COLUMN_WIDTH}} {gain:>8} {interval:>18} {better:>10} {length:>6} {seconds:>10}"
+    yield f"{columns}{slo}  {note}".rstrip()
 
 
 def _excluded_candidates(decision: TuningDecision) -> Iterator[str]:
     if decision.excluded_candidates:
         yield "Not open to this engine"
-        for one in decision.excluded_candidates:
-            yield from _wrap_lines(f"{one.label}: {one.reason}", "  - ")
+        for candidate in decision.excluded_candidates:
+            yield from _wrap_lines(f"{candidate.label}: {candidate.reason}", "  - ")
 
 
 def _limitations(decision: TuningDecision) -> Iterator[str]:
@@ -167,7 +186,7 @@ def _limitations(decision: TuningDecision) -> Iterator[str]:
 
 
 def decision_to_json(decision: TuningDecision) -> dict[str, object]:
-    """What a program would want of it."""
+    """Return the decision as a JSON object."""
     return {
         "action": decision.action.value,
         "reason": decision.reason,
@@ -183,19 +202,19 @@ def decision_to_json(decision: TuningDecision) -> dict[str, object]:
         "explore": {"value": round(decision.exploration_value, 5), "cost": round(decision.exploration_cost, 5)},
         "candidates": [
             {
-                "setting": str(one.setting),
-                "gain": dict(zip(("p5", "p20", "p50", "p95"), (round(g, 5) for g in one.gain), strict=True)),
-                "better": round(one.probability_better, 4),
-                "worstFifth": round(one.worst_fifth_gain, 5),
-                "unseen": None if one.worst_extrapolated_gain is None else round(one.worst_extrapolated_gain, 5),
-                "acceptanceLength": round(one.acceptance_length, 4),
-                "timePerOutputToken": round(one.latencies.time_per_output_token[0], 6),
-                "objectivesHold": round(one.latencies.probability_met, 4),
-                "whyNot": one.rejection_reason,
+                "setting": str(prediction.setting),
+                "gain": dict(zip(("p5", "p20", "p50", "p95"), (round(gain, 5) for gain in prediction.gain), strict=True)),
+                "better": round(prediction.probability_better, 4),
+                "worstFifth": round(prediction.worst_fifth_gain, 5),
+                "unseen": None if prediction.worst_extrapolated_gain is None else round(prediction.worst_extrapolated_gain, 5),
+                "acceptanceLength": round(prediction.acceptance_length, 4),
+                "timePerOutputToken": round(prediction.latencies.time_per_output_token[0], 6),
+                "objectivesHold": round(prediction.latencies.probability_met, 4),
+                "whyNot": prediction.rejection_reason,
             }
-            for one in decision.predictions
+            for prediction in decision.predictions
         ],
-        "leftOut": [{"setting": one.label, "why": one.reason} for one in decision.excluded_candidates],
+        "leftOut": [{"setting": candidate.label, "why": candidate.reason} for candidate in decision.excluded_candidates],
     }
 
 
@@ -209,11 +228,11 @@ def _capitalize(text: str) -> str:
 
 
 def _wrap_lines(text: str, indent: str = "") -> Iterator[str]:
-    """Lines of at most `_WIDTH`; further ones stand below the text of the first."""
-    line, rest = indent, " " * len(indent)
+    """Yield lines of at most `_LINE_WIDTH` columns; continuation lines align with the text of the first."""
+    line, continuation = indent, " " * len(indent)
     for word in text.split(" "):
         if len(line) + len(word) > _LINE_WIDTH and line.strip():
             yield line.rstrip()
-            line = rest
+            line = continuation
         line += word + " "
     yield line.rstrip()

@@ -1,12 +1,12 @@
-"""Telemetry as text, for a ConfigMap and for the process that decides.
+"""Encode telemetry as text, for a ConfigMap and for the worker process.
 
     settings, replicas and bucket edges, each once ─┐
     blocks: a row each, histograms by bucket        ├─► JSON ─► zlib ─► base64
     cells: a row each                              ─┘
 
-Guarantees: what is packed comes back, counts exactly and other figures to six digits; the text has at most `limit` characters,
-for which the oldest cells go first and the oldest blocks after them; what cannot be read (another version of Aerie wrote it, a
-hand has been at it, other lengths of blocks) is as good as none. Not kept: the windows that were left out.
+Guarantees: packed telemetry is restored, counts exactly and other values to six digits. The text has at most `max_characters`
+characters; the oldest cells are dropped first to fit, and then the oldest blocks. Unreadable text counts as no telemetry: another
+version of Aerie wrote it, a user edited it, or it has other block lengths. Excluded windows are not stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TELEMETRY_FORMAT_VERSION = 1
 MAX_PACKED_CHARACTERS = 512 * 1024
 """Characters; a ConfigMap may have 1 MiB."""
 _MAX_JSON_BYTES = 16 * 1024 * 1024
-"""Bytes of JSON that a text may unfold to."""
+"""Bytes of JSON that a text may decompress to."""
 _SCALAR_COUNTERS = (
     *("generation_tokens", "prompt_tokens", "computed_prompt_tokens", "prefix_cache_queries", "prefix_cache_hits"),
     *("preemptions", "request_steps", "step_seconds", "iterations", "queued_requests", "queue_seconds"),
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 
 def telemetry_to_json(telemetry: TuningTelemetry) -> dict[str, Any]:
-    """All but what was left out."""
+    """Return telemetry as a JSON object, without the excluded windows."""
     settings: dict[SpeculationSetting, int] = {}
     replicas: dict[str, int] = {}
     edges: dict[tuple[float, ...], int] = {}
     scale = telemetry.scale
     blocks = [
-        [round(one.start / scale.block), _intern_index(settings, one.setting), *_counters_to_row(one.counters, edges)]
-        for one in telemetry.blocks()
+        [round(block.start / scale.block), _intern_index(settings, block.setting), *_counters_to_row(block.counters, edges)]
+        for block in telemetry.blocks()
     ]
     cells = [
         [
@@ -66,22 +66,23 @@ def telemetry_to_json(telemetry: TuningTelemetry) -> dict[str, Any]:
         "version": TELEMETRY_FORMAT_VERSION,
         "scale": [scale.block, scale.cell, scale.warm],
         "newest": telemetry.newest_window_end,
-        "settings": [setting_to_dict(one) for one in settings],
+        "settings": [setting_to_dict(setting) for setting in settings],
         "replicas": list(replicas),
-        "edges": [[edge for edge in one if edge < math.inf] for one in edges],
+        "edges": [[edge for edge in bucket_edges if edge < math.inf] for bucket_edges in edges],
         "blocks": blocks,
         "cells": cells,
     }
 
 
 def telemetry_from_json(document: Any, horizon: float, scale: TelemetryScale, api_servers: int = 1) -> TuningTelemetry:
-    """What `to_json` made. Raises ValueError, LookupError or TypeError for anything else, and for another scale."""
+    """Parse the result of `telemetry_to_json`. Raises ValueError, LookupError or TypeError for anything else, and for another
+    scale."""
     if document["version"] != TELEMETRY_FORMAT_VERSION or document["scale"] != [scale.block, scale.cell, scale.warm]:
         raise ValueError("it is of another version, or of another scale.")
     telemetry = TuningTelemetry(horizon, api_servers, scale)
-    settings = [setting_from_dict(one) for one in document["settings"]]
-    edges = [(*map(float, one), math.inf) for one in document["edges"]]
-    replicas = [str(one) for one in document["replicas"]]
+    settings = [setting_from_dict(setting) for setting in document["settings"]]
+    edges = [(*map(float, bucket_edges), math.inf) for bucket_edges in document["edges"]]
+    replicas = [str(replica) for replica in document["replicas"]]
     for slot, setting, *row in document["blocks"]:
         telemetry.add_to_block(int(slot), settings[setting], _counters_from_row(row, edges))
     for slot, replica, setting, batch, prefill, windows, *sums in document["cells"]:
@@ -93,7 +94,7 @@ def telemetry_from_json(document: Any, horizon: float, scale: TelemetryScale, ap
 
 
 def pack_telemetry(telemetry: TuningTelemetry, max_characters: int = MAX_PACKED_CHARACTERS) -> str:
-    """As text of at most `limit` characters; empty where nothing fits."""
+    """Return telemetry as text of at most `max_characters` characters; empty if nothing fits."""
     document = telemetry_to_json(telemetry)
     while len(text := _compress_document(document)) > max_characters:
         for part in ("cells", "blocks"):
@@ -106,7 +107,7 @@ def pack_telemetry(telemetry: TuningTelemetry, max_characters: int = MAX_PACKED_
 
 
 def unpack_telemetry(text: str, horizon: float, scale: TelemetryScale, api_servers: int = 1) -> TuningTelemetry | None:
-    """What was packed; None for what is none, or of another scale."""
+    """Return the packed telemetry; None for unreadable text, or text of another scale."""
     try:
         inflate = zlib.decompressobj()
         raw = inflate.decompress(base64.b64decode(text, validate=True), _MAX_JSON_BYTES)
@@ -118,7 +119,7 @@ def unpack_telemetry(text: str, horizon: float, scale: TelemetryScale, api_serve
 
 
 def _cell_sort_key(key: StepCellKey) -> tuple[int, str, str, int, int]:
-    """The oldest first; equal telemetry makes equal text."""
+    """Return the sort key of a cell: the oldest first, and equal telemetry gives equal text."""
     return key.slot, key.replica, str(key.setting), key.batch_bin, key.prefill_bin
 
 
@@ -126,12 +127,13 @@ def _compress_document(document: dict[str, Any]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 6)).decode()
 
 
-def _intern_index(known: dict[T, int], one: T) -> int:
-    return known.setdefault(one, len(known))
+def _intern_index(indices: dict[T, int], value: T) -> int:
+    """Return the index of a value, which is added if it is new."""
+    return indices.setdefault(value, len(indices))
 
 
 def _shorten_number(number: float) -> float:
-    """Counts as they are, other figures to six digits."""
+    """Return counts unchanged, and other values to six digits."""
     if float(number).is_integer() and abs(number) < 1e15:
         return int(number)
     rounded = float(f"{number:.6g}")
@@ -139,14 +141,15 @@ def _shorten_number(number: float) -> float:
 
 
 def _counters_to_row(counters: Counters, edges: dict[tuple[float, ...], int]) -> list[Any]:
-    found: list[Any] = [_shorten_number(getattr(counters, name)) for name in _SCALAR_COUNTERS]
-    found.append({reason: _shorten_number(count) for reason, count in counters.finished.items()})
-    for one in (counters.time_to_first_token, counters.time_per_output_token):
-        by_bucket = [_shorten_number(after - before) for before, after in pairwise((0.0, *one.counts))]
-        found += [_intern_index(edges, one.edges), _shorten_number(one.sum), by_bucket]
-    if (one_ := counters.speculation) is not None:
-        found.append([_shorten_number(n) for n in (one_.drafts, one_.draft_tokens, one_.accepted, *one_.accepted_per_position)])
-    return found
+    row: list[Any] = [_shorten_number(getattr(counters, name)) for name in _SCALAR_COUNTERS]
+    row.append({reason: _shorten_number(count) for reason, count in counters.finished.items()})
+    for histogram in (counters.time_to_first_token, counters.time_per_output_token):
+        by_bucket = [_shorten_number(upper - lower) for lower, upper in pairwise((0.0, *histogram.counts))]
+        row += [_intern_index(edges, histogram.edges), _shorten_number(histogram.sum), by_bucket]
+    if (speculation := counters.speculation) is not None:
+        numbers = (speculation.drafts, speculation.draft_tokens, speculation.accepted, *speculation.accepted_per_position)
+        row.append([_shorten_number(number) for number in numbers])
+    return row
 
 
 def _counters_from_row(row: list[Any], edges: list[tuple[float, ...]]) -> Counters:
@@ -169,9 +172,9 @@ def _histogram_from_buckets(edges: tuple[float, ...], by_bucket: list[Any], tota
     return Histogram(edges, tuple(accumulate(_parse_numbers(by_bucket, len(edges)))), _parse_numbers([total], 1)[0])
 
 
-def _parse_numbers(found: list[Any], count: int) -> list[float]:
-    """So many numbers, none of them negative or beyond all bounds. Raises ValueError."""
-    numbers = [float(one) for one in found]
-    if len(numbers) != count or not all(0 <= one < math.inf for one in numbers):
-        raise ValueError(f"{count} numbers were to be there, and there are {found!r}.")
+def _parse_numbers(values: list[Any], count: int) -> list[float]:
+    """Return `count` finite numbers, none of them negative. Raises ValueError."""
+    numbers = [float(value) for value in values]
+    if len(numbers) != count or not all(0 <= number < math.inf for number in numbers):
+        raise ValueError(f"{count} numbers were to be there, and there are {values!r}.")
     return numbers

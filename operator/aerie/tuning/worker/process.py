@@ -1,9 +1,11 @@
-"""The process that decides: an order a line on its standard input, an answer a line on its standard output (aerie.tuning.worker.protocol).
+"""The worker process: it reads a request a line from standard input, and writes a response a line to standard output.
 
-It is a process of its own for numpy's memory, which the operator's does not bear, and for the time of a decision, which would
-hold up the operator's loop. It ends with its input. Run it as `python -m aerie.tuning.worker.process`.
+The protocol is `aerie.tuning.worker.protocol`. The process is separate from the operator's because of numpy's memory, and because
+a decision would block the operator's event loop. It ends with its input.
 
-Guarantees: an order gives one line, a decision or the error that there was instead of it; the same order gives the same answer.
+    python -m aerie.tuning.worker.process
+
+Guarantees: a request gives one line, either a decision or the error that prevented it. The same request gives the same response.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from aerie.tuning.worker.codec import pack_telemetry
 from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse, EngineFacts
 
 WORKER_NICENESS = 10
-"""The operator's own loop comes first."""
+"""The operator's event loop has priority."""
 _RECOMMENDED_ACTIONS: dict[TuningAction, RecommendedAction] = {
     TuningAction.HOLD: "Hold",
     TuningAction.CHANGE: "Change",
@@ -35,9 +37,9 @@ _RECOMMENDED_ACTIONS: dict[TuningAction, RecommendedAction] = {
 
 
 def handle_request(request: DecisionRequest) -> DecisionResponse:
-    """The decision that was asked for."""
+    """Return the decision on a request."""
     telemetry = request.merged_telemetry()
-    situation = TuningContext(
+    context = TuningContext(
         engine=parse_engine_config(request.engine),
         current_setting=request.current,
         max_speculative_tokens=request.most,
@@ -51,8 +53,8 @@ def handle_request(request: DecisionRequest) -> DecisionResponse:
         failed_trials=request.failed,
         explored_setting=request.exploring,
     )
-    decision = decide_setting(telemetry, situation, request.policy, zlib.crc32(request.revision.encode()))
-    advice = Recommendation(
+    decision = decide_setting(telemetry, context, request.policy, zlib.crc32(request.revision.encode()))
+    recommendation = Recommendation(
         revision=request.revision,
         decision_time=request.now,
         action=_RECOMMENDED_ACTIONS[decision.action],
@@ -62,11 +64,13 @@ def handle_request(request: DecisionRequest) -> DecisionResponse:
         blocked_reason=decision.blocked_reason,
         traffic_changed_at=decision.evidence.change_points.newest_timestamp,
     )
-    return DecisionResponse(advice, explain_decision(decision, telemetry, situation, request.policy), pack_telemetry(telemetry))
+    return DecisionResponse(
+        recommendation, explain_decision(decision, telemetry, context, request.policy), pack_telemetry(telemetry)
+    )
 
 
 def parse_engine_config(facts: EngineFacts) -> EngineConfig:
-    """What is known of the engines. Raises ValueError for arguments that no engine takes."""
+    """Return the configuration of the engines. Raises ValueError for arguments that no engine takes."""
     return EngineConfig(
         releases.Version.parse(facts.version),
         arguments.parse_arguments(list(facts.arguments)),
@@ -77,21 +81,22 @@ def parse_engine_config(facts: EngineFacts) -> EngineConfig:
 
 
 def _predicted_gain(decision: TuningDecision) -> tuple[float, float, float] | None:
-    found = next((one for one in decision.predictions if one.setting == decision.setting), None)
-    return None if found is None else (found.gain[0], found.gain[2], found.gain[3])
+    predictions = (prediction for prediction in decision.predictions if prediction.setting == decision.setting)
+    prediction = next(predictions, None)
+    return None if prediction is None else (prediction.gain[0], prediction.gain[2], prediction.gain[3])
 
 
 def main() -> None:
-    """Until the input ends."""
+    """Handle requests until the input ends."""
     with contextlib.suppress(OSError):
         os.nice(WORKER_NICENESS)
-    for line in sys.stdin.buffer:
+    for request_line in sys.stdin.buffer:
         try:
-            text = handle_request(DecisionRequest.from_line(line)).to_line()
-        except Exception as error:  # noqa: BLE001 - one resource's fault must not end the others' decisions
+            response_line = handle_request(DecisionRequest.from_line(request_line)).to_line()
+        except Exception as error:  # noqa: BLE001 - an error of one resource must not stop the others' decisions
             traceback.print_exc()
-            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
-        sys.stdout.write(text + "\n")
+            response_line = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        sys.stdout.write(response_line + "\n")
         sys.stdout.flush()
 
 

@@ -1,11 +1,11 @@
-"""What the operator asks of the process that decides, and what it answers: a line of JSON each.
+"""The protocol between the operator and the worker: requests and responses, a line of JSON each.
 
-    Order: what is known and the telemetry ─► worker ─► Answer: an advice, its explanation, and all telemetry packed anew
+    DecisionRequest (context, telemetry) ─► worker ─► DecisionResponse (recommendation, explanation, telemetry packed again)
 
-Two parts of telemetry go with an order: what was packed by the answer before, and what came since. So the operator's own process
-holds a resource's history as one text, and adds up nothing.
+A request contains two parts of telemetry: the text that the previous response packed, and what was measured since. So the
+operator's own process stores a resource's history as one text, and merges nothing.
 
-Guarantee: neither needs numpy. An answer that is none of an order raises ValueError.
+Guarantee: neither request nor response needs numpy. A line that is no response raises ValueError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aerie.tuning.worker.codec import telemetry_from_json, telemetry_to_json, un
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Of the engines, as the record of their revision says."""
+    """Properties of the engines, from the record of their revision."""
 
     version: str
     arguments: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class DecisionRequest:
-    """A decision that is asked for."""
+    """Request for a decision: its context and the telemetry."""
 
     revision: str
     now: float
@@ -54,12 +54,13 @@ class DecisionRequest:
     horizon: float
     scale: TelemetryScale
     kept: str
-    """What an answer has packed before; empty for nothing."""
+    """Telemetry that the previous response packed; empty without one."""
     since: TuningTelemetry
+    """Telemetry measured since then."""
 
     def to_line(self) -> str:
-        """As one line."""
-        found = {
+        """Return the request as one line."""
+        document = {
             **{
                 name: getattr(self, name)
                 for name in ("revision", "now", "most", "replicas", "waiting", "lent", "extra", "horizon", "kept")
@@ -67,72 +68,74 @@ class DecisionRequest:
             **{name: asdict(getattr(self, name)) for name in ("engine", "objectives", "history", "policy", "scale")},
             "current": setting_to_dict(self.current),
             "exploring": None if self.exploring is None else setting_to_dict(self.exploring),
-            "failed": [asdict(one) | {"setting": setting_to_dict(one.setting)} for one in self.failed],
+            "failed": [asdict(trial) | {"setting": setting_to_dict(trial.setting)} for trial in self.failed],
             "since": telemetry_to_json(self.since),
             "leftOut": dict(self.since.excluded_windows),
             "apiServers": self.since.api_servers,
         }
-        return json.dumps(found, separators=(",", ":"))
+        return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> DecisionRequest:
-        """What `to_line` made. Raises ValueError, LookupError or TypeError."""
-        found = json.loads(line)
-        scale, horizon, servers = TelemetryScale(**found["scale"]), float(found["horizon"]), int(found["apiServers"])
-        since = telemetry_from_json(found["since"], horizon, scale, servers)
-        since.excluded_windows.update(found["leftOut"])
-        engine = found["engine"]
+        """Parse the result of `to_line`. Raises ValueError, LookupError or TypeError."""
+        document = json.loads(line)
+        scale, horizon, api_servers = TelemetryScale(**document["scale"]), float(document["horizon"]), int(document["apiServers"])
+        new_telemetry = telemetry_from_json(document["since"], horizon, scale, api_servers)
+        new_telemetry.excluded_windows.update(document["leftOut"])
+        engine = document["engine"]
         return cls(
-            revision=found["revision"],
-            now=found["now"],
-            current=setting_from_dict(found["current"]),
+            revision=document["revision"],
+            now=document["now"],
+            current=setting_from_dict(document["current"]),
             engine=EngineFacts(**{**engine, "arguments": tuple(engine["arguments"])}),
-            most=found["most"],
-            replicas=found["replicas"],
-            waiting=found["waiting"],
-            lent=found["lent"],
-            extra=found["extra"],
-            failed=tuple(FailedTrial(**{**one, "setting": setting_from_dict(one["setting"])}) for one in found["failed"]),
-            exploring=None if found["exploring"] is None else setting_from_dict(found["exploring"]),
-            objectives=LatencyObjectives(**found["objectives"]),
-            history=TrialHistory(**found["history"] | {"explored": tuple(found["history"]["explored"])}),
-            policy=TuningPolicy(**found["policy"]),
+            most=document["most"],
+            replicas=document["replicas"],
+            waiting=document["waiting"],
+            lent=document["lent"],
+            extra=document["extra"],
+            failed=tuple(
+                FailedTrial(**{**trial, "setting": setting_from_dict(trial["setting"])}) for trial in document["failed"]
+            ),
+            exploring=None if document["exploring"] is None else setting_from_dict(document["exploring"]),
+            objectives=LatencyObjectives(**document["objectives"]),
+            history=TrialHistory(**document["history"] | {"explored": tuple(document["history"]["explored"])}),
+            policy=TuningPolicy(**document["policy"]),
             horizon=horizon,
             scale=scale,
-            kept=found["kept"],
-            since=since,
+            kept=document["kept"],
+            since=new_telemetry,
         )
 
     def merged_telemetry(self) -> TuningTelemetry:
-        """Both parts together."""
-        whole = unpack_telemetry(self.kept, self.horizon, self.scale, self.since.api_servers)
-        if whole is None:
+        """Return both parts of the telemetry, merged."""
+        telemetry = unpack_telemetry(self.kept, self.horizon, self.scale, self.since.api_servers)
+        if telemetry is None:
             return self.since
-        whole.merge(self.since)
-        return whole
+        telemetry.merge(self.since)
+        return telemetry
 
 
 @dataclass(frozen=True)
 class DecisionResponse:
-    """What came of it."""
+    """Response to a request: the recommendation, its explanation, and the telemetry."""
 
     recommendation: Recommendation
     explanation: str
     packed_telemetry: str
-    """All of it, packed."""
+    """All telemetry of the request, packed."""
 
     def to_line(self) -> str:
-        """As one line."""
-        found = {"advice": self.recommendation.to_dict(), "explanation": self.explanation, "telemetry": self.packed_telemetry}
-        return json.dumps(found, separators=(",", ":"))
+        """Return the response as one line."""
+        document = {"advice": self.recommendation.to_dict(), "explanation": self.explanation, "telemetry": self.packed_telemetry}
+        return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> DecisionResponse:
-        """What `to_line` made. Raises ValueError, with what went wrong where the answer says that."""
+        """Parse the result of `to_line`. Raises ValueError, with the worker's error if the response contains one."""
         try:
-            found: Mapping[str, Any] = json.loads(line)
-            if "error" in found:
-                raise ValueError(str(found["error"]))
-            return cls(Recommendation.from_dict(found["advice"]), str(found["explanation"]), str(found["telemetry"]))
+            document: Mapping[str, Any] = json.loads(line)
+            if "error" in document:
+                raise ValueError(str(document["error"]))
+            return cls(Recommendation.from_dict(document["advice"]), str(document["explanation"]), str(document["telemetry"]))
         except (LookupError, TypeError, RecommendationError) as error:
             raise ValueError(f"it is no answer: {error}") from None
