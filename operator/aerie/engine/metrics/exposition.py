@@ -1,16 +1,16 @@
-"""Reads a metrics page of vLLM, Prometheus's text format, into a `Sample`.
+"""Parse a metrics page of vLLM, in Prometheus's text format, into a `Sample`.
 
-Only what Aerie needs is read, so that a page of 50 KiB takes a millisecond: lines are told apart by their name alone, and labels
-are looked at only where they matter. A page comes from a container that anybody may have written, so it has limits: in bytes and
-lines, in the lines that are read and their length, in the labels of a line, and in the values of a label that are told apart.
+The parser reads only what Aerie needs, so that a page of 50 KiB takes a millisecond. It selects lines by their name alone, and
+reads labels only where they matter. A page comes from a container that anybody may have written, so it has limits: bytes and
+lines of the page, lines that are read and their length, labels of a line, and distinct values of a label.
 
-Guarantees: time is linear in a page's bytes, and the largest page takes some 20 ms whatever it says; a sample has at most 16 KiB;
-every number is finite, not negative and not above `HIGHEST`, sums over ranks included. Engines (data-parallel ranks) and served
-names are summed; label values are unescaped as the format says; a page that is cut short, over a limit, malformed where it is
-read, or not vLLM's is a `PageError`, never a number. A PageError says what is wrong in words of Aerie's own, the same for each
-page that has the fault: nothing that stands on the page is in it. Not guaranteed: that lines which are not read are well-formed.
-Of OpenMetrics nothing is read that Prometheus's text format does not have; the page of vLLM's front end in Rust, which is always
-`application/openmetrics-text`, is read whole.
+Guarantees: time is linear in a page's bytes, and the largest page takes some 20 ms whatever it contains. A sample has at most 16
+KiB. Every number is finite, not negative and not above `MAX_COUNTER_VALUE`, sums over ranks included. Engines (data-parallel
+ranks) and served model names are summed. Label values are unescaped as the format specifies. A page that is truncated, over a
+limit, malformed in a line that is read, or not vLLM's raises `ExpositionError`, and never gives a number. The message of an
+ExpositionError is Aerie's own, the same for each page with the fault: it contains nothing from the page. Not guaranteed: that
+lines which are not read are well-formed. Nothing of OpenMetrics is read that Prometheus's text format does not have. The page of
+vLLM's front end in Rust, which is always `application/openmetrics-text`, is read completely.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from aerie.engine.metrics.names import Metric, MetricType
 from aerie.engine.metrics.sample import Counters, Gauges, Sample, SpeculationCounters
 
 MAX_EXPOSITION_BYTES = 1024 * 1024
-"""Bytes of a page. vLLM 0.32 writes 58 KiB for one engine and 45 KiB for each further data-parallel rank: 16 ranks, as many as a
-node has GPUs, take 730 KiB with a model name of 33 characters, and one MiB with 70."""
+"""Bytes of a page. vLLM 0.32 writes 58 KiB for one engine and 45 KiB for each further data-parallel rank. 16 ranks, as many as
+a node has GPUs, take 730 KiB with a model name of 33 characters, and one MiB with 70."""
 MAX_EXPOSITION_LINES = 20_000
-"""Of a page; 16 ranks have 6,200. What is left is for the lines about LoRA adapters, one for each set of them that ever ran."""
+"""Lines of a page; 16 ranks have 6,200. The rest is for the lines about LoRA adapters, one for each set of them that ever ran."""
 MAX_PARSED_LINES = 4096
 """Lines that are read; 16 ranks have 1,400."""
 MAX_LINE_BYTES = 8192
-"""Bytes of a line that is read; the longest, the settings of the cache, has about 1,100."""
+"""Bytes of a line that is read; the longest, the cache config, has about 1,100."""
 MAX_LABELS_PER_LINE, MAX_CACHE_CONFIG_LABELS = 8, 128
-"""Labels of a line that is read; it has 2 or 3. Of the line with the settings of the cache, which are some 40."""
+"""Labels of a line that is read, which has 2 or 3, and labels of the cache config, which has some 40."""
 _MAX_INTEGER_DIGITS = 18
 MAX_VALUE_BYTES = 64
-"""Bytes of a label's value that is kept, or of a number."""
+"""Bytes of a label value that is stored, or of a number."""
 MAX_COUNTER_VALUE = 1e18
-"""Of a counter: what an engine that makes a million tokens each second counts in 30,000 years."""
+"""Value of a counter: at a million tokens each second an engine reaches it after 30,000 years."""
 
 
 class ExpositionError(ValueError):
-    """A page that is no whole metrics page of vLLM; the message is a sentence."""
+    """A page that is no complete metrics page of vLLM; the message is a sentence."""
 
 
 def parse_exposition(body: bytes) -> Sample:
-    """Read a page in Prometheus's text format. Raises PageError."""
+    """Parse a page in Prometheus's text format. Raises ExpositionError."""
     if len(body) > MAX_EXPOSITION_BYTES:
         raise ExpositionError(f"the metrics page has more than {MAX_EXPOSITION_BYTES} bytes.")
     if not body.endswith(b"\n"):
         raise ExpositionError("the metrics page ends in the middle of a line: the connection was cut, scrape again.")
     if body.count(b"\n") > MAX_EXPOSITION_LINES:
         raise ExpositionError(f"the metrics page has more than {MAX_EXPOSITION_LINES} lines.")
-    found, lines = _SampleBuilder(), 0
+    builder, parsed_lines = _SampleBuilder(), 0
     for line in body.split(b"\n"):
         if not line.startswith(_VLLM_PREFIX):
             continue
@@ -63,67 +63,70 @@ def parse_exposition(body: bytes) -> Sample:
         label = _LABEL_BY_SERIES.get(name)
         if label is None:
             continue
-        lines += 1
+        parsed_lines += 1
         try:
-            if lines > MAX_PARSED_LINES:
+            if parsed_lines > MAX_PARSED_LINES:
                 raise _LineError(f"more than {MAX_PARSED_LINES} lines that are read")
             if len(rest) > MAX_LINE_BYTES:
                 raise _LineError(f"it is longer than {MAX_LINE_BYTES} bytes")
             labels, _, tail = rest.rpartition(b"}")
             if label == _NO_LABEL:
-                found.add_sum(name, _parse_value(tail))
+                builder.add_sum(name, _parse_value(tail))
             elif label == _CACHE_CONFIG:
-                found.add_kv_cache(_parse_labels(labels, MAX_CACHE_CONFIG_LABELS))  # none of those that count needs an escape
+                builder.add_kv_cache(
+                    _parse_labels(labels, MAX_CACHE_CONFIG_LABELS)
+                )  # the values that are read contain no escapes
             else:
-                found.add_labelled(name, label, _parse_label(labels, label), _parse_value(tail))
+                builder.add_labelled(name, label, _parse_label(labels, label), _parse_value(tail))
         except _LineError as error:
             raise _unreadable_line_error(name, error) from None
-    return found.build(_parse_process_start(body))
+    return builder.build(_parse_process_start(body))
 
 
 def parse_series(series: Iterable[tuple[str, Mapping[str, str], str]], process_start_time: str | None) -> Sample:
-    """The same from the lines of one page taken apart: name, labels and value, and when the process began. Raises PageError."""
-    found, lines = _SampleBuilder(), 0
-    for text, labels, value in series:
-        name = text.encode()
+    """Build a sample from the lines of one page, split into name, labels and value, and the process start time. Raises
+    ExpositionError."""
+    builder, parsed_lines = _SampleBuilder(), 0
+    for series_name, labels, value in series:
+        name = series_name.encode()
         label = _LABEL_BY_SERIES.get(name)
         if label is None:
             continue
-        lines += 1
+        parsed_lines += 1
         try:
-            if lines > MAX_PARSED_LINES:
+            if parsed_lines > MAX_PARSED_LINES:
                 raise _LineError(f"more than {MAX_PARSED_LINES} lines that are read")
             if label == _NO_LABEL:
-                found.add_sum(name, _parse_value(value.encode()))
+                builder.add_sum(name, _parse_value(value.encode()))
             elif label == _CACHE_CONFIG:
-                found.add_kv_cache({key.encode(): value.encode() for key, value in labels.items()})
-            elif (key := labels.get(label.decode())) is None:
+                builder.add_kv_cache({label_name.encode(): text_value.encode() for label_name, text_value in labels.items()})
+            elif (label_value := labels.get(label.decode())) is None:
                 raise _LineError(f"no label {label.decode()}")
             else:
-                found.add_labelled(name, label, key.encode(), _parse_value(value.encode()))
+                builder.add_labelled(name, label, label_value.encode(), _parse_value(value.encode()))
         except _LineError as error:
             raise _unreadable_line_error(name, error) from None
-    return found.build(None if process_start_time is None else _parse_start_time(process_start_time.encode()))
+    return builder.build(None if process_start_time is None else _parse_start_time(process_start_time.encode()))
 
 
 class _LineError(Exception):
-    """What is wrong with a line, in words that are not the page's."""
+    """An invalid line; the message contains nothing from the page."""
 
 
 def _unreadable_line_error(name: bytes, error: _LineError) -> ExpositionError:
-    """`name` is one of the table, so it is not the page's word either."""
+    """Return the error of a line. `name` is one of `PARSED_SERIES`, so the message contains nothing from the page."""
     return ExpositionError(f"the metrics page has a line that cannot be read ({error}): {name.decode()}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines
 PROCESS_START_SERIES = "process_start_time_seconds"
 _VLLM_PREFIX = b"vllm:"
-_NO_LABEL, _CACHE_CONFIG = b"", b"\0"  # no label name is either
+_NO_LABEL, _CACHE_CONFIG = b"", b"\0"  # neither is a valid label name
 
 
 def _build_label_by_series() -> dict[bytes, bytes]:
-    """By series name, the label that tells its values apart, or `_SUM`."""
-    told_apart = {
+    """Return, by series name, the label that distinguishes its values; `_NO_LABEL` for a series that is summed."""
+    label_by_metric = {
         Metric.ACCEPTED_PER_POSITION: b"position",
         Metric.PROMPT_TOKENS_BY_SOURCE: b"source",
         Metric.FINISHED: b"finished_reason",
@@ -137,7 +140,7 @@ def _build_label_by_series() -> dict[bytes, bytes]:
         if metric.definition.metric_type is MetricType.HISTOGRAM:
             names |= {name + b"_sum": _NO_LABEL, name + b"_count": _NO_LABEL}
         else:
-            names[name] = told_apart.get(metric, _NO_LABEL)
+            names[name] = label_by_metric.get(metric, _NO_LABEL)
     for metric in (Metric.TIME_TO_FIRST_TOKEN, Metric.TIME_PER_OUTPUT_TOKEN):
         names[metric.definition.name.encode() + b"_bucket"] = b"le"
     return names
@@ -145,18 +148,18 @@ def _build_label_by_series() -> dict[bytes, bytes]:
 
 _LABEL_BY_SERIES = _build_label_by_series()
 PARSED_SERIES = frozenset(name.decode() for name in _LABEL_BY_SERIES)
-"""Names of all series that are read, but for `PROCESS_START`."""
+"""Names of all series that are read, except `PROCESS_START_SERIES`."""
 
 
 _MAX_LABEL_VALUES: Mapping[bytes, int] = {b"engine": 64, b"position": 64, b"finished_reason": 32, b"source": 32, b"le": 128}
-"""By label, the values that are told apart in one series: vLLM has 5 reasons, 3 sources and 23 edges, and a user may change the
-edges; the other two are as many as the ranks and the draft tokens."""
+"""Distinct values of one series, by label. vLLM has 5 reasons, 3 sources and 23 edges, and a user may change the edges. The
+other two have as many values as there are ranks and draft tokens."""
 _LABEL_PATTERN = re.compile(rb'[, \t]*+([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
-"""A label and its value, still escaped; without going back, so that time is linear."""
+"""A label and its value, still escaped. The pattern does not backtrack, so that time is linear."""
 
 
 def _parse_value(tail: bytes) -> float:
-    """The value behind the labels; a timestamp may follow."""
+    """Parse the value after the labels; a timestamp may follow it."""
     if len(tail) > MAX_VALUE_BYTES:
         raise _LineError(f"a value longer than {MAX_VALUE_BYTES} bytes")
     words = tail.split()
@@ -166,7 +169,7 @@ def _parse_value(tail: bytes) -> float:
         raise _LineError("a value that is no number") from None
     if not math.isfinite(value):
         raise _LineError("no finite value")
-    if value < 0:  # nothing that is read can be: counters, sums of times, amounts
+    if value < 0:  # no series that is read can be negative: counters, sums of times, amounts
         raise _LineError("a value below zero")
     if value > MAX_COUNTER_VALUE:
         raise _LineError(f"a value above {MAX_COUNTER_VALUE:g}")
@@ -174,11 +177,11 @@ def _parse_value(tail: bytes) -> float:
 
 
 def _parse_label(labels: bytes, name: bytes) -> bytes:
-    """The value of one label."""
+    """Return the unescaped value of one label."""
     if b"\\" in labels:
         escaped = _parse_labels(labels, MAX_LABELS_PER_LINE).get(name)
         value = None if escaped is None else _unescape_value(escaped)
-    else:  # then every quote begins or ends a value
+    else:  # without escapes, every quote begins or ends a value
         parts = labels.split(b'"', 2 * MAX_LABELS_PER_LINE + 1)
         if len(parts) > 2 * MAX_LABELS_PER_LINE + 1:
             raise _LineError(f"more than {MAX_LABELS_PER_LINE} labels")
@@ -189,23 +192,23 @@ def _parse_label(labels: bytes, name: bytes) -> bytes:
     return value
 
 
-def _parse_labels(text: bytes, most: int) -> dict[bytes, bytes]:
-    """All labels, their values as they stand there."""
-    found: dict[bytes, bytes] = {}
-    at = number = 0
-    while match := _LABEL_PATTERN.match(text, at):
-        number += 1
-        if number > most:
-            raise _LineError(f"more than {most} labels")
-        found[match[1]] = match[2]
-        at = match.end()
-    if text[at:].strip(b", \t"):
+def _parse_labels(text: bytes, max_labels: int) -> dict[bytes, bytes]:
+    """Return all labels, with their values still escaped."""
+    labels: dict[bytes, bytes] = {}
+    offset = count = 0
+    while match := _LABEL_PATTERN.match(text, offset):
+        count += 1
+        if count > max_labels:
+            raise _LineError(f"more than {max_labels} labels")
+        labels[match[1]] = match[2]
+        offset = match.end()
+    if text[offset:].strip(b", \t"):
         raise _LineError("malformed labels")
-    return found
+    return labels
 
 
 def _unescape_value(value: bytes) -> bytes:
-    r"""\\, \" and \n stand for a backslash, a quote and a line feed."""
+    r"""Replace \\, \" and \n by a backslash, a quote and a line feed."""
     if b"\\" not in value:
         return value
     pieces = value.split(b"\\\\")
@@ -213,11 +216,11 @@ def _unescape_value(value: bytes) -> bytes:
 
 
 def _parse_process_start(page: bytes) -> float | None:
-    at = page.find(f"\n{PROCESS_START_SERIES} ".encode())
-    if at < 0:
+    start = page.find(f"\n{PROCESS_START_SERIES} ".encode())
+    if start < 0:
         return None
-    at += len(PROCESS_START_SERIES) + 2
-    return _parse_start_time(page[at : min(page.index(b"\n", at), at + MAX_VALUE_BYTES + 1)])
+    start += len(PROCESS_START_SERIES) + 2
+    return _parse_start_time(page[start : min(page.index(b"\n", start), start + MAX_VALUE_BYTES + 1)])
 
 
 def _parse_start_time(tail: bytes) -> float:
@@ -230,26 +233,26 @@ def _parse_start_time(tail: bytes) -> float:
 # --------------------------------------------------------------------------------------------------------------- sample
 @dataclass(frozen=True, slots=True)
 class _SampleBuilder:
-    """The numbers of a page, by name: sums, and what a label tells apart."""
+    """Collector of a page's numbers by series name: sums, and values by label."""
 
     sums: dict[bytes, float] = field(default_factory=dict)
     labelled_sums: dict[bytes, dict[bytes, float]] = field(default_factory=dict)
     kv_cache_tokens: list[int | None] = field(default_factory=list)
-    """Tokens in the KV cache of each engine; None where it does not say ("None" before its cache is sized)."""
+    """Tokens in the KV cache of each engine; None if the page does not contain the number ("None" before the cache is sized)."""
 
     def add_sum(self, name: bytes, value: float) -> None:
         self.sums[name] = _add_bounded(self.sums.get(name, 0.0), value)
 
-    def add_labelled(self, name: bytes, label: bytes, key: bytes, value: float) -> None:
+    def add_labelled(self, name: bytes, label: bytes, label_value: bytes, value: float) -> None:
         values = self.labelled_sums.setdefault(name, {})
-        if (known := values.get(key)) is not None:
-            values[key] = _add_bounded(known, value)
+        if (previous := values.get(label_value)) is not None:
+            values[label_value] = _add_bounded(previous, value)
             return
-        if len(key) > MAX_VALUE_BYTES:
+        if len(label_value) > MAX_VALUE_BYTES:
             raise _LineError(f"a value of {label.decode()} longer than {MAX_VALUE_BYTES} bytes")
         if len(values) == _MAX_LABEL_VALUES[label]:
             raise _LineError(f"more than {_MAX_LABEL_VALUES[label]} values of {label.decode()}")
-        values[key] = value
+        values[label_value] = value
 
     def add_kv_cache(self, labels: Mapping[bytes, bytes]) -> None:
         blocks, size = (labels.get(name, b"") for name in (b"num_gpu_blocks", b"block_size"))
@@ -259,10 +262,10 @@ class _SampleBuilder:
             raise _LineError(f"more than {_MAX_LABEL_VALUES[b'engine']} engines")
         self.kv_cache_tokens.append(int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None)
 
-    def build(self, started: float | None) -> Sample:
-        """All of it. Raises PageError."""
-        known = [tokens for tokens in self.kv_cache_tokens if tokens is not None]
-        return _build_sample(self, float(sum(known)) if known else None, started)
+    def build(self, process_start_time: float | None) -> Sample:
+        """Return the sample. Raises ExpositionError."""
+        cache_tokens = [tokens for tokens in self.kv_cache_tokens if tokens is not None]
+        return _build_sample(self, float(sum(cache_tokens)) if cache_tokens else None, process_start_time)
 
     def read_sum(self, metric: Metric, suffix: str = "") -> float:
         name = metric.definition.name + suffix
@@ -282,18 +285,18 @@ class _SampleBuilder:
             raise _missing_series_error(name) from None
 
     def read_histogram(self, metric: Metric) -> Histogram:
-        found, total = self.read_by_label(metric, "_bucket"), self.read_sum(metric, "_sum")
+        buckets, total = self.read_by_label(metric, "_bucket"), self.read_sum(metric, "_sum")
         try:
-            edges, counts = zip(*sorted((_parse_edge(edge), count) for edge, count in found.items()), strict=True)
+            edges, counts = zip(*sorted((_parse_edge(edge), count) for edge, count in buckets.items()), strict=True)
             return Histogram(_intern_edges(edges), _intern_counts(counts), total)
         except ValueError:
-            told = "its buckets need different edges that are numbers, the last of them +Inf."
-            raise ExpositionError(f"the metrics page's {metric} is no histogram: {told}") from None
+            requirement = "its buckets need different edges that are numbers, the last of them +Inf."
+            raise ExpositionError(f"the metrics page's {metric} is no histogram: {requirement}") from None
 
     def read_speculation(self) -> SpeculationCounters | None:
         if Metric.DRAFTS.definition.name.encode() not in self.sums:
             return None
-        # Until something was accepted the front end in Rust does not name the positions.
+        # The front end in Rust omits the positions until a draft token is accepted.
         accepted = self.labelled_sums.get(Metric.ACCEPTED_PER_POSITION.definition.name.encode(), {})
         positions = [str(position).encode() for position in range(len(accepted))]
         if accepted.keys() != set(positions):
@@ -308,10 +311,10 @@ class _SampleBuilder:
         )
 
 
-def _add_bounded(known: float, value: float) -> float:
-    if known + value > MAX_COUNTER_VALUE:
+def _add_bounded(total: float, value: float) -> float:
+    if total + value > MAX_COUNTER_VALUE:
         raise _LineError(f"a sum above {MAX_COUNTER_VALUE:g}")
-    return known + value
+    return total + value
 
 
 def _parse_edge(text: bytes) -> float:
@@ -330,45 +333,49 @@ def _decode_label(value: bytes, metric: Metric) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _intern_edges(edges: tuple[float, ...]) -> tuple[float, ...]:
-    """These edges, as one object for all pages that have them: an operator keeps samples of thousands of pods."""
+    """Return these edges as one object for all pages that have them, because an operator stores samples of thousands of pods."""
     return edges
 
 
 def _intern_counts(counts: tuple[float, ...]) -> tuple[float, ...]:
-    """The same; cumulative counts repeat a lot."""
-    known: dict[float, float] = {}
-    return tuple(known.setdefault(count, count) for count in counts)
+    """Return these counts with one object for equal values; cumulative counts repeat a lot."""
+    interned: dict[float, float] = {}
+    return tuple(interned.setdefault(count, count) for count in counts)
 
 
 def _missing_series_error(name: str) -> ExpositionError:
     return ExpositionError(f"the metrics page has no {name}: it is not that of a vLLM engine, or of one older than 0.24.")
 
 
-def _build_sample(found: _SampleBuilder, capacity: float | None, started: float | None) -> Sample:
-    ended = found.labelled_sums.get(
-        Metric.FINISHED.definition.name.encode(), {}
-    )  # the front end in Rust names a reason with its first request
-    finished = {_decode_label(reason, Metric.FINISHED): count for reason, count in ended.items()}
-    generated = found.read_by_label(Metric.GENERATION_TOKENS)
-    usage = found.labelled_sums.get(Metric.KV_CACHE_USAGE.definition.name.encode(), {})
+def _build_sample(builder: _SampleBuilder, capacity: float | None, process_start_time: float | None) -> Sample:
+    # The front end in Rust omits a reason until the first request finishes with it.
+    finished_by_label = builder.labelled_sums.get(Metric.FINISHED.definition.name.encode(), {})
+    finished = {_decode_label(reason, Metric.FINISHED): count for reason, count in finished_by_label.items()}
+    generation_tokens = builder.read_by_label(Metric.GENERATION_TOKENS)
+    usage = builder.labelled_sums.get(Metric.KV_CACHE_USAGE.definition.name.encode(), {})
     counters = Counters(
-        generation_tokens=sum(generated.values()),
-        prompt_tokens=found.read_sum(Metric.PROMPT_TOKENS),
-        computed_prompt_tokens=found.read_by_label(Metric.PROMPT_TOKENS_BY_SOURCE).get(b"local_compute", 0.0),
-        prefix_cache_queries=found.read_sum(Metric.PREFIX_CACHE_QUERIES),
-        prefix_cache_hits=found.read_sum(Metric.PREFIX_CACHE_HITS),
-        preemptions=found.read_sum(Metric.PREEMPTIONS),
+        generation_tokens=sum(generation_tokens.values()),
+        prompt_tokens=builder.read_sum(Metric.PROMPT_TOKENS),
+        computed_prompt_tokens=builder.read_by_label(Metric.PROMPT_TOKENS_BY_SOURCE).get(b"local_compute", 0.0),
+        prefix_cache_queries=builder.read_sum(Metric.PREFIX_CACHE_QUERIES),
+        prefix_cache_hits=builder.read_sum(Metric.PREFIX_CACHE_HITS),
+        preemptions=builder.read_sum(Metric.PREEMPTIONS),
         finished=finished,
-        request_steps=found.read_sum(Metric.INTER_TOKEN_LATENCY, "_count"),
-        step_seconds=found.read_sum(Metric.INTER_TOKEN_LATENCY, "_sum"),
-        iterations=found.read_sum(Metric.ITERATION_TOKENS, "_count"),
-        queued_requests=found.read_sum(Metric.QUEUE_TIME, "_count"),
-        queue_seconds=found.read_sum(Metric.QUEUE_TIME, "_sum"),
-        time_to_first_token=found.read_histogram(Metric.TIME_TO_FIRST_TOKEN),
-        time_per_output_token=found.read_histogram(Metric.TIME_PER_OUTPUT_TOKEN),
-        speculation=found.read_speculation(),
+        request_steps=builder.read_sum(Metric.INTER_TOKEN_LATENCY, "_count"),
+        step_seconds=builder.read_sum(Metric.INTER_TOKEN_LATENCY, "_sum"),
+        iterations=builder.read_sum(Metric.ITERATION_TOKENS, "_count"),
+        queued_requests=builder.read_sum(Metric.QUEUE_TIME, "_count"),
+        queue_seconds=builder.read_sum(Metric.QUEUE_TIME, "_sum"),
+        time_to_first_token=builder.read_histogram(Metric.TIME_TO_FIRST_TOKEN),
+        time_per_output_token=builder.read_histogram(Metric.TIME_PER_OUTPUT_TOKEN),
+        speculation=builder.read_speculation(),
     )
     gauges = Gauges(
-        found.read_gauge(Metric.RUNNING), found.read_gauge(Metric.WAITING), max(usage.values(), default=None), capacity
+        builder.read_gauge(Metric.RUNNING), builder.read_gauge(Metric.WAITING), max(usage.values(), default=None), capacity
     )
-    return Sample(counters, gauges, frozenset(_decode_label(engine, Metric.GENERATION_TOKENS) for engine in generated), started)
+    return Sample(
+        counters,
+        gauges,
+        frozenset(_decode_label(engine, Metric.GENERATION_TOKENS) for engine in generation_tokens),
+        process_start_time,
+    )

@@ -122,7 +122,8 @@ def diff_samples(before: Sample, after: Sample) -> Counters | CounterReset:
         and before.process_start_time != after.process_start_time
     ):
         return CounterReset(
-            f"the engine was restarted: it began at {after.process_start_time:.0f}, before that at {before.process_start_time:.0f}."
+            f"the engine was restarted: it began at {after.process_start_time:.0f}, before that at "
+            f"{before.process_start_time:.0f}."
         )
     if before.engines != after.engines:
         return CounterReset(f"the engines behind the page changed from {sorted(before.engines)} to {sorted(after.engines)}.")
