@@ -1,7 +1,7 @@
 """Query a Prometheus server for engines' metrics, and turn its response into the `Sample`s that the pages would give.
 
-    query ────► {__name__=~"...", pod=~"..."}[30s] ─► samples, scrape times ─► `parse_newest_scrapes`: newest complete, by pod
-    selector ─► {__name__=~"...", pod=~"..."}, with a step ─► values at each step  ─► `parse_scrape_history`: all, by pod
+    query ────► {__name__=~"...", pod=~"..."}[30s] ────────► samples, scrape times ─► `parse_newest_scrapes`: newest, by pod
+    selector ─► {__name__=~"...", pod=~"..."}, with a step ─► values at each step ──► `parse_scrape_history`: all, by pod
 
 The newest scrape needs a range query. An instant query may return values of different scrapes, and no scrape times. A history
 uses steps, because it would have many more samples; its consumers only take differences between steps.

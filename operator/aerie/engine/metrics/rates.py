@@ -50,7 +50,7 @@ class Bounds:
 
     @property
     def is_exact(self) -> bool:
-        """Whether both ends are equal."""
+        """True if both ends are equal."""
         return self.low == self.high
 
 

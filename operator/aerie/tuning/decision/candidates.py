@@ -44,7 +44,7 @@ class EngineConfig:
     method: str = "eagle3"
     environment: Mapping[str, str] = field(default_factory=dict)
     is_moe: bool | None = None
-    """Whether the target is a mixture of experts; None if unknown."""
+    """True if the target is a mixture of experts, False if it is dense, None if unknown."""
 
     @property
     def max_captured_tokens(self) -> int | None:

@@ -37,7 +37,7 @@ class CandidateEvaluation:
     measured_token_counts: frozenset[int]
     """Numbers of draft tokens for which windows exist."""
     supports_schedules: bool
-    """Whether the engine runs schedules."""
+    """True if the engine runs schedules."""
     gains: dict[SpeculationSetting, FloatArray]
     predictions: tuple[CandidatePrediction, ...]
     recent_load: LoadDistribution | None
@@ -97,7 +97,7 @@ class CandidateEvaluation:
 
     @property
     def is_drafter_ineffective(self) -> bool:
-        """Whether hardly any draft token is accepted."""
+        """True if hardly any draft token is accepted."""
         current = self.prediction_for(self.context.current_setting)
         return not isinstance(current.setting, Off) and current.acceptance_length < self.policy.useless_length
 
@@ -108,8 +108,8 @@ class CandidateEvaluation:
     def bound_to_observed_load(self, setting: SpeculationSetting) -> SpeculationSetting:
         """Limit a setting with more draft tokens to the observed batches, with the current setting beyond them.
 
-        The setting is returned unchanged if it drafts no more tokens, which makes no step longer, if the engine runs no
-        schedules, or if a schedule recently failed to become ready.
+        The setting is returned unchanged in three cases: it drafts no more tokens, which makes no step longer; the engine runs no
+        schedules; or a schedule recently failed to become ready.
         """
         current = self.context.current_setting
         if (

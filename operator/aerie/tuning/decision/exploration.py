@@ -50,7 +50,7 @@ class ExplorationCanary:
 
     @property
     def value_message(self) -> str:
-        """What the canary would teach, as part of a sentence."""
+        """Benefit of the canary, as part of a sentence."""
         return f"a canary with {describe_setting(self.setting)} would teach what is worth {100 * self.value:.1f} %"
 
 

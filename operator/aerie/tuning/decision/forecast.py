@@ -372,9 +372,9 @@ class LoadExtrapolation:
     """Forecasts at loads that may occur, for when a day of load is not known (`extrapolate_load`)."""
 
     range_forecast: Forecast
-    """At the lowest and the highest batch, where no candidate may be worse than the current setting."""
+    """Forecast at the lowest and the highest batch, where no candidate may be worse than the current setting."""
     headroom_forecast: Forecast
-    """At the highest batch, and at the one up to which the objectives have to hold."""
+    """Forecast at the highest batch, and at the one up to which the objectives have to hold."""
 
 
 def build_forecast(

@@ -64,8 +64,8 @@ class TuningPolicy:
     least_value: float = 0.002
     """Minimum expected gain from what a canary teaches, after its cost."""
     urgent: float = 0.05
-    """Expected gain, after its cost, above which a canary explores in spite of queued requests, of a high load on the other
-    replicas, or of a recent exploration that did not show the gain. The canary is then the remedy."""
+    """Expected gain, after its cost, above which a canary is the remedy. It then explores in spite of queued requests, of a
+    high load on the other replicas, or of a recent exploration that did not show the gain."""
     least_replicas: int = 3
     """Minimum number of replicas, to spare one for a canary."""
     felt: float = 0.01
@@ -116,7 +116,7 @@ class FailedTrial:
     began: float
     """Start of the last trial."""
     measured: bool
-    """Whether the trial was compared and found worse, which does not apply to other traffic. If not, the canary never became
+    """True if the trial was compared and found worse, which does not apply to other traffic. False if the canary never became
     ready."""
 
 

@@ -65,7 +65,7 @@ class TuningContext:
 
     @property
     def is_schedule_in_backoff(self) -> bool:
-        """Whether a schedule never became ready and no schedule may be tried yet."""
+        """True if a schedule never became ready and no schedule may be tried yet."""
         return any(isinstance(trial.setting, Schedule) and not trial.measured for trial in self._trials_in_backoff)
 
     @property
@@ -91,7 +91,7 @@ class CandidatePrediction:
     """Lower of the median gains at the lowest and at the highest load that may occur (`forecast.extrapolate_load`). None if a
     day of load is known."""
     rejection_reason: str = ""
-    """Why it was not chosen; empty for the chosen and for the current setting."""
+    """Reason why it was not chosen; empty for the chosen and for the current setting."""
 
     @property
     def gain_text(self) -> str:

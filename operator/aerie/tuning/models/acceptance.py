@@ -11,9 +11,9 @@ With S_i = q_1 * ... * q_i, each conditional q_i is estimated from the blocks in
 
       logit q_i(K) = logit q_i(K') - v * (g_K - g_K'),    g_K = d log tau_K / d logit q = sum(S_k * sum(1 - q_j, j <= k)) / tau_K
 
-  If the standard deviation of requests is 0.4 or 0.8, the predicted acceptance lengths are within 0.05 and 0.25 % of the true
-  ones, from any of K = 1..7 to any smaller K. Uncorrected ones are up to 1.0 and 3.4 % too low. Texts of easy and hard runs look
-  like a v of 1 to 2. If two K ran at the same time, S_1 at both identifies v. Otherwise v follows its prior alone
+  For a standard deviation of requests of 0.4 and 0.8, predicted acceptance lengths are within 0.05 and 0.25 % of the true ones.
+  That holds from any of K = 1..7 to any smaller K. Uncorrected ones are up to 1.0 and 3.4 % too low. Texts of easy and hard runs
+  look like a v of 1 to 2. If two K ran at the same time, S_1 at both identifies v. Otherwise v follows its prior alone
   (`TEXT_VARIANCE_PRIOR_MEAN`).
 * Dummy and cut drafts (`aerie.engine.metrics.rates`) only bound `offered`. Every draw takes one position between the bounds.
 * Blocks are clustered: requests are alike within minutes. The spread is a dependent multiplier bootstrap over blocks (Buehlmann
