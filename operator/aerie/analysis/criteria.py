@@ -1,6 +1,6 @@
-"""What canary and control are compared in, and how certain a verdict has to be: one table, fixed when an analysis begins.
+"""Criteria that compare canary and control, and the significance a verdict needs: one table, fixed when an analysis begins.
 
-| criterion              | rolls back when certainly           | alpha  | is accepted when certainly          | load | pods  |
+| criterion              | rolls back when significantly       | alpha  | passes when significantly           | load | pods  |
 |------------------------|-------------------------------------|--------|-------------------------------------|------|-------|
 | tokens per step        | below the control's                 | 0.0125 | above control * (1 - margin)        |      | 0.3 % |
 | time per output token  | mean above control * 1.02           | 0.005  | below control * 1.025 as measured,  | yes  | 1.75 %|
@@ -10,52 +10,57 @@
 | time to first token    | mean above control * 1.10           | 0.005  | mean below control * 1.25           | yes  | 1.75 %|
 | ... objective, if any  | as above                            | 0.0025 | as above                            | yes  |       |
 | failed requests        | more per request (e-value)          | 0.003  | share below 2 * control + 0.5 pp    |      |       |
-| ended processes        | more per pod-hour (`crashes`)       | 0.002  | not suspicious                      |      |       |
-| requests given up      | share above control + 5 pp          | 0.001  | share below 2 * control + 5 pp      |      |       |
+| ended processes        | more per pod-hour (`crash_rate`)    | 0.002  | not suspicious                      |      |       |
+| abandoned requests     | share above control + 5 pp          | 0.001  | share below 2 * control + 5 pp      |      |       |
 | output length          | beyond control * 0.9 to 1.1         | 0.001  | -                                   |      |       |
-| requests cut short     | share off by more than 5 pp         | 0.001  | -                                   |      |       |
+| truncated requests     | share off by more than 5 pp         | 0.001  | -                                   |      |       |
 | preemptions            | 2 * control + 0.05 per request      | 0.001  | -                                   | yes  |       |
-| greedy answers         | another more often (`lossless`)     | 0.001  | -                                   |      |       |
+| greedy answers         | different more often (`equivalence`)| 0.001  | -                                   |      |       |
 
-The alphas of rolling back add up to 0.035, because any of them is enough; they are spent by the deadline. Being accepted needs
-no split, because all of them are needed: each at 0.05. "Load": counted only in blocks with like loads (`demand`), and means of
-it as at the control's output (`elasticity`); nothing is accepted while many blocks, or the latest, are left out for that
-(`judgement`), because who is overloaded is left out too. "Pods": by how much two pods of one GPU model are taken to differ for
-good while no history tells (standard deviation, worth 3 degrees of freedom); with one, what its pods told and 1 degree of
-freedom at 1 %. Of tokens per step it is only beside what a history tells, with 2 degrees: drafter and target make them,
-whatever the GPU. In time, accepting keeps clear of 99 % of what such pods differ by, and rolling back of 99.75 %. Shares are
-accepted by exact bounds of counts (`shares`), because where nothing has happened yet a sample variance is 0. A drafter must not
-change outputs at all, so output length, requests cut short and greedy answers are alarms, not goals.
+Alphas. Those of the rollback tests add up to 0.035, because any of them suffices; they are spent by the deadline. A promotion
+needs no split, because all of its tests have to pass: each has 0.05.
 
-Tokens per step are a means; what users feel is the time per output token. So the two are judged together. While the time is
-certainly below the control's (alpha 0.025), a drafter is not rolled back for its tokens per step, and need not be as good in
-them to be accepted: a lighter drafter may get fewer tokens a step and be faster. And no gain in tokens per step accepts a canary
-whose time per output token is not certainly good enough. An objective is a guard more: the mean rolls back as ever. Accepting
-asks for certainty of the objective then, and of the mean for no more than that it is not probably worse: its estimate below the
-limit. Where requests are few and uneven, the one is certain hours before the other.
+"Load". The criterion is counted only in blocks in which the loads of the arms match (`load_match`), and its means are adjusted to
+the control's output (`load_adjustment`). Nothing is promoted while many blocks, or the latest, are excluded for that (`verdict`),
+because the blocks of an overloaded arm are excluded too.
 
-A margin is for what cannot be told apart, and no allowance: a canary that is certainly below its control goes back though it is
-within the margin, unless it is faster.
+"Pods". The assumed permanent difference of two pods of one GPU model without calibration: a standard deviation, with 3 degrees of
+freedom. With calibration it is the calibrated one, and a prior of 1 degree of freedom at 1 %. For tokens per step it exists only
+beside a calibration, with 2 degrees: drafter and target determine them, whatever the GPU. For times, the bounds of promote tests
+are widened for 99 % of the differences of such pods, and those of rollback tests for 99.75 %.
 
-Tokens per step are what requests got after their first token, by the steps in which they got it ((generated - first tokens) /
-request steps, as `windows.tokens_per_step`). Acceptance length, 1 + accepted / drafts, is shown and not judged: vLLM books
-drafted tokens as accepted behind the end of an answer too, which no request gets (vllm issue 56101: v1/core/sched/scheduler.py
-counts before it trims, in 0.32.0 and 0.33.0). That adds some tenths of a percent to 4 %, the more the shorter the answers and
-the better the drafter, so it flatters the better arm. Dummy drafts, which acceptance length counts, are in no request step,
-and neither are chunks of a prompt. A step that computes a preempted request anew counts in both, with one token.
+Shares pass by exact bounds of counts (`shares`), because a sample variance is 0 where nothing has happened yet. A drafter must
+not change outputs at all, so output length, truncated requests and greedy answers are alarms, not goals.
+
+Tokens per step are a means to an end; users feel the time per output token. So the two are evaluated together. While the time is
+significantly below the control's (alpha 0.025), a canary is not rolled back for its tokens per step. Nor does it need to pass in
+them then: a lighter drafter may get fewer tokens a step and be faster. And no gain in tokens per step promotes a canary whose
+time per output token is not significantly good enough. An objective is an additional guard: the mean rolls back as without it. A
+promotion then needs significance for the objective. For the mean it needs only an estimate below the limit, so that the mean is
+not probably worse. Where requests are few and uneven, the one is significant hours before the other.
+
+The margin covers what cannot be distinguished, and is no allowance. A canary significantly below its control is rolled back
+though it is within the margin, unless it is faster.
+
+Tokens per step are the tokens of requests after their first, divided by the steps in which they were generated ((generated -
+first tokens) / request steps). Acceptance length, 1 + accepted / drafts, is shown and not evaluated. vLLM also counts draft
+tokens as accepted behind the end of an answer, which no request gets (vllm issue 56101: v1/core/sched/scheduler.py counts before
+it trims, in 0.32.0 and 0.33.0). That adds some tenths of a percent to 4 %, the more the shorter the answers and the better the
+drafter, so it flatters the better arm. Dummy drafts, which acceptance length counts, are in no request step, and neither are
+chunks of a prompt. A step that recomputes a preempted request counts in both, with one token.
 
 | where                          | in place of the first row                                                                |
 |--------------------------------|------------------------------------------------------------------------------------------|
-| the arms draft unlike K        | time per output token, with its alpha: a text fixes its tokens, not its drafts, so that  |
+| the arms draft with unlike K   | time per output token, with its alpha: a text fixes its tokens, not its drafts, so that  |
 |                                | drafts of a larger K begin at harder places, and one drafter shows 2 to 6 % less there   |
-| both verify adaptively, same K | time per output token, with its alpha; and tokens per step roll back when certainly below|
-|                                | control * 0.9, alpha 0.005, counted while as many requests are in flight on both        |
+| both verify adaptively, same K | time per output token, with its alpha; and tokens per step roll back when significantly  |
+|                                | below control * 0.9, alpha 0.005, counted while both have as many requests in flight     |
 | neither may be compared        | time per output token, with its alpha                                                    |
 
-Adaptive verification trims drafts, the more the more requests are in flight, and books them as not accepted, so acceptance
-follows the load there: within the fifth that loads may differ by, by some percent. Where the arms run on unlike hardware, the
-rows with "load" are left out, because the GPU may decide them; where tokens per step may not be compared then, nothing is
-accepted.
+Adaptive verification trims drafts, the more the more requests are in flight, and counts them as not accepted. So acceptance
+depends on the load there: by some percent, within the 20 % that loads may differ by. Where the arms run on different hardware,
+the rows with "load" are left out, because the GPU may decide them. Where tokens per step may not be compared then, nothing is
+promoted.
 
 Trials of a speculation setting (goal Faster) are about time, with these rows in place of the first three:
 
@@ -63,10 +68,10 @@ Trials of a speculation setting (goal Faster) are about time, with these rows in
 | ... objective, if any  | as above                            | 0.0025 | as above                            | yes  |       |
 | tokens per busy second | below control * 0.9                 | 0.0075 | -                                   | yes  |       |
 
-One that is only to be measured (goal Explore) is never accepted, and may be slower: it is rolled back for a mean above
-control * 1.5, the share and all other rows; tokens per busy second are counted, because its goal may become Faster. What a trial
-has to show is a difference of its own pods, so the prior on pods is not held against it: trials repeat, and a setting is chosen
-anew every few hours.
+An exploration (goal Explore) is only measured: it is never promoted, and may be slower. It is rolled back for a mean above
+control * 1.5, the share and all other rows. Its tokens per busy second are counted, because its goal may become Faster. A trial
+has to show a difference of its own pods, so the prior on pods does not widen its bounds: trials repeat, and a setting is chosen
+again every few hours.
 """
 
 from __future__ import annotations
@@ -96,203 +101,351 @@ ABANDONED_REQUESTS = "GivenUpRequests"
 
 PROMOTE_ALPHA = 0.05
 FASTER_ALPHA = 0.025
-"""Of being certainly faster, which stands in for tokens per step: half of what accepts, because there are two ways then."""
+"""Alpha of being significantly faster, which replaces tokens per step: half of PROMOTE_ALPHA, as there are two ways to pass."""
 FAILED_REQUESTS_ALPHA = 0.003
 CRASHES_ALPHA = 0.002
 MAX_TIME_RATIO_MEASURED_PODS, MAX_TIME_RATIO_ANY_PODS = 1.025, 1.04
-"""Up to what of the control's time per output token a canary is accepted: as these pods have it, and for a fleet of others."""
+"""Largest ratio to the control's time per output token with which a canary passes: on the measured pods, and on any others."""
 UNCALIBRATED_POD_EFFECT, CALIBRATED_POD_EFFECT = PodEffect(0.0175, 3.0), PodEffect(0.01, 1.0)
-"""By how much the times of two pods of one GPU model differ for good (clocks, power caps, cooling): while no history tells, and
-beside one, so that two or three pods that happen to be alike do not prove that all are. An assumption: 2 to 5 % are reported."""
+"""Permanent difference in the times of two pods of one GPU model (clocks, power caps, cooling): without calibration, and beside
+one, so that two or three pods that happen to be alike do not prove that all are. An assumption: 2 to 5 % are reported."""
 TOKENS_PER_STEP_POD_EFFECT_SHARE, PROMOTE_POD_EFFECT_SHARE, ROLLBACK_POD_EFFECT_SHARE = 0.975, 0.99, 0.9975
-"""Of what pods differ by for good, the share that a bound keeps clear of: of tokens per step, and of time."""
+"""Share of the permanent differences of pods that a bound is widened for: of tokens per step, and of times."""
 CALIBRATED_TOKENS_PER_STEP_POD_EFFECT = PodEffect(0.003, 2.0)
-"""The same of tokens per step, beside a history."""
+"""Permanent difference of pods in tokens per step, beside a calibration."""
 PROMOTE_TIGHTEST_BLOCK_COUNT, ROLLBACK_TIGHTEST_BLOCK_COUNT, TRIAL_TIGHTEST_BLOCK_COUNT = 20.0, 30.0, 20.0
-"""Effective blocks at which bounds are tightest. A canary that is much better or much worse is found early with each; they are
-for those that are a little better, a little worse, and for settings that are slower by a tenth."""
-
-
+"""Effective blocks at which bounds are tightest. Each detects a canary early that is much better or much worse. They are tuned
+for canaries that are a little better, or a little worse, and for settings that are slower by a tenth."""
 DEFAULT_SHARE_OVER_OBJECTIVE = 0.05
 """Share of the requests that the objective's default percentile leaves."""
 
 AnalysisGoal = Literal["NonInferior", "Superior", "Faster", "Explore"]
-"""What a canary has to show: the spec's NonInferior and Superior; of a trial of a setting Faster, or for Explore nothing."""
+"""Goal of a canary: the spec's NonInferior or Superior; for a trial of a setting Faster, or Explore, which need show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisPlan:
-    """All that an analysis is judged by; fixed before its first block."""
+    """All parameters of an analysis; fixed before its first block, but for `unlike`."""
 
     goal: AnalysisGoal = "NonInferior"
     margin: float = 0.02
     failure_margin: float = 0.005
     min_blocks: int = 5
     soak: float = 1800.0
-    """Seconds under analysis before it may be accepted."""
+    """Seconds under analysis before the canary may be promoted."""
     deadline: float = 14400.0
-    """Seconds under analysis until it is inconclusive."""
+    """Seconds under analysis after which it is inconclusive."""
     block: float = 120.0
-    """Seconds of a block."""
+    """Length of a block in seconds."""
     pods: tuple[int, int] = (1, 1)
-    """Pods of canary and control."""
+    """Numbers of pods of canary and control."""
     kept: SampleProjection = field(default_factory=lambda: SampleProjection(positions=1))
+    """Numbers of a sample that are kept."""
     incomparable: str = ""
-    """Why tokens per step do not decide; empty where they do."""
+    """Reason why tokens per step do not decide; empty where they do."""
     steady: bool = True
-    """Whether the canary drafts the same number of tokens at any load, so that its tokens per step can be shown and followed even
+    """True if the canary drafts the same number of tokens at any load. Then its tokens per step can be shown and followed even
     where they do not decide."""
     beyond: float = DEFAULT_SHARE_OVER_OBJECTIVE
-    """Share of the requests that may be beyond an objective: what its percentile leaves."""
+    """Share of the requests that may be beyond an objective: 1 - its percentile."""
     adaptive: bool = False
-    """Whether both verify adaptively up to the same number of tokens."""
+    """True if both arms verify adaptively up to the same number of tokens."""
     unlike: str = ""
-    """On what unlike hardware the arms run, as a clause: nothing that takes time is compared then. Empty where it is alike, or
-    nothing tells. Alone of all terms it changes during an analysis, with the pods."""
+    """Difference in the hardware of the arms, as a clause: times are not compared then. Empty where it is the same or unknown.
+    Only this parameter changes during an analysis, with the pods."""
     unasked: str = ""
-    """Why greedy answers are not asked for, as a clause; empty where they are."""
+    """Reason why the output-equivalence probe is skipped, as a clause; empty where it runs."""
     attempt: int = 0
-    """How many analyses of this revision were inconclusive lately: each halves the alphas, or trying again would get there."""
+    """Number of recent inconclusive analyses of this revision: each halves the alphas, or retries would pass by chance."""
     scatters: Mapping[str, Dispersion] = field(default_factory=dict)
-    """By criterion, how blocks of equal arms scatter."""
+    """Dispersion of blocks of equal arms, by criterion."""
     curves: Mapping[str, LoadCurve] = field(default_factory=dict)
-    """By criterion, how it goes with a pod's output."""
+    """Load curve of a pod, by criterion."""
 
     def to_dict(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in self.__slots__}
-        found["kept"] = {name: getattr(self.kept, name) for name in SampleProjection.__slots__}
-        found["pods"] = list(self.pods)
-        found["scatters"] = {name: scatter.to_dict() for name, scatter in self.scatters.items()}
-        found["curves"] = {name: curve.to_list() for name, curve in self.curves.items()}
-        return found
+        document = {name: getattr(self, name) for name in self.__slots__}
+        document["kept"] = {name: getattr(self.kept, name) for name in SampleProjection.__slots__}
+        document["pods"] = list(self.pods)
+        document["scatters"] = {name: dispersion.to_dict() for name, dispersion in self.scatters.items()}
+        document["curves"] = {name: curve.to_list() for name, curve in self.curves.items()}
+        return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> AnalysisPlan:
-        scatters = {name: Dispersion.from_dict(scatter) for name, scatter in document["scatters"].items()}
-        curves = {name: LoadCurve(*values) for name, values in document["curves"].items()}
-        read = {
+        parsed = {
             "kept": SampleProjection(**document["kept"]),
             "pods": tuple(document["pods"]),
-            "scatters": scatters,
-            "curves": curves,
+            "scatters": {name: Dispersion.from_dict(dispersion) for name, dispersion in document["scatters"].items()},
+            "curves": {name: LoadCurve(*values) for name, values in document["curves"].items()},
         }
-        return cls(**{**document, **read})
+        return cls(**{**document, **parsed})
 
     @property
     def is_trial(self) -> bool:
-        """Whether it is about a setting, and thus about time."""
+        """Whether it is the trial of a setting, and thus about time."""
         return self.goal in ("Faster", "Explore")
 
     def dispersion_of(self, criterion: str) -> Dispersion:
+        """Return the dispersion of a criterion, by its name; UNCALIBRATED_DISPERSION without calibration."""
         return self.scatters.get(criterion, UNCALIBRATED_DISPERSION)
 
 
 @dataclass(frozen=True, slots=True)
 class CriterionTest:
-    """Whether canary - ratio * control - offset is certainly above 0 (sign 1) or below it (sign -1)."""
-
-    __test__ = False  # not one of pytest's
+    """A test whether canary - ratio * control - offset is significantly above 0 (sign 1) or below it (sign -1)."""
 
     sign: Literal[1, -1]
     ratio: float
     offset: float
     alpha: float
     rolls_back: bool = True
-    """Whether it rolls back, with an alpha that is spent by the deadline; else it accepts, with one that would hold for ever."""
+    """True for a rollback test, whose alpha is spent by the deadline; False for a promote test, whose alpha has no deadline."""
     tightest_block_count: float = ROLLBACK_TIGHTEST_BLOCK_COUNT
-    """Effective blocks after which its bound is tightest."""
+    """Effective blocks after which the bound is tightest."""
     alternative_ratio: float = 0.0
-    """Of a share: that it holds as well when the canary's is below so many times the control's; 0: it does not."""
+    """Ratio to the control's share below which the test of a share passes as well; 0: there is none."""
     estimate_suffices: bool = False
-    """Whether it asks for no certainty: that the estimate itself is so is enough."""
+    """True if no significance is needed: the estimate itself suffices."""
     measured_pods_only: bool = False
-    """Whether it is about these very pods, and not about what others of their kind would show."""
+    """True if the test is about the measured pods alone, and not about others of their kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One comparison."""
+    """A criterion that compares the arms: its value, and the tests of a rollback and of a promotion."""
 
     name: str
     title: str
-    """As in "the ... is"."""
+    """Text of the criterion in messages, such as in "the ... is"."""
     fraction: Callable[[EngineCounts], tuple[float, float]]
-    """Numerator and denominator, of sums over an arm."""
+    """Function that returns numerator and denominator, from the sums over an arm."""
     rollback_tests: tuple[CriterionTest, ...]
-    """Any of them rolls back."""
+    """Tests any of which rolls back."""
     promote_tests: tuple[CriterionTest, ...] = ()
-    """What has to hold to be accepted, all of it; nothing: no more than not being rolled back."""
+    """Tests all of which a promotion needs; empty: it needs no more than no rollback."""
     needs_load_match: bool = False
-    """Whether it counts only in blocks with like loads."""
+    """True if only blocks in which the loads match count."""
     needs_in_flight_match: bool = False
-    """Whether the load has to be alike in requests in flight, too, and not only in those that came."""
+    """True if the loads have to match in requests in flight, too, and not only in arrived requests."""
     relative: bool = True
-    """Whether scatter is in proportion to its level, as that of means is. Of the others, which are shares of counts, what
-    accepts is exact (`shares`)."""
+    """True if the dispersion is in proportion to the level, as that of means is. Other criteria are shares of counts, whose
+    promote tests are exact (`shares`)."""
 
     @property
     def is_load_adjusted(self) -> bool:
-        """Whether the canary's value is taken to the control's output: a mean that goes with the load."""
+        """Whether the canary's value is adjusted to the control's output: a mean that depends on the load."""
         return self.needs_load_match and self.relative and not self.needs_in_flight_match
 
 
 def build_criteria(plan: AnalysisPlan) -> tuple[Criterion, ...]:
-    """The table, for these terms."""
+    """Return the criteria of the table for this plan."""
     return tuple(
-        _with_attempt_alphas(row, plan.attempt) for row in _build_all_criteria(plan) if not (row.needs_load_match and plan.unlike)
+        _with_attempt_alphas(criterion, plan.attempt)
+        for criterion in _build_all_criteria(plan)
+        if not (criterion.needs_load_match and plan.unlike)
     )
 
 
-def _build_all_criteria(terms: AnalysisPlan) -> Iterator[Criterion]:
-    compared, kept = not terms.incomparable, terms.kept
-    if terms.is_trial:
-        yield from _build_trial_criteria(terms)
+def _build_all_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
+    """Yield the criteria for this plan, also those of times where the arms run on different hardware."""
+    if plan.is_trial:
+        yield from _build_trial_criteria(plan)
     else:
-        if compared:
-            yield _build_tokens_per_step_criterion(terms)
-        alpha = 0.005 if compared else 0.0125
-        yield _build_output_time_criterion(terms, alpha if kept.output_edge is None else alpha - OBJECTIVE_ALPHA)
-        if kept.output_edge is not None:
-            yield _build_objective_criterion(
-                SLOW_TIME_PER_OUTPUT_TOKEN,
-                f"that take more than {_format_seconds(kept.output_edge)} per output token",
-                _slow_output_share,
-                terms,
-            )
-        if terms.adaptive and not compared:
-            tested = (_rollback_if_below(0.9, 0.0, 0.005),)
-            yield Criterion(
-                TOKENS_PER_STEP,
-                _TOKENS_PER_STEP_TITLE,
-                _tokens_per_step,
-                tested,
-                needs_load_match=True,
-                needs_in_flight_match=True,
-            )
-    worse = (_rollback_if_above(1.10, 0.0, 0.005 if kept.first_edge is None else 0.005 - OBJECTIVE_ALPHA),)
-    later = replace(_promote_if_below(1.25, 0.0), estimate_suffices=kept.first_edge is not None)
-    yield Criterion(TIME_TO_FIRST_TOKEN, "time to first token", _time_to_first_token, worse, (later,), needs_load_match=True)
-    if kept.first_edge is not None:
-        yield _build_objective_criterion(
-            SLOW_TIME_TO_FIRST_TOKEN,
-            f"with a first token after {_format_seconds(kept.first_edge)}",
-            _slow_first_token_share,
-            terms,
+        yield from _build_speed_criteria(plan)
+    yield from _build_first_token_criteria(plan)
+    yield from _build_request_criteria(plan)
+    if plan.steady and not plan.is_trial:  # shown, not evaluated
+        if plan.incomparable:
+            yield Criterion(TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, ())
+        yield Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance_length, ())
+
+
+def build_calibration_criteria(plan: AnalysisPlan) -> tuple[Criterion, ...]:
+    """Return the criteria that stable pods calibrate: all that this plan or a trial's measures, each once."""
+    criteria_by_fraction: dict[Callable[[EngineCounts], tuple[float, float]], Criterion] = {}
+    for criterion in (*build_criteria(replace(plan, goal="Faster")), *build_criteria(plan)):
+        criteria_by_fraction.setdefault(criterion.fraction, criterion)
+    return tuple(criteria_by_fraction.values())
+
+
+def build_faster_test(plan: AnalysisPlan) -> tuple[Criterion, CriterionTest] | None:
+    """Return the criterion and the test of a canary that is significantly faster; None where times are not compared."""
+    criterion = next((criterion for criterion in build_criteria(plan) if criterion.name == TIME_PER_OUTPUT_TOKEN), None)
+    if criterion is None:
+        return None
+    alpha = FASTER_ALPHA / 2**plan.attempt
+    test = CriterionTest(-1, 1.0, 0.0, alpha, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT)
+    return criterion, test
+
+
+def failed_requests_alpha(plan: AnalysisPlan) -> float:
+    """Return the alpha of rolling back for failed requests."""
+    return float(FAILED_REQUESTS_ALPHA / 2**plan.attempt)
+
+
+def crashes_alpha(plan: AnalysisPlan) -> float:
+    """Return the alpha of rolling back for processes that have ended."""
+    return float(CRASHES_ALPHA / 2**plan.attempt)
+
+
+def build_sequence_parameters(
+    test: CriterionTest, criterion: Criterion, plan: AnalysisPlan, pairs: PairedMoments
+) -> SequenceParameters:
+    """Return the parameters of a test's confidence sequence, at the level of the control."""
+    dispersion = plan.dispersion_of(criterion.name)
+    alpha = test.alpha
+    if test.rolls_back:
+        alpha = alpha_with_deadline(alpha, plan.deadline / plan.block / dispersion.inflation, test.tightest_block_count)
+    if not criterion.relative:
+        return SequenceParameters(alpha, test.tightest_block_count, dispersion.inflation)
+    level = pairs.control
+    pod_effect = (
+        NO_POD_EFFECT
+        if test.measured_pods_only
+        else dispersion.pod_effect(_pod_effect_prior(criterion, dispersion, plan), level, plan.pods)
+    )
+    pod_effect_share = TOKENS_PER_STEP_POD_EFFECT_SHARE
+    if criterion.is_load_adjusted and not plan.is_trial:
+        pod_effect_share = ROLLBACK_POD_EFFECT_SHARE if test.rolls_back else PROMOTE_POD_EFFECT_SHARE
+    return SequenceParameters(
+        alpha=alpha,
+        tightest_block_count=test.tightest_block_count,
+        inflation=dispersion.inflation,
+        prior=dispersion.variance_prior(level, plan.pods),
+        pod_effect_sd=pod_effect.sd,
+        pod_effect_degrees_of_freedom=pod_effect.degrees_of_freedom,
+        pod_effect_share=pod_effect_share,
+    )
+
+
+def _pod_effect_prior(criterion: Criterion, dispersion: Dispersion, plan: AnalysisPlan) -> PodEffect:
+    """Return the assumed permanent difference of pods in a criterion, beside the calibrated one."""
+    if not criterion.is_load_adjusted:
+        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if dispersion.batches else PodEffect(0.0, 0.0)
+    if plan.is_trial:
+        return PodEffect(0.0, 0.0)
+    return CALIBRATED_POD_EFFECT if dispersion.batches else UNCALIBRATED_POD_EFFECT
+
+
+# ------------------------------------------------------------------------------------------------------- rows of the table
+_TOKENS_PER_STEP_TITLE, _TIME_PER_OUTPUT_TOKEN_TITLE = "output per verification step", "time per output token"
+OBJECTIVE_ALPHA = 0.0025
+"""Alpha of rolling back for an objective; subtracted from that of the mean beside it."""
+MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE = 1.1
+"""Largest ratio to the control's share beyond an objective that passes where the control itself misses the objective."""
+NO_POD_EFFECT = PodEffect(0.0, math.inf)
+
+
+def _build_speed_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
+    """Yield the criteria of tokens per step and of time per output token, for a canary that is no trial of a setting."""
+    drafts_compared, output_edge = not plan.incomparable, plan.kept.output_edge
+    if drafts_compared:
+        yield _build_tokens_per_step_criterion(plan)
+    alpha = 0.005 if drafts_compared else 0.0125
+    yield _build_output_time_criterion(plan, alpha if output_edge is None else alpha - OBJECTIVE_ALPHA)
+    if output_edge is not None:
+        yield _build_output_objective_criterion(output_edge, plan)
+    if plan.adaptive and not drafts_compared:
+        yield Criterion(
+            TOKENS_PER_STEP,
+            _TOKENS_PER_STEP_TITLE,
+            _tokens_per_step,
+            (_rollback_if_below(0.9, 0.0, 0.005),),
+            needs_load_match=True,
+            needs_in_flight_match=True,
         )
+
+
+def _build_tokens_per_step_criterion(plan: AnalysisPlan) -> Criterion:
+    """Return the criterion by which drafts are compared."""
+    min_ratio = 1.0 if plan.goal == "Superior" else 1.0 - plan.margin
+    promote_test = CriterionTest(
+        1, min_ratio, 0.0, PROMOTE_ALPHA, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT
+    )
+    return Criterion(
+        TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, (_rollback_if_below(1.0, 0.0, 0.0125),), (promote_test,)
+    )
+
+
+def _build_output_time_criterion(plan: AnalysisPlan, alpha: float) -> Criterion:
+    """Return the criterion of the mean time per output token, with this alpha of its rollback test."""
+    promote_tests: tuple[CriterionTest, ...] = (
+        replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), measured_pods_only=True),
+        _promote_if_below(MAX_TIME_RATIO_ANY_PODS, 0.0),
+    )
+    if plan.incomparable and plan.goal == "Superior":
+        promote_tests = (_promote_if_below(1.0, 0.0),)
+    elif plan.kept.output_edge is not None and not plan.incomparable:
+        promote_tests = (replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), estimate_suffices=True),)
+    return Criterion(
+        TIME_PER_OUTPUT_TOKEN,
+        _TIME_PER_OUTPUT_TOKEN_TITLE,
+        _time_per_output_token,
+        (_rollback_if_above(1.02, 0.0, alpha),),
+        promote_tests,
+        needs_load_match=True,
+    )
+
+
+def _build_trial_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
+    """Yield the criteria of time of a trial of a setting."""
+    has_to_be_faster = plan.goal == "Faster"
+    rollback_test = replace(
+        _rollback_if_above(1.02 if has_to_be_faster else 1.5, 0.0, 0.0175), tightest_block_count=TRIAL_TIGHTEST_BLOCK_COUNT
+    )
+    yield Criterion(
+        TIME_PER_OUTPUT_TOKEN,
+        _TIME_PER_OUTPUT_TOKEN_TITLE,
+        _time_per_output_token,
+        (rollback_test,),
+        (_promote_if_below(1.0, 0.0),) if has_to_be_faster else (),
+        needs_load_match=True,
+    )
+    if plan.kept.output_edge is not None:
+        yield _build_output_objective_criterion(plan.kept.output_edge, plan)
+    # Its mean step is weighted by requests: some per cent off where a step grows fast with its batch, so 10 % are tolerated.
+    yield Criterion(
+        TOKENS_PER_BUSY_SECOND,
+        "output per busy second",
+        _tokens_per_busy_second,
+        (_rollback_if_below(0.9, 0.0, 0.0075),) if has_to_be_faster else (),
+        needs_load_match=True,
+    )
+
+
+def _build_first_token_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
+    """Yield the criteria of the time to first token: the mean and, with an objective, the share beyond it."""
+    first_edge = plan.kept.first_edge
+    rollback_test = _rollback_if_above(1.10, 0.0, 0.005 if first_edge is None else 0.005 - OBJECTIVE_ALPHA)
+    promote_test = replace(_promote_if_below(1.25, 0.0), estimate_suffices=first_edge is not None)
+    yield Criterion(
+        TIME_TO_FIRST_TOKEN,
+        "time to first token",
+        _time_to_first_token,
+        (rollback_test,),
+        (promote_test,),
+        needs_load_match=True,
+    )
+    if first_edge is not None:
+        clause = f"with a first token after {_format_seconds(first_edge)}"
+        yield _build_objective_criterion(SLOW_TIME_TO_FIRST_TOKEN, clause, _slow_first_token_share, plan)
+
+
+def _build_request_criteria(plan: AnalysisPlan) -> Iterator[Criterion]:
+    """Yield the criteria of how requests end: failed, abandoned, of another length, truncated, preempted."""
     yield Criterion(
         FAILED_REQUESTS,
         "share of failed requests",
         _failed_requests,
         (),
-        (_promote_if_below(2.0, terms.failure_margin),),
+        (_promote_if_below(2.0, plan.failure_margin),),
         relative=False,
     )
-    given_up = (_rollback_if_above(1.0, 0.05, 0.001),)
     yield Criterion(
         ABANDONED_REQUESTS,
         "share of requests given up by their clients",
         _abandoned_requests,
-        given_up,
+        (_rollback_if_above(1.0, 0.05, 0.001),),
         (_promote_if_below(2.0, 0.05),),
         relative=False,
     )
@@ -317,140 +470,28 @@ def _build_all_criteria(terms: AnalysisPlan) -> Iterator[Criterion]:
         needs_load_match=True,
         relative=False,
     )
-    if terms.steady and not terms.is_trial:  # shown, not judged
-        if not compared:
-            yield Criterion(TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, ())
-        yield Criterion(ACCEPTANCE_LENGTH, "acceptance length", _acceptance_length, ())
 
 
-def build_calibration_criteria(plan: AnalysisPlan) -> tuple[Criterion, ...]:
-    """What stable pods are to tell of: all that is measured by these terms or by a trial's, each once."""
-    found: dict[Callable[[EngineCounts], tuple[float, float]], Criterion] = {}
-    for row in (*build_criteria(replace(plan, goal="Faster")), *build_criteria(plan)):
-        found.setdefault(row.fraction, row)
-    return tuple(found.values())
-
-
-def build_faster_test(plan: AnalysisPlan) -> tuple[Criterion, CriterionTest] | None:
-    """The row and the test by which a canary is certainly faster than its control; None where time does not tell."""
-    row = next((row for row in build_criteria(plan) if row.name == TIME_PER_OUTPUT_TOKEN), None)
-    alpha = FASTER_ALPHA / 2**plan.attempt
-    return (
-        None
-        if row is None
-        else (row, CriterionTest(-1, 1.0, 0.0, alpha, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT))
-    )
-
-
-def failed_requests_alpha(plan: AnalysisPlan) -> float:
-    """Alpha of rolling back for failed requests."""
-    return float(FAILED_REQUESTS_ALPHA / 2**plan.attempt)
-
-
-def crashes_alpha(plan: AnalysisPlan) -> float:
-    """Alpha of rolling back for processes that have ended."""
-    return float(CRASHES_ALPHA / 2**plan.attempt)
-
-
-def build_sequence_parameters(
-    test: CriterionTest, criterion: Criterion, plan: AnalysisPlan, pairs: PairedMoments
-) -> SequenceParameters:
-    """The sequence that a test is made with, at the level that the control has."""
-    scatter = plan.dispersion_of(criterion.name)
-    alpha = test.alpha
-    if test.rolls_back:
-        alpha = alpha_with_deadline(alpha, plan.deadline / plan.block / scatter.inflation, test.tightest_block_count)
-    if not criterion.relative:
-        return SequenceParameters(alpha, test.tightest_block_count, scatter.inflation)
-    level = pairs.control
-    offsets = (
-        NO_POD_EFFECT
-        if test.measured_pods_only
-        else scatter.pod_effect(_pod_effect_prior(criterion, scatter, plan), level, plan.pods)
-    )
-    prior = scatter.variance_prior(level, plan.pods)
-    share = TOKENS_PER_STEP_POD_EFFECT_SHARE
-    if criterion.is_load_adjusted and not plan.is_trial:
-        share = ROLLBACK_POD_EFFECT_SHARE if test.rolls_back else PROMOTE_POD_EFFECT_SHARE
-    return SequenceParameters(
-        alpha, test.tightest_block_count, scatter.inflation, prior, offsets.sd, offsets.degrees_of_freedom, share
-    )
-
-
-def _pod_effect_prior(criterion: Criterion, scatter: Dispersion, terms: AnalysisPlan) -> PodEffect:
-    """By how much pods are taken to differ for good in this, beside what they have told."""
-    if not criterion.is_load_adjusted:
-        return CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if scatter.batches else PodEffect(0.0, 0.0)
-    if terms.is_trial:
-        return PodEffect(0.0, 0.0)
-    return CALIBRATED_POD_EFFECT if scatter.batches else UNCALIBRATED_POD_EFFECT
-
-
-# ---------------------------------------------------------------------------------------------------------------- the rows
-_TOKENS_PER_STEP_TITLE, _TIME_PER_OUTPUT_TOKEN_TITLE = "output per verification step", "time per output token"
-OBJECTIVE_ALPHA = 0.0025
-"""Of rolling back for an objective; taken from that of the mean beside it."""
-MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE = 1.1
-"""Times the control's share beyond an objective that is let pass where the control itself does not keep it."""
-NO_POD_EFFECT = PodEffect(0.0, math.inf)
-
-
-def _build_tokens_per_step_criterion(terms: AnalysisPlan) -> Criterion:
-    """What is judged of the drafts."""
-    least = 1.0 if terms.goal == "Superior" else 1.0 - terms.margin
-    accept = CriterionTest(1, least, 0.0, PROMOTE_ALPHA, rolls_back=False, tightest_block_count=PROMOTE_TIGHTEST_BLOCK_COUNT)
-    return Criterion(
-        TOKENS_PER_STEP, _TOKENS_PER_STEP_TITLE, _tokens_per_step, (_rollback_if_below(1.0, 0.0, 0.0125),), (accept,)
-    )
-
-
-def _build_output_time_criterion(terms: AnalysisPlan, alpha: float) -> Criterion:
-    accept: tuple[CriterionTest, ...] = (
-        replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), measured_pods_only=True),
-        _promote_if_below(MAX_TIME_RATIO_ANY_PODS, 0.0),
-    )
-    if terms.incomparable and terms.goal == "Superior":
-        accept = (_promote_if_below(1.0, 0.0),)
-    elif terms.kept.output_edge is not None and not terms.incomparable:
-        accept = (replace(_promote_if_below(MAX_TIME_RATIO_MEASURED_PODS, 0.0), estimate_suffices=True),)
-    return Criterion(
-        TIME_PER_OUTPUT_TOKEN,
-        _TIME_PER_OUTPUT_TOKEN_TITLE,
-        _time_per_output_token,
-        (_rollback_if_above(1.02, 0.0, alpha),),
-        accept,
-        needs_load_match=True,
-    )
-
-
-def _build_trial_criteria(terms: AnalysisPlan) -> Iterator[Criterion]:
-    """What a trial of a setting is about."""
-    faster = terms.goal == "Faster"
-    slower = (replace(_rollback_if_above(1.02 if faster else 1.5, 0.0, 0.0175), tightest_block_count=TRIAL_TIGHTEST_BLOCK_COUNT),)
-    accept = (_promote_if_below(1.0, 0.0),) if faster else ()
-    yield Criterion(
-        TIME_PER_OUTPUT_TOKEN, _TIME_PER_OUTPUT_TOKEN_TITLE, _time_per_output_token, slower, accept, needs_load_match=True
-    )
-    if terms.kept.output_edge is not None:
-        title = f"that take more than {_format_seconds(terms.kept.output_edge)} per output token"
-        yield _build_objective_criterion(SLOW_TIME_PER_OUTPUT_TOKEN, title, _slow_output_share, terms)
-    # Its mean step is weighed by requests: some per cent off where a step grows fast with its batch, so that 10 % are let pass.
-    yield Criterion(
-        TOKENS_PER_BUSY_SECOND,
-        "output per busy second",
-        _tokens_per_busy_second,
-        (_rollback_if_below(0.9, 0.0, 0.0075),) if faster else (),
-        needs_load_match=True,
-    )
+def _build_output_objective_criterion(output_edge: float, plan: AnalysisPlan) -> Criterion:
+    """Return the criterion of the share of requests beyond the objective for time per output token."""
+    clause = f"that take more than {_format_seconds(output_edge)} per output token"
+    return _build_objective_criterion(SLOW_TIME_PER_OUTPUT_TOKEN, clause, _slow_output_share, plan)
 
 
 def _build_objective_criterion(
-    name: str, which: str, value: Callable[[EngineCounts], tuple[float, float]], terms: AnalysisPlan
+    name: str, clause: str, fraction: Callable[[EngineCounts], tuple[float, float]], plan: AnalysisPlan
 ) -> Criterion:
-    """The share of requests beyond an objective."""
-    accept = (replace(_promote_if_below(0.0, terms.beyond), alternative_ratio=MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE),)
-    worse = (_rollback_if_above(1.0, 0.0025, OBJECTIVE_ALPHA),)
-    return Criterion(name, f"share of requests {which}", value, worse, accept, needs_load_match=True, relative=False)
+    """Return the criterion of a share of requests beyond an objective; the clause completes its title."""
+    promote_test = replace(_promote_if_below(0.0, plan.beyond), alternative_ratio=MAX_RATIO_WHERE_CONTROL_MISSES_OBJECTIVE)
+    return Criterion(
+        name,
+        f"share of requests {clause}",
+        fraction,
+        (_rollback_if_above(1.0, 0.0025, OBJECTIVE_ALPHA),),
+        (promote_test,),
+        needs_load_match=True,
+        relative=False,
+    )
 
 
 def _rollback_if_above(ratio: float, offset: float, alpha: float) -> CriterionTest:
@@ -466,11 +507,12 @@ def _promote_if_below(ratio: float, offset: float) -> CriterionTest:
 
 
 def _with_attempt_alphas(criterion: Criterion, attempt: int) -> Criterion:
+    """Return the criterion with the alphas of its tests halved for each earlier attempt."""
     if not attempt:
         return criterion
-    halved = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.rollback_tests)
-    accept = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.promote_tests)
-    return replace(criterion, rollback_tests=halved, promote_tests=accept)
+    rollback_tests = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.rollback_tests)
+    promote_tests = tuple(replace(test, alpha=test.alpha / 2**attempt) for test in criterion.promote_tests)
+    return replace(criterion, rollback_tests=rollback_tests, promote_tests=promote_tests)
 
 
 def _format_seconds(seconds: float) -> str:

@@ -147,7 +147,8 @@ def stalled_message(blocks: int, load: float) -> str:
     """Return the message of an abort because the canary holds requests and does not finish them."""
     return (
         f"The canary finished next to no request in {_format_block_count(blocks)} in a row, "
-        f"though a pod of it held {load:.1f} at a time, while the control finished its own: either it hangs, or requests are given up by their clients before the first token."
+        f"though a pod of it held {load:.1f} at a time, while the control finished its own: "
+        "either it hangs, or requests are given up by their clients before the first token."
     )
 
 
