@@ -1,14 +1,17 @@
-"""What speculation means for those who use and pay for the engine: requests, caches, memory."""
+"""Checks of the effects of speculation on requests, caches, memory and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aerie.engine.models.gpu_memory import GIB
+from aerie.engine.models.gpu_memory import GIB, MemoryEstimate
 from aerie.engine.preflight.input import PreflightInput
 from aerie.engine.preflight.registry import register_check
 from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, skip, warn
 from aerie.engine.releases import Feature, Version, is_cpu_build
+
+_CPU_SAMPLING_BUG_RELEASES = (Version.parse("0.32.0"), Version.parse("0.33.0"))
+"""The oldest and the newest release whose sources were verified to have vLLM issue 55005."""
 
 
 @register_check(
@@ -51,13 +54,13 @@ def check_structured_output(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield skip("there is no speculation")
         return
     backend = inputs.arguments.structured_outputs_backend
-    kimi = (inputs.target_model.model_type or "").startswith("kimi")
+    is_kimi = (inputs.target_model.model_type or "").startswith("kimi")
     if backend == "lm-format-enforcer":
         yield refuse(
             "the structured-output backend is lm-format-enforcer, which vLLM refuses under speculation",
             "use xgrammar or guidance",
         )
-    elif kimi and inputs.version.release[:2] == (0, 26):
+    elif is_kimi and inputs.version.release[:2] == (0, 26):
         yield warn(
             f"grammars have stopped vLLM {inputs.version} with a Kimi target and EAGLE 3 (vLLM issue 51660)",
             "use a newer vLLM where clients use tools or JSON schemas",
@@ -113,54 +116,61 @@ def check_prefix_caching(inputs: PreflightInput) -> Iterable[CheckResult]:
     source="vLLM v1/kv_cache_interface.py, config/cache.py; issue 57475",
 )
 def check_gpu_memory(inputs: PreflightInput) -> Iterable[CheckResult]:
-    found = inputs.memory_estimate
-    if found.target_weight_bytes is None or found.drafter_weight_bytes is None:
-        whose = "target" if found.target_weight_bytes is None else "drafter"
-        yield note(f"the {whose}'s weights are not safetensors: memory could not be checked")
+    estimate = inputs.memory_estimate
+    if estimate.target_weight_bytes is None or estimate.drafter_weight_bytes is None:
+        model = "target" if estimate.target_weight_bytes is None else "drafter"
+        yield note(f"the {model}'s weights are not safetensors: memory could not be checked")
         return
-    weights = f"target {_format_bytes(found.target_weight_bytes)}, drafter {_format_bytes(found.drafter_weight_bytes)} of weights per GPU"
-    if found.kv_cache_bytes is None:
+    weights = (
+        f"target {_format_bytes(estimate.target_weight_bytes)}, drafter {_format_bytes(estimate.drafter_weight_bytes)} of "
+        "weights "
+        "per GPU"
+    )
+    if estimate.kv_cache_bytes is None:
         yield note(f"{weights}; no GPU memory was named, so that the fit could not be checked", "name it with --gpu-memory")
         return
-    assumed = f"assuming that {'; '.join(found.assumptions)}"
-    smaller = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
-    smaller += ", lower --max-num-seqs, or draft greedily (draftSampling)" if found.draft_logits_bytes else ""
-    smaller_weights = inputs.arguments.offload_flag or f"--quantization={inputs.arguments.quantization}"
-    if (
-        found.kv_cache_bytes <= 0 or (found.kv_cache_sequences or 1) < 1
-    ) and found.min_target_weight_bytes != found.target_weight_bytes:
-        least = f"{weights} as they are on disk, too much for the GPU"
-        if found.may_fit:
-            yield warn(
-                f"{least}; {smaller_weights} makes the target's smaller, and by how much could not be checked; {assumed}",
-                "try the start on one pod, or name less: " + smaller,
-            )
-        else:
-            yield refuse(f"{least}, and {smaller_weights} cannot make them small enough, {assumed}", smaller)
-    elif found.kv_cache_bytes <= 0:
-        yield refuse(f"{weights}: {_format_bytes(-found.kv_cache_bytes)} more than there is, {assumed}", smaller)
-    elif found.kv_cache_sequences is None or found.kv_cache_tokens is None:
-        yield note(
-            f"{weights}, {_format_bytes(found.kv_cache_bytes)} left for the KV cache, whose size the configs do not tell; {assumed}"
-        )
-    elif found.kv_cache_sequences < 1:
-        yield refuse(
-            f"{weights}, {_format_bytes(found.kv_cache_bytes)} left for the KV cache, and one sequence of {found.max_sequence_tokens} tokens needs "
-            f"{_format_bytes(found.max_sequence_kv_bytes or 0)}, {assumed}",
-            smaller,
-        )
+    assumptions = f"assuming that {'; '.join(estimate.assumptions)}"
+    fix = "use a larger GPU or more tensor parallelism, or lower --max-model-len"
+    fix += ", lower --max-num-seqs, or draft greedily (draftSampling)" if estimate.draft_logits_bytes else ""
+    fits = estimate.kv_cache_bytes > 0 and (estimate.kv_cache_sequences or 1) >= 1
+    if not fits and estimate.min_target_weight_bytes != estimate.target_weight_bytes:
+        yield _reduced_weights_result(inputs, weights, assumptions, fix)
     else:
-        share = (found.drafter_kv_bytes_per_token or 0) / (
-            (found.drafter_kv_bytes_per_token or 0) + (found.target_kv_bytes_per_token or 0) or 1
+        yield _kv_cache_result(estimate, estimate.kv_cache_bytes, weights, assumptions, fix)
+
+
+def _reduced_weights_result(inputs: PreflightInput, weights: str, assumptions: str, fix: str) -> CheckResult:
+    """Return the result if the weights on disk are too large for the GPU, and an argument makes them smaller."""
+    reducing_flag = inputs.arguments.offload_flag or f"--quantization={inputs.arguments.quantization}"
+    evidence = f"{weights} as they are on disk, too much for the GPU"
+    if inputs.memory_estimate.may_fit:
+        return warn(
+            f"{evidence}; {reducing_flag} makes the target's smaller, and by how much could not be checked; {assumptions}",
+            "try the start on one pod, or name less: " + fix,
         )
-        seen = (
-            f"{weights}, {_format_bytes(found.kv_cache_bytes)} left for the KV cache: {found.kv_cache_tokens} tokens, {found.kv_cache_sequences:.1f} sequences of "
-            f"{found.max_sequence_tokens}; {share:.1%} of it is the drafter's; {assumed}"
+    return refuse(f"{evidence}, and {reducing_flag} cannot make them small enough, {assumptions}", fix)
+
+
+def _kv_cache_result(estimate: MemoryEstimate, kv_cache_bytes: float, weights: str, assumptions: str, fix: str) -> CheckResult:
+    """Return the result from the memory that is left for the KV cache."""
+    if kv_cache_bytes <= 0:
+        return refuse(f"{weights}: {_format_bytes(-kv_cache_bytes)} more than there is, {assumptions}", fix)
+    evidence = f"{weights}, {_format_bytes(kv_cache_bytes)} left for the KV cache"
+    if estimate.kv_cache_sequences is None or estimate.kv_cache_tokens is None:
+        return note(f"{evidence}, whose size the configs do not tell; {assumptions}")
+    if estimate.kv_cache_sequences < 1:
+        return refuse(
+            f"{evidence}, and one sequence of {estimate.max_sequence_tokens} tokens needs "
+            f"{_format_bytes(estimate.max_sequence_kv_bytes or 0)}, {assumptions}",
+            fix,
         )
-        if found.kv_cache_sequences < 2:
-            yield warn(seen, "expect preemptions; " + smaller)
-        else:
-            yield pass_check(seen)
+    drafter_bytes, target_bytes = estimate.drafter_kv_bytes_per_token or 0, estimate.target_kv_bytes_per_token or 0
+    drafter_share = drafter_bytes / (drafter_bytes + target_bytes or 1)
+    evidence += (
+        f": {estimate.kv_cache_tokens} tokens, {estimate.kv_cache_sequences:.1f} sequences of {estimate.max_sequence_tokens}; "
+        f"{drafter_share:.1%} of it is the drafter's; {assumptions}"
+    )
+    return warn(evidence, "expect preemptions; " + fix) if estimate.kv_cache_sequences < 2 else pass_check(evidence)
 
 
 @register_check(
@@ -207,26 +217,25 @@ def check_lora(inputs: PreflightInput) -> Iterable[CheckResult]:
     source="vLLM config/parallel.py, world_size",
 )
 def check_gpu_count(inputs: PreflightInput) -> Iterable[CheckResult]:
-    arguments, name = inputs.arguments, inputs.gpu_resource
-    needed = arguments.gpus_per_replica
-    product = f"tensor x pipeline x data parallel = {needed}"
+    resource, required = inputs.gpu_resource, inputs.arguments.gpus_per_replica
+    parallelism = f"tensor x pipeline x data parallel = {required}"
     if inputs.gpu_count is None:
-        how = f"the pod asks for them by {name}" if name else "the pod asks for no GPUs"
-        yield note(f"{how}, and {product}: whether that fits could not be checked")
-    elif inputs.gpu_count < needed:
+        request = f"the pod asks for them by {resource}" if resource else "the pod asks for no GPUs"
+        yield note(f"{request}, and {parallelism}: whether that fits could not be checked")
+    elif inputs.gpu_count < required:
         yield refuse(
-            f"the pod has {inputs.gpu_count} of {name}, and {product}",
-            f"set {name} to {needed} in the limits of the engine's resources, or lower the parallelism",
+            f"the pod has {inputs.gpu_count} of {resource}, and {parallelism}",
+            f"set {resource} to {required} in the limits of the engine's resources, or lower the parallelism",
         )
-    elif inputs.gpu_count > needed:
-        yield warn(f"the pod has {inputs.gpu_count} of {name}, and {product}", f"set {name} to {needed}")
-    elif ".com/mig-" in name and needed > 1:
+    elif inputs.gpu_count > required:
+        yield warn(f"the pod has {inputs.gpu_count} of {resource}, and {parallelism}", f"set {resource} to {required}")
+    elif ".com/mig-" in resource and required > 1:
         yield warn(
-            f"{needed} of {name} for {product}, and NCCL joins no two instances of MIG",
+            f"{required} of {resource} for {parallelism}, and NCCL joins no two instances of MIG",
             "use whole GPUs, or one instance without parallelism",
         )
     else:
-        yield pass_check(f"{inputs.gpu_count} of {name} for {product}")
+        yield pass_check(f"{inputs.gpu_count} of {resource} for {parallelism}")
 
 
 @register_check(
@@ -250,18 +259,11 @@ def check_remote_code(inputs: PreflightInput) -> Iterable[CheckResult]:
         yield note("the drafter's config has auto_map, which vLLM does not follow without --trust-remote-code")
 
 
-def _format_bytes(count: float) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
-
-
-_CPU_SAMPLING_BUG_RELEASES = (Version.parse("0.32.0"), Version.parse("0.33.0"))
-"""The oldest and the newest release whose sources were seen to have vLLM issue 55005."""
-
-
 @register_check(
     "C33",
     "sampled requests on CPU",
-    rationale="with a drafter vLLM's CPU backend verifies with uninitialised temperature, top_p and top_k: requests with a temperature "
+    rationale="with a drafter vLLM's CPU backend verifies with uninitialised temperature, top_p and top_k: requests with a "
+    "temperature "
     "above 0 get answers that are not the target's, and one with top_k can end the engine",
     max_severity=Severity.WARN,
     source="vLLM issue 55005; vllm/utils/cpu_triton_utils.py, _expand_kernel_impl, 0.32 and 0.33; run on 0.32",
@@ -270,17 +272,25 @@ def check_cpu_sampling(inputs: PreflightInput) -> Iterable[CheckResult]:
     if not inputs.speculative_config:
         yield skip("there is no speculation")
         return
-    named = next((name for name in sorted(inputs.environment) if name.startswith("VLLM_CPU_")), None)
-    if not is_cpu_build(inputs.image, inputs.version) and named is None:
+    variable = next((name for name in sorted(inputs.environment) if name.startswith("VLLM_CPU_")), None)
+    if not is_cpu_build(inputs.image, inputs.version) and variable is None:
         yield pass_check("nothing says that the engine runs on CPU")
         return
-    seen = f"{named} is set" if named else f"the image is {inputs.image}" if inputs.image else f"vLLM is {inputs.version}"
+    cpu_evidence = (
+        f"{variable} is set" if variable else f"the image is {inputs.image}" if inputs.image else f"vLLM is {inputs.version}"
+    )
     oldest, newest = _CPU_SAMPLING_BUG_RELEASES
     if oldest.release <= inputs.version.release <= newest.release:
-        evidence = f"{seen}, and vLLM {inputs.version} on CPU draws wrong answers at temperatures above 0 with a drafter"
+        evidence = f"{cpu_evidence}, and vLLM {inputs.version} on CPU draws wrong answers at temperatures above 0 with a drafter"
     else:
-        evidence = f"{seen}, and whether vLLM {inputs.version} on CPU draws right with a drafter (vLLM issue 55005) is not known"
+        evidence = (
+            f"{cpu_evidence}, and whether vLLM {inputs.version} on CPU draws right with a drafter (vLLM issue 55005) is not known"
+        )
     yield warn(
         evidence,
         "send temperature 0 alone to this engine, run it without a drafter, or put a mend of vLLM issue 55005 into the image",
     )
+
+
+def _format_bytes(count: float) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
