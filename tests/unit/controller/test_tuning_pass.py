@@ -11,7 +11,7 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Gauges, Sample
 from aerie.manifests.tuning_config_map import TuningRecord
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_reconcile import CHAT, Operator, settled
+from tests.unit.controller.test_reconciler import CHAT, Operator, settled
 from tests.unit.controller.test_tuner import BUSY, INTERVAL, ZERO, Fake, Virtual
 
 PLACE = ("ConfigMap", "chat-aerie-tuning")

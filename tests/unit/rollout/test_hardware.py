@@ -14,7 +14,7 @@ from aerie.rollout.canary.analysis_run import AnalysisRun
 from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sample, hardware_difference_message
 from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
 from aerie.tuning.decision.policy import backoff_factor
-from tests.unit.rollout.test_tuned import K5, MINUTE, advise, look, speculation, tuned
+from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
 from tests.unit.rollout.world import World, canarying, serving, watching
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"

@@ -17,7 +17,7 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.unit.controller.conftest import Run
-from tests.unit.controller.test_probe import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, observed, pod, status
+from tests.unit.controller.test_equivalence import CANARY, CHAT, CONTROL, OTHER, PODS, STABLE, observed, pod, status
 
 
 def body(length: Any, model: str = "chat") -> bytes:

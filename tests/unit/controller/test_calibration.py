@@ -17,7 +17,7 @@ from aerie.rollout.canary import calibration_record
 from aerie.rollout.facts.snapshot import Snapshot
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
-from tests.unit.controller.test_compare import sample
+from tests.unit.controller.test_blocks import sample
 
 CHAT = NamespacedName("default", "chat")
 OLD = "2026-01-01T00:00:00Z"

@@ -20,7 +20,7 @@ from aerie.rollout.facts.concurrency import (
     allocate_slots,
     read_slot_claim,
 )
-from tests.unit.rollout.test_tuned import MINUTE, advise, tuned, until
+from tests.unit.rollout.test_effective_setting import MINUTE, advise, tuned, until
 from tests.unit.rollout.world import World, canarying, serving
 
 NOT_YET = StartPermission(frozenset())

@@ -14,7 +14,7 @@ from aerie.manifests import naming
 from aerie.rollout.capacity.service_handover import ENDPOINT_PROPAGATION_DELAY, MAX_SERVER_CLOCK_LEAD
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.reconcile import build_reconcile_plan
-from tests.unit.rollout.test_route import GATEWAY
+from tests.unit.rollout.test_route_status import GATEWAY
 from tests.unit.rollout.world import IMAGE, World, canarying, serving, watching
 
 SECOND = timedelta(seconds=1)
