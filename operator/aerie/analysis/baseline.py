@@ -9,7 +9,7 @@ A change that makes other numbers of the same traffic does not (`compatible_with
 
 * another length of blocks;
 * another latency objective, for the share of requests beyond it;
-* more draft positions, for acceptance length and tokens per step: they scatter the more the longer they may get;
+* more draft positions, for acceptance length and tokens per step: their dispersion increases with their largest length;
 * another release of the engine, for everything: from 0.33 on, vLLM drafts nothing in steps where no request can use a draft
   (v1/core/sched/scheduler.py, `_drafts_unused`). So times and their dependence on the load are other numbers.
 

@@ -20,14 +20,14 @@
 Alphas. Those of the rollback tests add up to 0.035, because any of them suffices; they are spent by the deadline. A promotion
 needs no split, because all of its tests have to pass: each has 0.05.
 
-"Load". The criterion is counted only in blocks in which the loads of the arms match (`load_match`), and its means are adjusted to
-the control's output (`load_adjustment`). Nothing is promoted while many blocks, or the latest, are excluded for that (`verdict`),
+"Load". The criterion is counted only in blocks in which the loads of the arms match (`load_match`). Its means are adjusted to the
+control's output (`load_adjustment`). Nothing is promoted while many blocks, or the latest, are excluded for that (`verdict`),
 because the blocks of an overloaded arm are excluded too.
 
 "Pods". The assumed permanent difference of two pods of one GPU model without calibration: a standard deviation, with 3 degrees of
 freedom. With calibration it is the calibrated one, and a prior of 1 degree of freedom at 1 %. For tokens per step it exists only
-beside a calibration, with 2 degrees: drafter and target determine them, whatever the GPU. For times, the bounds of promote tests
-are widened for 99 % of the differences of such pods, and those of rollback tests for 99.75 %.
+beside a calibration, with 2 degrees: drafter and target determine them, whatever the GPU. For times, bounds are widened for a
+share of the differences of such pods: in promote tests for 99 %, in rollback tests for 99.75 %.
 
 Shares pass by exact bounds of counts (`shares`), because a sample variance is 0 where nothing has happened yet. A drafter must
 not change outputs at all, so output length, truncated requests and greedy answers are alarms, not goals.
@@ -42,16 +42,16 @@ not probably worse. Where requests are few and uneven, the one is significant ho
 The margin covers what cannot be distinguished, and is no allowance. A canary significantly below its control is rolled back
 though it is within the margin, unless it is faster.
 
-Tokens per step are the tokens of requests after their first, divided by the steps in which they were generated ((generated -
-first tokens) / request steps). Acceptance length, 1 + accepted / drafts, is shown and not evaluated. vLLM also counts draft
-tokens as accepted behind the end of an answer, which no request gets (vllm issue 56101: v1/core/sched/scheduler.py counts before
-it trims, in 0.32.0 and 0.33.0). That adds some tenths of a percent to 4 %, the more the shorter the answers and the better the
-drafter, so it flatters the better arm. Dummy drafts, which acceptance length counts, are in no request step, and neither are
-chunks of a prompt. A step that recomputes a preempted request counts in both, with one token.
+Tokens per step are the tokens of requests after their first, divided by the steps that generated them. That is (generated - first
+tokens) / request steps, as `aerie.engine.metrics.rates.tokens_per_step`. Acceptance length, 1 + accepted / drafts, is shown and
+not evaluated. vLLM also counts draft tokens as accepted behind the end of an answer, which no request gets (vllm issue 56101:
+v1/core/sched/scheduler.py counts before it trims, in 0.32.0 and 0.33.0). That adds some tenths of a percent to 4 %, the more the
+shorter the answers and the better the drafter. So it flatters the better arm. Dummy drafts, which acceptance length counts, are
+in no request step, and neither are chunks of a prompt. A step that recomputes a preempted request counts in both, with one token.
 
 | where                          | in place of the first row                                                                |
 |--------------------------------|------------------------------------------------------------------------------------------|
-| the arms draft with unlike K   | time per output token, with its alpha: a text fixes its tokens, not its drafts, so that  |
+| the arms draft different K     | time per output token, with its alpha: a text fixes its tokens, not its drafts, so that  |
 |                                | drafts of a larger K begin at harder places, and one drafter shows 2 to 6 % less there   |
 | both verify adaptively, same K | time per output token, with its alpha; and tokens per step roll back when significantly  |
 |                                | below control * 0.9, alpha 0.005, counted while both have as many requests in flight     |
@@ -182,7 +182,7 @@ class AnalysisPlan:
 
     @property
     def is_trial(self) -> bool:
-        """Whether it is the trial of a setting, and thus about time."""
+        """True if it is the trial of a setting, and thus about time."""
         return self.goal in ("Faster", "Explore")
 
     def dispersion_of(self, criterion: str) -> Dispersion:
@@ -233,7 +233,7 @@ class Criterion:
 
     @property
     def is_load_adjusted(self) -> bool:
-        """Whether the canary's value is adjusted to the control's output: a mean that depends on the load."""
+        """True if the canary's value is adjusted to the control's output: a mean that depends on the load."""
         return self.needs_load_match and self.relative and not self.needs_in_flight_match
 
 

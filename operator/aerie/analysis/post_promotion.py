@@ -3,9 +3,9 @@
 The metric is tokens per step. It is followed also where the analysis did not decide by it, because its arms drafted different
 numbers of tokens: the reference level is the canary's own. A drafter whose number of tokens depends on the load is not followed.
 
-There is no second arm, so blocks are compared with a number. Pairs do not remove the effect of the traffic on acceptance here,
-and no number of blocks averages it out, because it may last for hours. So a drop by less than the margin counts as none. A
-significant drop is a suspicion and no verdict: it means that retained previous pods should get requests, so that both can be
+There is no second arm, so blocks are compared with a number. Pairs do not remove the effect of the traffic on acceptance here.
+Nor does any number of blocks average it out, because it may last for hours. So a drop by less than the margin counts as none. A
+significant drop is a suspicion and no verdict. It means that retained previous pods should get requests, so that both can be
 compared in pairs as in an analysis (`verdict.check_guardrails`).
 
 A drop to an acceptance length of 1.00 is no drift and needs no statistics: the drafter proposes noise, as it does once its

@@ -33,7 +33,7 @@ MIN_CONTROL_REQUESTS_FOR_STALL = 3.0
 """Least requests that the control finishes in a block that counts as stalled: the canary finishes next to none that it holds."""
 ABORT_TIME_PER_OUTPUT_TOKEN_RATIO = 3.0
 """Ratio to the control's time per output token beyond which a canary is far slower. Two equal pods under the same load never
-differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
+differ so much: their blocks differ by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
 minutes until there were enough blocks for a verdict."""
 ABORT_TIME_TO_FIRST_TOKEN_RATIO, MIN_REQUESTS_FOR_TIME_TO_FIRST_TOKEN_ABORT = 5.0, 20.0
 """Ratio to the control's time to first token beyond which a canary's is far later, and the least requests of each arm. The ratio
@@ -68,7 +68,7 @@ class AnalysisState:
     """Consecutive blocks, up to the last, in which the canary was far slower than the control; without those in which it had more
     requests."""
     late: int = 0
-    """The same for the canary's time to first token."""
+    """Consecutive blocks, up to the last, in which the canary's first token was far later; counted like `slow`."""
     stalled: int = 0
     """Consecutive blocks, up to the last, in which the canary held requests and finished next to none, while the control did."""
     left_out: int = 0

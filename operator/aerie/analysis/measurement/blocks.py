@@ -169,8 +169,10 @@ def add_scrapes(
         name: _add_scrape(block.windows.get(name, PodWindow(sample.arm)), sample.counters, now, block.start_time, rule)
         for name, sample in samples.items()
     }
-    gone = {name: replace(window, exclusion_reason="Gone") for name, window in block.windows.items() if name not in samples}
-    filled_block = OpenBlock(block.start_time, gone | windows)
+    gone_windows = {
+        name: replace(window, exclusion_reason="Gone") for name, window in block.windows.items() if name not in samples
+    }
+    filled_block = OpenBlock(block.start_time, gone_windows | windows)
     if now - block.start_time < rule.block_seconds:
         return filled_block, None
     arms = {arm: _arm_counts(filled_block, arm, now, rule) for arm in ("canary", "control")}

@@ -23,7 +23,7 @@ class SampleProjection:
     output_edge: float | None = None
     """Bucket edge, in seconds, of the objective for time per output token; None without one."""
     first_edge: float | None = None
-    """The same for time to first token."""
+    """Bucket edge, in seconds, of the objective for time to first token; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class EngineCounts:
     timed: float = 0.0
     """Finished requests whose time per output token was measured."""
     slow_output: float = 0.0
-    """Of the `timed` requests, those that took longer per output token than the objective."""
+    """Requests among the `timed` ones that took longer per output token than the objective."""
     request_steps: float = 0.0
     """Steps of the engine, once for each request in them."""
     iterations: float = 0.0

@@ -74,7 +74,7 @@ class LoadMatch:
 
     @property
     def has_enough_requests(self) -> bool:
-        """Whether a difference of more than the tolerance can be distinguished from chance."""
+        """True if a difference of more than the tolerance can be distinguished from chance."""
         return self.variance >= 0.999 * MIN_REQUEST_COUNT_VARIANCE  # the sum of its parts is rounded
 
     @property
@@ -84,12 +84,12 @@ class LoadMatch:
 
     @property
     def is_matched(self) -> bool:
-        """Whether the loads of the arms match, in arrived requests or in those in flight; not when no request arrived."""
+        """True if the loads of the arms match, in arrived requests or in those in flight; False when no request arrived."""
         return self._is_within_tolerance(min(abs(self.request_surplus), abs(self.in_flight_surplus)))
 
     @property
     def is_matched_in_flight(self) -> bool:
-        """Whether the arms match in requests in flight; where no exposition has these, in arrived requests."""
+        """True if the arms match in requests in flight; where no exposition has these, in arrived requests."""
         return self._is_within_tolerance(abs(self.in_flight_surplus))
 
     def _is_within_tolerance(self, difference: float) -> bool:

@@ -1,9 +1,11 @@
 """Anytime-valid bounds and e-values, so that a rollout may evaluate them after each block and stop when they suffice.
 
-There are two tests. The *t confidence sequence* for a mean of block scores is a normal mixture over the effect in units of the
-unknown standard deviation, with the right-Haar measure on the latter (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589). The
-*conditional binomial e-value* is for rare events (Lindon and Malek, "Anytime-Valid Inference for Multinomial Count Data", NeurIPS
-2022).
+There are two tests:
+
+* The *t confidence sequence* is for a mean of block scores. It is a normal mixture over the effect, in units of the unknown
+  standard deviation, with the right-Haar measure on the latter (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589).
+* The *conditional binomial e-value* is for rare events (Lindon and Malek, "Anytime-Valid Inference for Multinomial Count Data",
+  NeurIPS 2022).
 
 The score of a block is Y = canary - ratio * control - offset. Its mean is 0 exactly when the arms are at that ratio, whatever
 both drift by. A mean of ratios or of their logarithms would be biased where a control value is small.
@@ -214,8 +216,11 @@ def ratio_bounds(
     """Return the bounds of the ratios canary / control that neither test excludes.
 
     Beyond the bounds the tests that decide have rejected. The method is Fieller's inversion. With C = t^2/n_e,
-    (a - r b)^2 = C s^2(r) + (pod effect bound)^2 is quadratic in r, because both the mean and the variance of the scores are
-    polynomials in it. A bound is infinite where its test cannot reject yet, or the control's mean is not significantly above 0.
+
+        (a - r b)^2 = C s^2(r) + (pod effect bound)^2
+
+    is quadratic in r, because both the mean and the variance of the scores are polynomials in it. A bound is infinite where its
+    test cannot reject yet, or the control's mean is not significantly above 0.
     """
     return _ratio_bound(pairs, lower_parameters, -1), _ratio_bound(pairs, upper_parameters, 1)
 

@@ -16,8 +16,8 @@ Two crashes of a canary in an hour against none of the control have a factor of 
 and their hosts alone end a process of 8 GPUs once in nine months: 419 interruptions in 54 days on 16,384 GPUs, arXiv 2407.21783,
 table 5.)
 
-Guarantee: over rates drawn as above, the factor of arms that are as good ever reaches 1 / alpha with a chance of at most alpha
-(it is a martingale in time). Not guaranteed: the same at every single rate; repair a cluster whose engines crash every day first.
+Guarantee, over rates drawn as above: the factor of equally good arms ever reaches 1 / alpha with a chance of at most alpha. It is
+a martingale in time. Not guaranteed: the same at every single rate; repair a cluster whose engines crash every day first.
 Evicted pods and lost nodes are not counted: their cause is a node.
 """
 
@@ -90,12 +90,12 @@ class CrashCounts:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the evidence is more for than against the canary's processes ending more often."""
+        """True if the evidence is more for than against the canary's processes ending more often."""
         return self._is_canary_rate_higher and self.bayes_factor > 1
 
     @property
     def _is_canary_rate_higher(self) -> bool:
-        """Whether the canary's processes have ended more often by the pod-hour."""
+        """True if the canary's processes have ended more often by the pod-hour."""
         return self.canary * max(self.control_hours, 1e-9) > self.control * self.canary_hours
 
     def to_dict(self) -> dict[str, Any]:
