@@ -195,7 +195,9 @@ def _variance(times: Whole, accepted: Array, offered: Array, pull: Array, weight
         found = -float(apart @ residuals) / information
         errors = weights @ (apart * (residuals + found * apart * steep)) / information
         # An error told from so few times is uncertain itself, as Student's t is.
-        square = float(errors.var()) * (count - 1) / (count - 3) + (_ALIKE / float(np.ptp(pull[paired]))) ** 2
+        # All blocks of those times: of two settings the one with nearly all drafts lies so near their mean that it is not paired.
+        spread = float(np.ptp(pull[np.isin(times, times[paired])]))
+        square = float(errors.var()) * (count - 1) / (count - 3) + (_ALIKE / spread) ** 2
         chances = chances - (_VARIANCES - found) ** 2 / (2 * square)
     mass = np.cumsum(np.exp(chances - chances.max()))
     return np.interp(places, mass / mass[-1], _VARIANCES)
