@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,12 +39,9 @@ def history(
     return found
 
 
-def mean_of(name: str, **arguments: float) -> float:
-    return float(
-        np.mean(
-            [getattr(history(24 * BLOCKS_PER_BATCH, seed=seed, **arguments).estimate_dispersion(), name) for seed in range(15)]
-        )
-    )  # type: ignore[arg-type]
+def mean_of(name: str, **arguments: Any) -> float:
+    dispersions = [history(24 * BLOCKS_PER_BATCH, seed=seed, **arguments).estimate_dispersion() for seed in range(15)]
+    return float(np.mean([getattr(dispersion, name) for dispersion in dispersions]))
 
 
 @pytest.mark.parametrize("pods", [2, 3, 4])

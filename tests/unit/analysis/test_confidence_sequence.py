@@ -114,10 +114,10 @@ def test_precision_makes_it_tightest_about_there() -> None:
 TUNINGS = st.builds(
     SequenceParameters,
     alpha=st.floats(0.001, 0.1),
-    blocks=st.floats(5, 50),
+    tightest_block_count=st.floats(5, 50),
     inflation=st.floats(1, 4),
     prior=st.builds(VariancePrior, st.floats(0.001, 1.0), st.sampled_from([0.0, 10.0, 20.0])),
-    offset_sd=st.sampled_from([0.0, 0.05]),
+    pod_effect_sd=st.sampled_from([0.0, 0.05]),
 )
 
 

@@ -203,7 +203,7 @@ def samples() -> st.SearchStrategy[Sample]:
         counters=counters() | counters().map(lambda made: dataclasses.replace(made, speculation=None)),
         gauges=st.builds(Gauges, some, some, st.none() | st.floats(0, 1), some),
         engines=st.sampled_from([frozenset("0"), frozenset("01"), frozenset(['a"b', "c\\,}"])]),
-        started=st.none() | st.floats(1e9, 2e9),
+        process_start_time=st.none() | st.floats(1e9, 2e9),
     )
 
 

@@ -183,13 +183,13 @@ def test_a_fall_after_the_promotion_is_checked_against_old_pods_before_anything_
 LOOKS = st.builds(
     CanaryObservation,
     ready=st.booleans(),
-    late=st.booleans(),
-    late_at=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
-    stop=st.sampled_from(["", "", "", "It crashes."]),
+    deadline_exceeded=st.booleans(),
+    next_deadline_at=st.none() | st.integers(0, 600).map(lambda minutes: T0 + minutes * MINUTE),
+    abort_message=st.sampled_from(["", "", "", "It crashes."]),
     verdict=st.sampled_from(["Continue", "Continue", "Promote", "Rollback", "Inconclusive"]),
-    reason=st.just("Because."),
-    fallen=st.sampled_from(["", "", "It has fallen."]),
-    word=st.sampled_from([None, None, None, "promote", "rollback"]),
+    verdict_message=st.just("Because."),
+    regression_message=st.sampled_from(["", "", "It has fallen."]),
+    manual_action=st.sampled_from([None, None, None, "promote", "rollback"]),
 )
 
 

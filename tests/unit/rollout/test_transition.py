@@ -207,7 +207,7 @@ def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once() -> None:
 
 def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back() -> None:
     world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"rampHold": "1h"}})
-    for _ in range(20):
+    for _ in range(25):
         world.schedule()
         world.ready()
         world.measure(1, -0.2)

@@ -125,6 +125,23 @@ def test_settings_that_differ_by_chance_alone_tell_little() -> None:
     assert float(estimates.std()) > 0.1
 
 
+@pytest.mark.parametrize("others", [3, 30, 300, 3000])
+def test_one_replica_beside_a_fleet_of_another_setting_may_tell_next_to_nothing(others: int) -> None:
+    """Nearly all drafts are of one setting, so that it hardly differs from the mean of its time."""
+    q = (0.7, 0.6, 0.5)
+    fleet = [replace(block, counters=_times(block.counters, others)) for block in blocks(K3, *[q] * 12)]
+    found = fitted([*fleet, *blocks(Static(4), *[(*q, 0.5)] * 12)])
+    assert np.isfinite(found.lengths).all()
+    assert 0 <= float(found.text_variance.mean()) < 1
+
+
+def _times(counters: Counters, number: int) -> Counters:
+    """Of so many replicas."""
+    for _ in range(number.bit_length() - 1):
+        counters = counters + counters
+    return counters
+
+
 def test_beyond_k_the_last_conditional_is_carried_on_and_less_and_less_certain() -> None:
     found = fitted(blocks(K3, *[(0.8, 0.7, 0.75)] * 12))
     conditionals = found.survival[:, 1:] / found.survival[:, :-1]

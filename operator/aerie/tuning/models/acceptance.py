@@ -219,7 +219,9 @@ def _draw_text_variance(
         estimate = -float(deviation @ residuals) / information
         errors = weights @ (deviation * (residuals + estimate * deviation * slope)) / information
         # The error of so few times is itself uncertain: the variance of Student's t.
-        variance = float(errors.var()) * (count - 1) / (count - 3) + (_POD_LOGIT_SD / float(np.ptp(sensitivity[paired]))) ** 2
+        # All blocks of those times: of two settings the one with nearly all drafts lies so near their mean that it is not paired.
+        spread = float(np.ptp(sensitivity[np.isin(times, times[paired])]))
+        variance = float(errors.var()) * (count - 1) / (count - 3) + (_POD_LOGIT_SD / spread) ** 2
         log_posterior = log_posterior - (_TEXT_VARIANCE_GRID - estimate) ** 2 / (2 * variance)
     mass = np.cumsum(np.exp(log_posterior - log_posterior.max()))
     return np.interp(ranks, mass / mass[-1], _TEXT_VARIANCE_GRID)
