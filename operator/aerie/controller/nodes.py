@@ -15,8 +15,7 @@ import logging
 from collections.abc import Iterable
 
 from aerie.controller.client import ApiError, Cluster, Kind
-from aerie.resources.placement import LABELS
-from aerie.rollout.hardware import Nodes
+from aerie.rollout.hardware import LABELS, Nodes
 
 _log = logging.getLogger(__name__)
 NODES = Kind("v1", "Node", "nodes")

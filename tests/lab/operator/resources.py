@@ -46,8 +46,7 @@ def resource(
         run["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     # Pods that run nothing are looked at less often.
     interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
-    quick = {"warmup": "1s", "block": block, "minBlocks": blocks, "soak": "2s", "deadline": "1h"}
-    quick |= {"margin": 0.05, "failureMargin": 0.1}
+    quick = {"warmup": "1s", "block": block, "minBlocks": blocks, "soak": "2s", "deadline": "1h", "margin": 0.05}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
         "kind": "SpeculativeDeployment",
