@@ -74,6 +74,7 @@ BUSY = '{"startup_seconds": 0.5, "asks": 5, "step_time": {"formula": {"base": 0.
 FROZEN = BUSY.replace("{", '{"lie": "frozen", ', 1)
 IDLE = '{"startup_seconds": 0.5}'
 GONE = IDLE.replace("{", '{"lie": "gone", ', 1)
+BUSY_GONE = BUSY.replace("{", '{"lie": "gone", ', 1)
 LONG = {"warmup": "10m"}
 SHORT = {"deadline": "1m"}
 
