@@ -21,8 +21,8 @@ from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, SCHEDULE, STEPS, T
 SOME_STEPS = 6 / STEPS
 """A page's counters are not of one instant: between two of them there may be a step, and on busy cores up to four were seen, and
 27 on one page of all. So what compares two of them is asked of the median window."""
-ABOUT = 0.25
-"""Of a speed-up: far below what speculation loses here, which is a factor of two."""
+FORECAST_TOLERANCE = 0.25
+"""Share of a speed-up: far below what speculation loses here, which is a factor of two."""
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
 
 
@@ -81,5 +81,5 @@ def test_what_the_tuner_says_is_what_was_measured(told: Told) -> None:
     assert min(told.usual_gain.values()) > 0, told.usual_gain
     measured = [1 + gain for gain in told.gain.values()]  # over all windows, as it has them: what slowed some of them is in both
     for low, _, high in told.forecast.values():
-        assert 1 + low < (1 + ABOUT) * max(measured), told.gain
-        assert 1 + high > (1 - ABOUT) * min(measured), told.gain
+        assert 1 + low < (1 + FORECAST_TOLERANCE) * max(measured), told.gain
+        assert 1 + high > (1 - FORECAST_TOLERANCE) * min(measured), told.gain

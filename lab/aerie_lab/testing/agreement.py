@@ -37,8 +37,8 @@ BUNDLE = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3]
 """The shipped target and drafters."""
 K = 3
 Kind = Literal["real", "simulated"]
-LOG = 6000
-"""Characters of an engine's log that a failure shows."""
+LOG_CHARACTERS = 6000
+"""The end of an engine's log that a failure shows."""
 START = 900.0
 """Seconds for a start: 35 on an idle machine with two cores, several times that on a busy one."""
 
@@ -150,7 +150,7 @@ def engine(
                 time.sleep(0.1)
             yield Engine(process, client, log, kind)
     except Exception as error:
-        error.add_note(f"The engine's log ends with:\n{log.read_text()[-LOG:]}")
+        error.add_note(f"The engine's log ends with:\n{log.read_text()[-LOG_CHARACTERS:]}")
         raise
     finally:
         with contextlib.suppress(ProcessLookupError):
