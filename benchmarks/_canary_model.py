@@ -1,14 +1,16 @@
 """Request-level traffic on simulated pods in virtual time, many runs at once: what a scraper would have read from each pod.
 
 The model. Requests come by Poisson at a rate that swings by 50 % over a day. Each is of one of two classes; its chance to be
-accepted per drafted token is Beta with mean 0.8 or 0.6 (kappa 8), the number of its drafts log-normal (median 150 or 200, sigma
-1.1), and it runs at 50 drafts a second. The share of the first class drifts: over the day, together on all pods (AR(1), 20
-minutes) and on each pod for itself (AR(1), 5 minutes; 15 with sticky tenants). K = 3. A drafter that is better by delta has all
-acceptance lengths times 1 + delta, so the boundary of a margin is met exactly, at every moment.
+accepted per drafted token is Beta with mean 0.8 or 0.6 (kappa 8), the number of its output tokens log-normal (median 450,
+sigma 1.1). A text fixes its tokens: how many drafts they take follows from what the request accepts, at 50 drafts a second. The
+share of the first class drifts: over the day, together on all pods (AR(1), 20 minutes) and on each pod for itself (AR(1), 5
+minutes; 15 with sticky tenants). K = 3. A drafter that is better by delta takes 1 / (1 + delta) of the drafts for the same
+tokens in the same time, so it has all acceptance lengths times 1 + delta, and the boundary of a margin is met exactly, at every
+moment.
 
-These constants are assumptions, chosen so that two-minute blocks of one pod against three scatter by 5.0 % with an inflation of
-1.74 (4.6 % and 1.1 with routing at random). Not modelled: batches and latency, acceptance that moves within a request, a limit
-of 4 for a single request's acceptance length after delta.
+These constants are assumptions. With them two-minute blocks of one pod against three scatter by 5.4 % with an inflation of 1.75
+over a day (5.0 % and 1.25 with routing at random). Not modelled: batches and latency, that requests end sooner with a better
+drafter, acceptance that moves within a request, a limit of 4 for a single request's acceptance length after delta.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ SCRAPE = 15.0
 DAY = 86400.0
 K = 3
 SPEED = 50.0  # drafts per second of one request
-MEDIANS, SPREAD = (150.0, 200.0), 1.1
+MEDIANS, SPREAD = (450.0, 450.0), 1.1  # output tokens, by class
 MEANS = (0.8, 0.6)
 FIRST_CLASS = -0.69  # logit of the first class's mean share, 1/3
 CHUNK = 500_000  # requests at once: what stays in a processor's cache is several times as quick
@@ -97,7 +99,8 @@ def _classes(kappa: float, points: int = 4096) -> tuple[Floats, Floats]:
 def simulate(
     traffic: Traffic, runs: int, pods: int, seconds: float, random: np.random.Generator, factors: Floats | None = None
 ) -> Counters:
-    """What `pods` equal pods count in `runs` runs. `factors` (runs, pods, scrapes or 1) multiply acceptance lengths."""
+    """What `pods` equal pods count in `runs` runs. `factors` (runs, pods, scrapes or 1) multiply acceptance lengths: the same
+    tokens in fewer drafts."""
     pieces = []
     per_run = traffic.rate * (1 + traffic.growth) / 2 * pods * seconds
     step = max(1, int(CHUNK / per_run))
@@ -119,7 +122,8 @@ def _simulate(
     accepted += np.sqrt(variance) * random.standard_normal(shape, dtype=np.float32)
     drafts, accepted, finished, begun = (part[..., burn:] for part in (drafts, accepted, finished, arrivals.astype(np.float64)))
     if factors is not None:
-        accepted = factors * (drafts + accepted) - drafts
+        tokens, drafts = drafts + accepted, drafts / factors
+        accepted = tokens - drafts
     zero = np.zeros((runs, pods, 1))
     parts = (drafts, np.maximum(accepted, 0), finished, begun)
     totals = [np.concatenate([zero, np.cumsum(part, axis=-1)], axis=-1) for part in parts]
@@ -152,8 +156,8 @@ def _served(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Drafts, accepted tokens with their variance, and finished requests, by run, pod and scrape interval.
 
-    A request drafts evenly from its start to its end, so what an interval holds is linear in both: each start and each end adds
-    its rate from there on, and the part of its own interval.
+    A request drafts evenly from its start until its tokens are written, so what an interval holds is linear in both times: each
+    start and each end adds its rate from there on, and the part of its own interval.
     """
     shape, bins = arrivals.shape, arrivals.shape[-1]
     means, variances = _classes(kappa)
@@ -163,14 +167,15 @@ def _served(
     second = (random.random(count, dtype=np.float32) >= mix.ravel().astype(np.float32)[place]).astype(np.intp)
     rank = (random.random(count, dtype=np.float32) * means.shape[1]).astype(np.intp)
     start = random.random(count, dtype=np.float32).astype(np.float64)  # in intervals, from that of `place` on
-    drafts = np.array(MEDIANS)[second] * np.exp(SPREAD * random.standard_normal(count, dtype=np.float32))
-    end = start + drafts / (SPEED * SCRAPE)
+    tokens = np.array(MEDIANS)[second] * np.exp(SPREAD * random.standard_normal(count, dtype=np.float32))
+    each = means[second, rank]
+    end = start + tokens / ((1 + each) * SPEED * SCRAPE)
     later = end.astype(np.intp)
     kept = np.flatnonzero(place % bins + later < bins)
     ended = (place + later)[kept]
     left, right = 1 - start, (1 - end + later)[kept]
     found = []
-    for weight in (None, means[second, rank], variances[second, rank]):
+    for weight in (None, each, variances[second, rank]):
         weight_end = None if weight is None else weight[kept]
         change = np.bincount(place, weight, cells) - np.bincount(ended, weight_end, cells)
         inside = np.bincount(place, left if weight is None else weight * left, cells)

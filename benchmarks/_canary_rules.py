@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.rollout.analysis.blocks import Side
-from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.criteria import TOKENS_PER_STEP, Terms, Test, criteria
+from aerie.rollout.analysis.calibration import Offsets, Scatter
+from aerie.rollout.analysis.criteria import KNOWN_IN_DRAFTS, TOKENS_PER_STEP, Terms, Test, criteria
 from aerie.rollout.analysis.demand import Demand
 from aerie.rollout.analysis.judgement import MOST_DROPPED
 from aerie.rollout.analysis.readings import Counts
-from aerie.rollout.analysis.sequential import OFFSET_QUANTILE, precision, with_deadline
+from aerie.rollout.analysis.sequential import offset_quantile, precision, with_deadline
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
 
@@ -80,7 +80,7 @@ def first(reasons: Bools, minutes: Floats) -> Floats:
 def ours(blocks: Blocks, better: float, scatters: list[Scatter], terms: Terms) -> Decisions:
     """`better`: the canary's tokens per step are multiplied by 1 + better. One scatter for each run."""
     criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
-    assert criterion.accept is not None
+    (accept,) = criterion.accept
     canary = blocks.canary * (1 + better)
     counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= terms.min_blocks - 1)
     failed = np.zeros_like(counted)
@@ -88,7 +88,7 @@ def ours(blocks: Blocks, better: float, scatters: list[Scatter], terms: Terms) -
         failed |= certain(test, canary, blocks.control, scatters, terms)
     number = np.arange(1, canary.shape[1] + 1)
     trusted = blocks.dropped <= MOST_DROPPED * (number + blocks.dropped)
-    shown = certain(criterion.accept, canary, blocks.control, scatters, terms) & trusted
+    shown = certain(accept, canary, blocks.control, scatters, terms) & trusted
     minutes = blocks.ended / 60
     return Decisions(first(failed & counted, minutes), first(shown & counted, minutes))
 
@@ -117,10 +117,12 @@ def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         mean, level = np.cumsum(scores, axis=1) / n, np.cumsum(control, axis=1) / n
         variance = np.maximum(0, np.cumsum(scores**2, axis=1) - n * mean**2) / np.maximum(n - 1, 1)
-        inflation, per_pod, prior, offset = (
-            np.array([getattr(scatter, name) for scatter in scatters])[:, None]
-            for name in ("inflation", "variance", "freedom", "offset_sd")
+        inflation, per_pod, prior = (
+            np.array([getattr(scatter, name) for scatter in scatters])[:, None] for name in ("inflation", "variance", "freedom")
         )
+        priors = [KNOWN_IN_DRAFTS if scatter.batches else Offsets(0.0, 0.0) for scatter in scatters]
+        told = [scatter.offset(known, 1.0, terms.pods) for scatter, known in zip(scatters, priors, strict=True)]
+        offset = np.array([offset_quantile(one.freedom) * one.sd for one in told])[:, None]
         split = 1 / terms.pods[0] + 1 / terms.pods[1]
         alpha = np.full_like(inflation, test.alpha)
         if test.rejects:
@@ -134,7 +136,7 @@ def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter]
         c = np.exp(2 / (freedom + 1) * (np.log(k) / 2 - np.log(2 * alpha)))
         t_squared = np.where((c < k) & (own > 0), freedom * (c - 1) / (1 - c / k), np.inf)
         pooled = (prior * per_pod * split * level**2 + own * variance) / freedom
-        slack = (OFFSET_QUANTILE * offset * level) ** 2 * split
+        slack = (offset * level) ** 2
         return np.asarray(test.sign * mean - np.sqrt(pooled / effective * t_squared + slack) > 0)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from aerie.engine.speculation import Setting, max_tokens
 from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import Goal, Terms
-from aerie.rollout.analysis.judgement import State, count, judge
+from aerie.rollout.analysis.judgement import judge
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Counts, Kept
 from aerie.rollout.evidence import TRIALS_LAST, rule_of

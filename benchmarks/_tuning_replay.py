@@ -2,9 +2,10 @@
 
 A grid is a table of throughputs by batch and K; a step's time is looked up in it, bilinear between its cells
 (`aerie_lab.engine.step.Grid`), so nothing that a tuner fits is what it is judged by. The batches of the windows are spread
-evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token, acceptance
-as published at every K, with 2 % noise a window; graphs are captured up to 512 tokens, vLLM's default in the releases that the
-grids were taken with. The engine that chooses is otherwise vLLM 0.33, so that schedules are open to it.
+evenly over the octaves of the grid, those of a canary too. Assumptions: 3 % noise a window, prefill of 10 us a token,
+acceptance lengths as published at every K, with 2 % noise a window, of requests that differ, so that drafts of a larger K
+begin at harder places; graphs are captured up to 512 tokens, vLLM's default in the releases that the grids were taken with.
+The engine that chooses is otherwise vLLM 0.33, so that schedules are open to it.
 
 Choices are judged in the grid's own cells only. A cell that is not usable is open to no rule.
 """
@@ -15,6 +16,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,13 @@ from aerie.tuning.forecast import Load, forecast
 from aerie.tuning.policy import Policy
 from aerie.tuning.telemetry import Reading, Telemetry
 from aerie_lab.engine import step
-from aerie_lab.engine.acceptance import from_lengths
+from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
 
 ENGINE = Engine(Version.parse("0.33.0"), Arguments(max_capture_size=512))
 REPLICAS = 4
 _PREFILL = 10e-6
+SPREAD = 0.4
+"""Standard deviation of a request's effect on the logit of its acceptance; an assumption, as in the simulator."""
 _EMPTY = Histogram((0.1, math.inf), (0.0, 0.0), 0.0)
 
 
@@ -93,6 +97,20 @@ def _published(data: dict[str, Any]) -> Published:
 
 
 # --------------------------------------------------------------------------------------------------------------- telemetry
+@cache
+def _survival(lengths: tuple[tuple[int, float], ...], tokens: int) -> tuple[float, ...]:
+    """What drafts of so many tokens accept: those of requests that differ, so that each K has the length that was published."""
+    found: tuple[float, ...] = ()
+    for k, length in sorted(lengths):
+        if gap := max(0, k - len(found)):
+            low, high = 0.0, 1.0
+            for _ in range(40):
+                q = (low + high) / 2
+                low, high = (q, high) if expected_length(Acceptance((*found, *[q] * gap), SPREAD), k) < length else (low, q)
+            found += (low,) * gap
+    return tuple(expected_survival(Acceptance(found, SPREAD), tokens).tolist())
+
+
 def counted(grid: Published, setting: Setting, batch: float, seconds: float, random: np.random.Generator) -> Counters:
     """A window of one replica."""
     tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_tokens(setting)
@@ -103,7 +121,7 @@ def counted(grid: Published, setting: Setting, batch: float, seconds: float, ran
     speculation = None
     accepted = np.zeros(max_tokens(setting))
     if max_tokens(setting):
-        survival = np.cumprod(from_lengths(grid.lengths))[:tokens]
+        survival = np.array(_survival(tuple(grid.lengths.items()), tokens))
         accepted[:tokens] = steps * np.clip(survival * (1 + 0.02 * random.standard_normal()), 0, 1)
         drafts = steps if tokens else 0.0
         speculation = Speculation(drafts, tokens * drafts, float(accepted.sum()), tuple(accepted.tolist()))

@@ -32,8 +32,9 @@ import numpy as np
 
 from aerie.rollout.analysis.blocks import Block, Side
 from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import Terms, criteria
-from aerie.rollout.analysis.judgement import State, count, judge
+from aerie.rollout.analysis.judgement import judge
 from aerie.rollout.analysis.readings import Counts
 from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
 
@@ -163,9 +164,11 @@ others, all on the same traffic. A cell says how many percent were rolled back /
 hours. The minutes are the median of what is right: of rolling back at -3 %, of promoting from equal on. At -2 % a promotion is
 the error that the level of 5 % is about; at "equal", a rollback.
 
-What is simulated, and assumed: requests of two classes with lengths and acceptance of their own, a mix that drifts on all pods
-and on each, 15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). Latency is not: every guard but tokens per step is taken to
-hold, and the soak to be over, so in practice a promotion takes 30 minutes or more. A [day of stable
+What is simulated, and assumed: requests of two classes with acceptance of their own, a mix that drifts on all pods and on each,
+15 s scrapes, K = 3 (`benchmarks/_canary_model.py`). A request has a number of tokens, not of drafts: how many drafts they take
+follows from what it accepts, so requests that accept little make more of the drafts than of the tokens, and a better drafter
+makes fewer for the same tokens. Latency is not simulated: every guard but tokens per step is taken to hold, and the soak to be
+over, so in practice a promotion takes 30 minutes or more. A [day of stable
 pods](rollouts.md#the-history-of-stable-pods) comes before each rollout, from the same kind of traffic ({histories} such days are
 shared by the rollouts of a scenario). The constants are assumptions, and a fleet with another memory has other figures.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,25 @@ def test_kill(echo: Namespace) -> None:
     )["status"]["containerStatuses"][0]
     assert status["lastState"]["terminated"]["exitCode"] == 137
     assert status["lastState"]["terminated"]["signal"] == 9
+
+
+def test_crash_and_let_live(echo: Namespace) -> None:
+    def container(pod: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = pod["status"]["containerStatuses"][0]
+        return found
+
+    def lives(pod: dict[str, Any]) -> bool:
+        began = (container(pod)["state"].get("running") or {}).get("startedAt")
+        return bool(began) and datetime.now(UTC) - datetime.fromisoformat(str(began)) > timedelta(seconds=6)
+
+    with echo.faults.crash("echo", 2, namespace=echo.name):
+        echo.until("pod", "echo", lambda p: container(p)["restartCount"] >= 2, "restarted twice")
+        assert [record.kind for record in echo.faults.active()] == ["crash"]
+    assert echo.faults.active() == []
+    found = echo.until("pod", "echo", lives, "it runs for longer than before")
+    assert container(found)["lastState"]["terminated"]["signal"] == 9
+    with pytest.raises(StateError, match="killed after 0 s: give a number of seconds above 0"):
+        echo.faults.crash("echo", 0, namespace=echo.name)
 
 
 def test_freeze_and_thaw(echo: Namespace) -> None:

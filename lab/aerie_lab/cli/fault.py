@@ -46,6 +46,19 @@ def kill(pod: Pod, container: Container = None, namespace: KubeNamespace = "defa
 
 
 @fault.command()
+def crash(
+    pod: Pod,
+    after: Annotated[float, typer.Option(help="Seconds that each run of it lasts at most.")] = 60.0,
+    container: Container = None,
+    namespace: KubeNamespace = "default",
+    seconds: Seconds = None,
+    name: Name = "default",
+) -> None:
+    """Kill a container again and again, each time it has run for a while."""
+    _keep(_faults(name).crash(pod, after, container, namespace=namespace), seconds)
+
+
+@fault.command()
 def restart(component: Annotated[str, typer.Argument(help="etcd, kube-apiserver, ...")], name: Name = "default") -> None:
     """Kill a component of the control plane and wait until it is ready again."""
     _faults(name).restart(component)

@@ -46,6 +46,7 @@ def traffic(
     host: Annotated[str | None, typer.Option(help="Host header, for the lab's gateway.")] = None,
     bytes_per_token: Annotated[float, typer.Option(help="Bytes of text per token of the server's tokenizer.")] = 4.0,
     stream: Annotated[bool, typer.Option(help="Ask for streams.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a client gives up.", min=0.001)] = 300.0,
     seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -63,7 +64,7 @@ def traffic(
         process = Bursts(rate / 2, 8 * rate, calm=120.0, burst=10.0)
     elif arrivals is Process.day:
         process = Diurnal(rate, day=seconds, peak=seconds * 15 / 24)
-    target = Target(url.rstrip("/"), model, host, bytes_per_token, stream)
+    target = Target(url.rstrip("/"), model, host, bytes_per_token, stream, timeout=timeout)
     if clients:
         endless = turns(kinds, Poisson(1.0), 0.0, float("inf"), seed)
         report = asyncio.run(closed_loop(target, itertools.islice(endless, requests), clients))

@@ -6,8 +6,8 @@
     negative   the counters are below zero, and fall
     renamed    the families have other names
     worse      of drafted tokens, half as many are accepted from then on, so that answers take more steps: as with a worse
-               drafter, drafts and steps of requests grow 1.4 times as fast, accepted tokens 0.7 times. Where 1.5 tokens were
-               accepted of a draft, that makes as many tokens in all as there are
+               drafter, drafts, steps of requests and the time of these grow 1.4 times as fast, accepted tokens 0.7 times. Where
+               1.5 tokens were accepted of a draft, that makes as many tokens in all as there are
 
 The engine itself works on as before. Told by the option `lie` from the start, or at any time by POST /simulator/lie (`server`).
 """
@@ -21,7 +21,7 @@ from aerie_lab.errors import StateError
 
 Lie = Literal["gone", "frozen", "nan", "negative", "renamed", "worse"]
 _WORSE = re.compile(
-    r"^(vllm:(?:spec_decode_num_(?:accepted_tokens\w*|drafts|draft_tokens)_total|inter_token_latency_seconds_(?:count|bucket))"
+    r"^(vllm:(?:spec_decode_num_(?:accepted_tokens\w*|drafts|draft_tokens)_total|inter_token_latency_seconds_(?:count|bucket|sum))"
     r"(?:\{.*\})?) (\S+)$",
     re.MULTILINE,
 )
@@ -73,4 +73,5 @@ class Teller:
 def _worse(before: dict[str, float], now: re.Match[str]) -> float:
     """A counter's value, had it grown since as with a worse drafter."""
     first, name = before.get(now[1], 0.0), now[1].partition("{")[0]  # a model may be called "accepted"
-    return first + (7 if "accepted" in name else 14) * (float(now[2]) - first) // 10
+    grown = (7 if "accepted" in name else 14) * (float(now[2]) - first)
+    return first + (grown / 10 if name.endswith("_sum") else grown // 10)

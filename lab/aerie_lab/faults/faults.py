@@ -3,6 +3,7 @@
 | fault    | effect                                             | repair                                   |
 |----------|----------------------------------------------------|------------------------------------------|
 | kill     | SIGKILL to a container                             | none needed: its restart policy acts     |
+| crash    | each run of a container is killed after some time  | runs last as long as they do             |
 | freeze   | SIGSTOP to all processes of a container            | SIGCONT                                  |
 | cut      | the pod's network cable is pulled                  | plugged in again                         |
 | silence  | a node renews no Lease and tells nothing           | it speaks again                          |
@@ -23,6 +24,7 @@ import contextlib
 import fcntl
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -91,6 +93,13 @@ class Faults:
         self._lab.ask_supervisor("restart", component=component)
 
     # -- in force until undone ----------------------------------------------------------------------------------------
+
+    def crash(self, pod: str, seconds: float, container: str | None = None, *, namespace: str = "default") -> Fault:
+        """Kill a container whenever it has run for so many seconds; its restart policy brings it back for the next time."""
+        if not 0 < seconds < math.inf:
+            raise StateError(f"a container cannot be killed after {seconds:g} s: give a number of seconds above 0.")
+        name = self._container(namespace, pod, container)
+        return self._make("crash", {"namespace": namespace, "pod": pod, "container": name, "seconds": seconds})
 
     def freeze(self, pod: str, container: str | None = None, *, namespace: str = "default") -> Fault:
         """Stop all processes of a container, without ending them."""
@@ -176,7 +185,7 @@ class Faults:
 
     def _act(self, record: Record) -> None:
         match record.kind:
-            case "freeze" | "cut" | "silence" | "lie":
+            case "crash" | "freeze" | "cut" | "silence" | "lie":
                 self._lab.ask_agent(record.kind, **record.target)
             case "hold":
                 self._lab.ask_supervisor("hold", **record.target)
@@ -194,9 +203,10 @@ class Faults:
             case "freeze" | "cut":
                 with contextlib.suppress(LabError):  # its pod may be gone, and the fault with it
                     self._lab.ask_agent({"freeze": "thaw", "cut": "mend"}[record.kind], **record.target)
-            case "lie":
+            case "crash" | "lie":
+                what = {"crash": "seconds", "lie": "lie"}[record.kind]
                 with contextlib.suppress(LabError):
-                    self._lab.ask_agent("lie", **record.target | {"lie": None})
+                    self._lab.ask_agent(record.kind, **record.target | {what: None})
             case "silence":
                 self._lab.ask_agent("speak", **record.target)
             case "hold":

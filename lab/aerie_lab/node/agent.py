@@ -72,7 +72,7 @@ class Agent:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        verbs = ("containers", "kill", "freeze", "thaw", "cut", "mend", "silence", "speak", "lie", "ready")
+        verbs = ("containers", "kill", "crash", "freeze", "thaw", "cut", "mend", "silence", "speak", "lie", "ready")
         server = await control.serve(self._folder / "agent.sock", {verb: getattr(self, verb) for verb in verbs})
         kubelet = await api.serve(self._folder / "certificates", self._find)
         keepers, parts = self._nodes.values(), (self._node_objects, self._services, self._slices, self._events, self._proxy)
@@ -177,6 +177,13 @@ class Agent:
     async def kill(self, namespace: str, pod: str, container: str) -> None:
         """SIGKILL to a container."""
         self._process(namespace, pod, container).signal(signal.SIGKILL)
+
+    async def crash(self, namespace: str, pod: str, container: str, seconds: float | None) -> None:
+        """Let no run of a container last longer; None: no longer so."""
+        found = self._find(namespace, pod, container)
+        if found is None:
+            raise StateError(f"there is no container '{container}' in pod {namespace}/{pod} of this lab.")
+        found.lifespan.set(seconds)
 
     async def freeze(self, namespace: str, pod: str, container: str) -> None:
         """SIGSTOP to all processes of a container."""

@@ -26,6 +26,7 @@ from aerie_lab.images.table import Image, ImageError, ImageTable
 from aerie_lab.kube.client import Object
 from aerie_lab.node import probes
 from aerie_lab.node.environment import ConfigError, command_line, environment
+from aerie_lab.node.lifespan import Lifespan
 from aerie_lab.node.logs import LogFile, tail
 from aerie_lab.node.status import ContainerState, timestamp
 from aerie_lab.node.volumes import VolumeError
@@ -79,6 +80,8 @@ class Container:
         self._hurry = asyncio.Event()  # _kill_at has come nearer
         self._folder = folder
         self._asked = 0
+        self.lifespan = Lifespan()
+        """For how long each run lasts, by a fault."""
 
     @property
     def process(self) -> ContainerProcess | None:
@@ -235,7 +238,7 @@ class Container:
             self._launched.set()
         self.state.running_since, self.state.waiting = began, ("", "")
         self._tell("Started", f"Started container {self.state.name}")
-        asking = asyncio.create_task(self._ask(process))
+        asking, crashing = asyncio.create_task(self._ask(process)), asyncio.create_task(self._crash(process))
         self._around.changed()
         try:
             code = await process.wait()
@@ -244,11 +247,16 @@ class Container:
         finally:
             process.signal(signal.SIGKILL)  # nothing happens unless this was cancelled
             asking.cancel()
+            crashing.cancel()
             self._process = self._ending = None
             self.state.ready = self.state.started = False
             self.state.running_since = None
             self.ended.set()
         return self._terminated(code, began, "Completed" if code == 0 else "Error", self._termination_message(code))
+
+    async def _crash(self, process: ContainerProcess) -> None:
+        await self.lifespan.over()
+        process.signal(signal.SIGKILL)
 
     async def _prepared(self) -> Launch | None:
         """All that the process gets; waits while something it refers to is missing. None when stopped meanwhile."""

@@ -104,8 +104,8 @@ class Analysis(Model):
     of another speculation setting, which is judged by time, has twice as long."""
     goal: Literal["NonInferior", "Superior"] = "NonInferior"
     """What the canary has to show. NonInferior: tokens that requests get per verification step not below the control's by more
-    than the margin. Superior: more than the control's. Where arms draft unlike numbers of tokens, acceptance length is compared
-    instead; where neither tells, time per output token."""
+    than the margin. Superior: more than the control's. Either way its time per output token has to be good enough, and being
+    certainly faster is enough; where tokens per step do not tell, as with unlike numbers of draft tokens, time decides alone."""
     margin: Annotated[
         float,
         Field(
@@ -119,8 +119,23 @@ class Analysis(Model):
             )
         ),
     ] = 0.02
-    """Loss of tokens per step that goal NonInferior tolerates, as a fraction of the control's: 0.02 is 2 %. The smaller, the
-    longer a decision takes. Goal Superior tolerates none."""
+    """Loss of tokens per step that goal NonInferior cannot tell from none, as a fraction of the control's: 0.02 is 2 %. The
+    smaller, the longer a decision takes. It is no allowance: what is certainly worse is rolled back. Superior tolerates none."""
+    failure_margin: Annotated[
+        float,
+        Field(
+            json_schema_extra=rules(
+                Rule(
+                    "self >= 0.001 && self <= 0.2",
+                    "write the share as a fraction from 0.001 to 0.2: 0.005 stands for half a percent of the requests",
+                ),
+                **{"x-bounds": "0.001 to 0.2"},
+            )
+        ),
+    ] = 0.005
+    """Share of failed requests, beyond twice the control's, that cannot be told from none: 0.005 is half a percent of them.
+    To be accepted, a canary has to be certainly below it, which takes some 5 requests by it on each arm, here 1,000: with little
+    traffic, raise it. More failures than the control's roll back whatever it is."""
     greedy_answers: Literal["Compare", "Skip"] = "Compare"
     """Whether the engines are asked a few short prompts, to see that the canary's drafter does not change answers: one pod each
     of canary, control and stable, 24 prompts with answers of at most 64 tokens, during warmup where it is long enough. Skip: no

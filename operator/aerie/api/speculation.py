@@ -35,7 +35,7 @@ class LatencyObjective(Model):
     time_to_first_token: Annotated[timedelta, Between("1ms", "1h")] | None = None
     """Time from a request's arrival to its first token (TTFT), such as 1s."""
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
-    """Percent of the requests that have to be within the times. A canary is judged without it."""
+    """Percent of the requests that have to be within the times."""
 
     def stricter_than(self, other: LatencyObjective | None) -> bool:
         """Whether something may keep the other one and not this one."""

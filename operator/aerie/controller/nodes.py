@@ -15,7 +15,8 @@ import logging
 from collections.abc import Iterable
 
 from aerie.controller.client import ApiError, Cluster, Kind
-from aerie.rollout.hardware import LABELS, Nodes
+from aerie.resources.placement import LABELS
+from aerie.rollout.hardware import Nodes
 
 _log = logging.getLogger(__name__)
 NODES = Kind("v1", "Node", "nodes")

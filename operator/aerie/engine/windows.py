@@ -83,9 +83,13 @@ def acceptance_length(window: Counters, setting: Setting) -> Bounds | Unknown:
 def survival(window: Counters, setting: Setting) -> tuple[Bounds, ...] | Unknown:
     """By position, the share of drafts accepted up to and including it, of those that had a token there: S_1, S_2, ... S_K.
 
-    For a fixed K, S_1..S_k is also what K = k would give on the same traffic; bounds for dummy and cut drafts. Schedule: exact
-    with one or two numbers of draft tokens (to `FIT_TOLERANCE`), bounds with more; a position that no draft reached lies between
-    0 and 1. Adaptive: lower bounds. Where positions were reached by different drafts, survival may rise with depth.
+    It is the survival of these drafts, and no other K's: a text fixes how many tokens are written, not how many drafts it takes.
+    A larger K passes easy text in fewer drafts, so its drafts begin at harder places, and on the same traffic its S_1..S_k are
+    lower than those of K = k, acceptance lengths by 1 to 5 % (`aerie.tuning.acceptance`). Never compare two K by them.
+
+    Fixed K: bounds for dummy and cut drafts. Schedule: exact with one or two numbers of draft tokens (to `FIT_TOLERANCE`), bounds
+    with more; a position that no draft reached lies between 0 and 1. Adaptive: lower bounds. Where positions were reached by
+    different drafts, survival may rise with depth.
     """
     speculation = _speculation(window, setting)
     if isinstance(speculation, Unknown):

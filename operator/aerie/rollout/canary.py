@@ -27,10 +27,10 @@ from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.capacity import Arms
 from aerie.rollout.conditions import PROGRESSING, Finding, shortened
 from aerie.rollout.context import shorter
-from aerie.rollout.evidence import Evidence, begun, edges_of
+from aerie.rollout.evidence import Evidence, begun
 from aerie.rollout.faults import stops
 from aerie.rollout.fleet import Fleet
-from aerie.rollout.machine import Looks, Phase, Stage, Step, Terms, advance
+from aerie.rollout.machine import GROWING, Looks, Phase, Stage, Step, Terms, advance
 from aerie.rollout.observed import Observed
 from aerie.rollout.questions import unasked
 from aerie.rollout.route import refusal, refused_since
@@ -97,6 +97,7 @@ def go_on(observed: Observed, wanted: Wanted, stable: Arm, known: CanaryArm, now
         evidence = _begun(observed, wanted, stable, fleet, now)
     evidence = evidence.meant(wanted.goal).placed(hardware.difference(observed), now) if evidence is not None else None
     faults = _stops(observed, stage.phase, fleet, now)
+    evidence = _crashed(evidence, stage.phase, fleet)
     evidence, judgement = _judged(stage.phase, evidence, observed, faults, now)
     unrouted, limit = refusal(observed), _route_limit(observed, known)
     looks = Looks(
@@ -237,6 +238,15 @@ def _judged(
     return evidence.watching(now, faults)
 
 
+def _crashed(evidence: Evidence | None, phase: Phase, fleet: Fleet) -> Evidence | None:
+    """With the engines that have ended."""
+    if evidence is None:
+        return None
+    others = fleet.stable if phase in GROWING or not fleet.control.objects else fleet.control
+    since = datetime.fromtimestamp(evidence.state.began, tz=UTC)
+    return evidence.crashed(*(pods.restarts_since(group.objects, since) for group in (fleet.canary, others)))
+
+
 def _entered(
     phase: Phase,
     left: Phase,
@@ -325,7 +335,7 @@ def _begun(observed: Observed, wanted: Wanted, stable: Arm, fleet: Fleet, now: d
     )
     sizes = (places.canary, places.control or max(1, capacity.judged(places).stable))
     why_not, goal = unasked(observed, stable, wanted.arm), wanted.goal
-    asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, edges_of(spec.speculation.tuning.slo), attempt)
+    asked = (spec.rollout.analysis, (wanted.arm, stable), sizes, spec.speculation.tuning.slo, attempt)
     return begun(*asked, history.recalled(observed, stable), now, why_not, goal).placed(hardware.difference(observed), now)
 
 

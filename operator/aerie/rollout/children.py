@@ -21,7 +21,7 @@ from aerie.rollout.course import Course
 from aerie.rollout.fleet import owed
 from aerie.rollout.observed import Observed, labels, owned
 from aerie.rollout.plan import Reference
-from aerie.rollout.templates import template_of
+from aerie.rollout.templates import template_of, template_of_control
 from aerie.rollout.traffic import ALL
 from aerie.rollout.verdict import Verdict
 from aerie.rollout.wanted import Wanted
@@ -106,7 +106,8 @@ def _deployments(observed: Observed, wanted: Wanted, course: Course) -> Iterator
     if mine is not None:
         yield workload.deployment(resource, mine, course.rolling, "canary", arms.canary)
     if stable is not None and _with_control(course):
-        yield workload.deployment(resource, stable, course.stable, "control", arms.control)
+        beside = template_of_control(observed, stable, course.stable)
+        yield workload.deployment(resource, beside, course.stable, "control", arms.control)
 
 
 def _alone(observed: Observed, wanted: Wanted, stable: str) -> tuple[str, str] | None:

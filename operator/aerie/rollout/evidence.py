@@ -11,7 +11,7 @@ ended; it is lost, and not counted as dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -22,8 +22,9 @@ from aerie.engine.metrics import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
 from aerie.rollout.analysis import packing
 from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import BATCH
-from aerie.rollout.analysis.criteria import Goal, Terms, criteria
-from aerie.rollout.analysis.judgement import Judgement, State, count, judge, watch
+from aerie.rollout.analysis.counting import State, count, crashed
+from aerie.rollout.analysis.criteria import BEYOND, Goal, Terms, criteria
+from aerie.rollout.analysis.judgement import Judgement, judge, watch
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.memory import Memory
 from aerie.rollout.analysis.readings import Kept, nearest_edge
@@ -84,6 +85,12 @@ class Evidence:
             return self
         return replace(self, state=replace(self.state, answers=answers))
 
+    def crashed(self, canary: Mapping[str, int], control: Mapping[str, int]) -> Evidence:
+        """With the restarts of pods, by name, whose process has ended since counting began."""
+        if self.watched is None:
+            return replace(self, state=crashed(self.state, canary, control))
+        return replace(self, watched=crashed(self.watched, canary, control))
+
     def judged(self, now: datetime, stops: Sequence[str]) -> tuple[Evidence, Judgement]:
         """The verdict now."""
         state, judgement = judge(self.state, self.terms, now.timestamp(), stops)
@@ -95,8 +102,9 @@ class Evidence:
         return replace(self, watched=watched), judgement
 
     def renewed(self, now: datetime) -> Evidence:
-        """Counting begins anew, because what is compared with what has changed."""
-        return replace(self, watched=State(now.timestamp()), until=now.timestamp())
+        """Counting begins anew, because what is compared with what has changed; that processes have ended stays known."""
+        gathered = self.watched or self.state
+        return replace(self, watched=State(now.timestamp(), crashes=gathered.crashes), until=now.timestamp())
 
     @property
     def history_blocks(self) -> int | None:
@@ -143,7 +151,7 @@ def begun(
     analysis: Analysis,
     arms: tuple[Arm, Arm],
     pods: tuple[int, int],
-    edges: tuple[float | None, float | None],
+    objective: LatencyObjective | None,
     attempt: int,
     memory: Memory | None,
     now: datetime,
@@ -152,7 +160,7 @@ def begun(
 ) -> Evidence:
     """An analysis that begins now; `memory` is of the stable pods before it, `unasked` why greedy answers are not asked for, and
     `goal` a trial's."""
-    terms = replace(terms_of(analysis, arms, pods, edges, attempt, goal), unasked=unasked)
+    terms = replace(terms_of(analysis, arms, pods, objective, attempt, goal), unasked=unasked)
     terms = memory.informed(terms) if memory is not None else terms
     return Evidence(terms, State(now.timestamp()), now.timestamp())
 
@@ -161,14 +169,14 @@ def terms_of(
     analysis: Analysis,
     arms: tuple[Arm, Arm],
     pods: tuple[int, int],
-    edges: tuple[float | None, float | None],
+    objective: LatencyObjective | None,
     attempt: int = 0,
     goal: Goal | None = None,
 ) -> Terms:
     """By what the arms canary and control, with so many pods, would be judged.
 
-    `edges`: bucket edges for the objectives of time per output token and time to first token. `attempt`: how many analyses of
-    this revision have ended without a promotion. `goal`: that of a trial, instead of the analysis' own.
+    `objective`: of latencies, if there is any. `attempt`: how many analyses of this revision have ended without a promotion.
+    `goal`: that of a trial, instead of the analysis' own.
     """
     canary, control = arms
     tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
@@ -177,14 +185,16 @@ def terms_of(
     return Terms(
         goal=goal or analysis.goal,
         margin=analysis.margin,
+        failure_margin=analysis.failure_margin,
         min_blocks=analysis.min_blocks,
         soak=analysis.soak.total_seconds(),
         deadline=(deadline - analysis.warmup).total_seconds(),
         block=analysis.block.total_seconds(),
         pods=pods,
-        kept=Kept(max(1, min(tokens)), *edges),
+        kept=Kept(max(1, min(tokens)), *edges_of(objective)),
         incomparable=_TRIAL if goal else incomparable(canary, control),
-        unequal=tokens[0] != tokens[1],
+        beyond=1 - objective.percentile / 100 if objective else BEYOND,
+        steady=canary.setting is not None and canary.setting.mode == "Static",
         adaptive=goal is None and canary.target == control.target and modes == {"Adaptive"} and tokens[0] == tokens[1],
         attempt=attempt,
     )
@@ -220,6 +230,12 @@ def incomparable(canary: Arm, control: Arm) -> str:
             return f"{named} serves without a drafter."
         if arm.setting.mode != "Static":
             return f"{named} drafts by the rule {arm.setting.mode}, and acceptance then follows the load."
+    mine, theirs = (arm.setting.tokens if arm.setting else 0 for arm in (canary, control))
+    if mine != theirs:
+        return (
+            f"the canary drafts {mine} tokens at a time and the stable revision {theirs}; a text fixes its tokens and not its "
+            "drafts, so drafts of more tokens begin at harder places. Time per output token decides."
+        )
     return ""
 
 

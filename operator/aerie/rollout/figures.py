@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeVar
 
 from aerie.api.status import Arm
 from aerie.engine.samples import Counters
+from aerie.rollout.analysis.counting import SPOKEN
 from aerie.rollout.analysis.drift import NOISE
-from aerie.rollout.analysis.judgement import SPOKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from aerie.api.status import Status
+from aerie.resources.placement import LABELS
 from aerie.rollout import pods
 from aerie.rollout.machine import GROWING
 from aerie.rollout.observed import Object, Observed
 
-LABELS = (
-    "nvidia.com/gpu.product",
-    "amd.com/gpu.product-name",
-    "cloud.google.com/gke-accelerator",
-    "node.kubernetes.io/instance-type",
-)
-"""Labels that tell a node's product, the most exact first."""
 MOST = 64
 """Pods of one arm that are compared. A product on 5 % of the pods is missed once in 26 times; 32 pods would miss it once in 5."""
 

@@ -26,7 +26,7 @@ from aerie.api.status import Arm
 from aerie.resources import history, names, preflight
 from aerie.rollout.analysis.criteria import Terms
 from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.evidence import edges_of, terms_of
+from aerie.rollout.evidence import terms_of
 from aerie.rollout.observed import Observed, owned
 
 OFTEN = 3600.0
@@ -44,9 +44,7 @@ class Written:
 def terms(resource: SpeculativeDeployment, stable: Arm) -> Terms:
     """By what blocks of stable pods are counted: as if they were canary and control."""
     spec = resource.spec
-    return terms_of(
-        spec.rollout.analysis, (stable, stable), (spec.rollout.canary.replicas, 1), edges_of(spec.speculation.tuning.slo)
-    )
+    return terms_of(spec.rollout.analysis, (stable, stable), (spec.rollout.canary.replicas, 1), spec.speculation.tuning.slo)
 
 
 def engine(observed: Observed, revision: str) -> str:

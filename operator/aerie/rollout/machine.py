@@ -107,6 +107,8 @@ TABLE: dict[tuple[Phase, Input], Phase | End] = {
 
 RECHECK = timedelta(hours=1)
 """How long old pods get requests again: enough for a fall of some percent to show in pairs (docs/canary-decisions.md)."""
+SUSPECTED = timedelta(hours=1)
+"""How long they stay at least once engines of the promoted revision have ended: in a fleet that crashes, others follow."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Looks:
     """Why the verdict is what it is, as a sentence."""
     fallen: str = ""
     """That tokens per step are certainly below those of the acceptance, as a sentence."""
+    suspicious: bool = False
+    """Whether engines of it have ended, and it is not known whether that was an accident."""
     word: Literal["promote", "rollback"] | None = None
     """What a person has said about this very canary."""
 
@@ -252,11 +256,16 @@ def _due(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> bool:
         case "Ramping":  # a share that the pods cannot bear yet is not being held
             return looks.ready and now >= _since(stage) + terms.canary.ramp_hold
         case "Watching":
-            return now >= _since(stage) + terms.canary.scale_down_delay
+            return now >= watched_until(_since(stage), terms.canary, suspicious=looks.suspicious)
         case "Rechecking":
             return now >= _since(stage) + RECHECK
         case _:
             return False
+
+
+def watched_until(since: datetime, canary: Canary, *, suspicious: bool) -> datetime:
+    """When pods that were kept after a promotion go."""
+    return since + (max(canary.scale_down_delay, SUSPECTED) if suspicious else canary.scale_down_delay)
 
 
 def _explored(stage: Stage, terms: Terms, now: datetime) -> bool:
@@ -278,7 +287,7 @@ def _left(stage: Stage, looks: Looks, terms: Terms, now: datetime) -> timedelta 
         case "Analyzing" if terms.explore is not None:
             until = _measured_until(stage, terms.explore, terms)
         case "Watching":
-            until = _since(stage) + terms.canary.scale_down_delay
+            until = watched_until(_since(stage), terms.canary, suspicious=looks.suspicious)
         case "Rechecking":
             until = _since(stage) + RECHECK
         case "Starting" | "Ramping" | "Promoting" if looks.late_at is not None:

@@ -127,6 +127,22 @@ def crash_loop(pod: Object) -> bool:
     return not (began and over) or datetime.fromisoformat(over) - datetime.fromisoformat(began) < LONG_RUN
 
 
+def restarts_since(group: Sequence[Object], since: datetime) -> dict[str, int]:
+    """By name, how often the engine of a pod has been restarted, of those pods whose engine has ended since then.
+
+    An engine that ended with status 0 was told to, or has no fault of its own.
+    """
+    found: dict[str, int] = {}
+    for pod in group:
+        engine = _engine(pod)
+        ended = (engine.get("lastState") or {}).get("terminated") or (engine.get("state") or {}).get("terminated") or {}
+        over = ended.get("finishedAt")
+        if over and ended.get("exitCode") != 0 and datetime.fromisoformat(over) >= since:
+            waits = "terminated" in (engine.get("state") or {})  # it is not restarted yet
+            found[_name(pod)] = (engine.get("restartCount") or 0) + waits
+    return found
+
+
 def broken(pod: Object) -> bool:
     """Whether the pod will not serve unless somebody changes something: a crash loop, an image or a setting that is not there."""
     trouble = trouble_of(pod, {})

@@ -11,7 +11,7 @@ from aerie.rollout import pods
 from aerie.rollout.capacity import Arms, ramp_share
 from aerie.rollout.conditions import PROGRESSING, Finding
 from aerie.rollout.fleet import Fleet
-from aerie.rollout.machine import RECHECK
+from aerie.rollout.machine import RECHECK, watched_until
 
 PROMOTE, ROLL_BACK = "aerie.dev/promote", "aerie.dev/rollback"
 """Annotations by which a person decides; the value is the canary's revision, so that a word is not taken for the next one."""
@@ -72,9 +72,15 @@ def stuck(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> st
 
 
 def kept(
-    resource: SpeculativeDeployment, stable: Arm, previous: PreviousArm, analysis: AnalysisStatus | None, needed: int = 0
+    resource: SpeculativeDeployment,
+    stable: Arm,
+    previous: PreviousArm,
+    analysis: AnalysisStatus | None,
+    needed: int = 0,
+    suspicion: str = "",
 ) -> str:
-    """What is going on while pods of the revision before stay. `needed`: so many promoted pods do not serve, and time is over."""
+    """What is going on while pods of the revision before stay. `needed`: so many promoted pods do not serve, and time is over.
+    `suspicion`: that engines have ended, as a clause."""
     where = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
     back = f"to go back to them at once: kubectl annotate --overwrite {where} {ROLL_BACK}={stable.revision}"
     pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
@@ -87,8 +93,9 @@ def kept(
             f"{needed} pods of revision {stable.revision}, which is promoted, do not serve, so {pods} of revision "
             f"{previous.revision} stay until they do; {back}"
         )
-    until = previous.since + resource.spec.rollout.canary.scale_down_delay
+    until = watched_until(previous.since, resource.spec.rollout.canary, suspicious=bool(suspicion))
+    why = f" ({suspicion})" if suspicion else ""
     return (
         f"revision {stable.revision} is promoted and has all requests; {pods} of revision {previous.revision} stay ready until "
-        f"{until:%H:%M:%S} UTC; {back}"
+        f"{until:%H:%M:%S} UTC{why}; {back}"
     )

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm, Status
-from aerie.rollout import canary, capacity, hardware, traffic
-from aerie.rollout.analysis import drift
+from aerie.rollout import canary, capacity, hardware, pods, traffic
+from aerie.rollout.analysis import drift, reasons
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.judgement import Judgement, State
+from aerie.rollout.analysis.counting import State
+from aerie.rollout.analysis.judgement import Judgement
 from aerie.rollout.canary import Way, outcome_of
 from aerie.rollout.capacity import Arms, Pods
 from aerie.rollout.conditions import PROGRESSING, Finding
@@ -88,11 +89,13 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
     stage = Stage(previous.phase, previous.started_at, previous.since, step_started_at=previous.since)
     patience = resource.spec.rollout.progress_deadline
     faults = list(stops(fleet.canary, fleet.stable, observed.unreadable, patience, observed.last_lines, now))
-    evidence, judgement, fallen = _counted(observed, previous, _evidence(status.analysis), len(fleet.canary.objects), faults, now)
+    evidence = _crashed(_evidence(status.analysis), fleet)
+    evidence, judgement, fallen = _counted(observed, previous, evidence, len(fleet.canary.objects), faults, now)
     looks = Looks(
         ready=True,
-        stop=" ".join(faults) or (drift.silent(evidence.watched) if evidence and evidence.watched else ""),
+        stop=" ".join(faults) or (drift.stop(evidence.watched, evidence.terms) if evidence and evidence.watched else ""),
         fallen=fallen,
+        suspicious=bool(_suspicion(evidence)),
         verdict="Rollback" if judgement and judgement.verdict == "Rollback" else "Continue",
         reason=judgement.reason if judgement else "",
         word=canary.word(resource, stable.revision),
@@ -116,7 +119,7 @@ def go_on(observed: Observed, stable: Arm, previous: PreviousArm, now: datetime)
         previous = previous.model_copy(update={"phase": step.stage.phase, "since": now})
         analysis = _written(analysis, evidence and evidence.renewed(now))
         analysis = analysis and analysis.model_copy(update={"reason": step.why})
-    return _at(observed, stable, previous, fleet, analysis, step.again)
+    return _at(observed, stable, previous, fleet, analysis, step.again, suspicion=_suspicion(evidence))
 
 
 def standing_in(fleet: Fleet) -> int:
@@ -162,9 +165,10 @@ def _at(
     analysis: AnalysisStatus | None,
     again: timedelta | None,
     needed: int = 0,
+    suspicion: str = "",
 ) -> Watch:
     resource = observed.resource
-    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis, needed))
+    finding = Finding(PROGRESSING, "True", previous.phase, kept(resource, stable, previous, analysis, needed, suspicion))
     weights = {"stable": traffic.ALL}
     if previous.phase == "Watching" and fleet.stable.pods.serving and not fleet.canary.pods.serving:
         weights = {"stable": 0, "previous": traffic.ALL}
@@ -187,7 +191,7 @@ def _over(stable: Arm, analysis: AnalysisStatus | None) -> Watch:
 
 
 def _counted(
-    observed: Observed, previous: PreviousArm, evidence: Evidence | None, pods: int, faults: list[str], now: datetime
+    observed: Observed, previous: PreviousArm, evidence: Evidence | None, count: int, faults: list[str], now: datetime
 ) -> tuple[Evidence | None, Judgement | None, str]:
     """The evidence with the blocks that are new; the verdict of the comparison in pairs; and what is to be said of a fall."""
     if evidence is None:
@@ -202,7 +206,21 @@ def _counted(
     if level is None:
         return evidence, None, ""
     evidence = _followed(evidence, observed.blocks, level, now)
-    return evidence, None, drift.fallen(evidence.watched or State(0.0), level, evidence.terms, pods)
+    return evidence, None, drift.fallen(evidence.watched or State(0.0), level, evidence.terms, count)
+
+
+def _suspicion(evidence: Evidence | None) -> str:
+    """That engines of the promoted revision have ended, and it is not known whether by accident; empty where none has."""
+    crashes = evidence.watched.crashes if evidence is not None and evidence.watched is not None else None
+    return reasons.suspicious(crashes) if crashes is not None and crashes.suspicious else ""
+
+
+def _crashed(evidence: Evidence | None, fleet: Fleet) -> Evidence | None:
+    """With the engines that have ended since the analysis began."""
+    if evidence is None:
+        return None
+    since = datetime.fromtimestamp(evidence.state.began, tz=UTC)
+    return evidence.crashed(*(pods.restarts_since(group.objects, since) for group in (fleet.canary, fleet.stable)))
 
 
 def _followed(evidence: Evidence, blocks: Iterable[Block], level: drift.Level, now: datetime) -> Evidence:

@@ -313,6 +313,13 @@ CASES = [
         {"rollout.analysis.goal": "Superior"},
     ),
     Case(
+        "failure margin in percent",
+        {"rollout.analysis.failureMargin": 0.5},
+        "spec.rollout.analysis.failureMargin",
+        "write the share as a fraction from 0.001 to 0.2: 0.005 stands for half a percent of the requests",
+        {"rollout.analysis.failureMargin": 0.2},
+    ),
+    Case(
         "Gateway mode without a Gateway",
         {"rollout.traffic": {"mode": "Gateway"}},
         "spec.rollout.traffic.gateway",

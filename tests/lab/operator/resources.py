@@ -46,7 +46,8 @@ def resource(
         run["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     # Pods that run nothing are looked at less often.
     interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
-    quick = {"warmup": "1s", "block": block, "minBlocks": blocks, "soak": "2s", "deadline": "1h", "margin": 0.05}
+    quick = {"warmup": "1s", "block": block, "minBlocks": blocks, "soak": "2s", "deadline": "1h"}
+    quick |= {"margin": 0.05, "failureMargin": 0.1}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
         "kind": "SpeculativeDeployment",
@@ -73,6 +74,7 @@ BUSY = '{"startup_seconds": 0.5, "asks": 5, "step_time": {"formula": {"base": 0.
 FROZEN = BUSY.replace("{", '{"lie": "frozen", ', 1)
 IDLE = '{"startup_seconds": 0.5}'
 GONE = IDLE.replace("{", '{"lie": "gone", ', 1)
+BUSY_GONE = BUSY.replace("{", '{"lie": "gone", ', 1)
 LONG = {"warmup": "10m"}
 SHORT = {"deadline": "1m"}
 

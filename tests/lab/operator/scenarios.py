@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.lab.operator.resources import BUSY, FROZEN, GONE, IDLE, LONG, SHORT, accepted, resource
+from tests.lab.operator.resources import BUSY, BUSY_GONE, FROZEN, GONE, IDLE, LONG, SHORT, accepted, resource
 from tests.lab.operator.stage import Case
 
 Object = dict[str, Any]
@@ -336,16 +336,23 @@ async def metrics_are_below_zero_in_analysis(case: Case) -> None:
 
 
 @scenario
-async def metrics_are_frozen_and_then_worse(case: Case) -> None:
-    await measured(case, "worse", simulator=FROZEN, analysis=SHORT)
+async def metrics_are_frozen(case: Case) -> None:
+    """A page that stands still looks like an engine that answers nobody: the canary is stopped for it."""
+    await measured(case, "better", simulator=FROZEN, analysis=SHORT)
+    await case.ended("RolledBack", drafter="eagle3", words="finished next to no request")
+
+
+@scenario
+async def metrics_are_gone_and_then_worse(case: Case) -> None:
+    await measured(case, "worse", simulator=BUSY_GONE, analysis=SHORT)
     await case.phase("Held")
     await case.truth()
     await case.ended("RolledBack", drafter="eagle3", words="certainly at most")
 
 
 @scenario
-async def metrics_are_frozen_and_then_no_numbers(case: Case) -> None:
-    await measured(case, "better", simulator=FROZEN, analysis=SHORT)
+async def metrics_are_gone_and_then_no_numbers(case: Case) -> None:
+    await measured(case, "better", simulator=BUSY_GONE, analysis=SHORT)
     await case.phase("Held")
     await case.lie("nan")
     await case.ended("RolledBack", drafter="eagle3", words="cannot be believed")

@@ -114,8 +114,10 @@ class Case:
         return name
 
     async def lie(self, lie: Any, revision: str | None = None) -> None:
-        """All pods of the canary, or of the revision, that serve lie from now on."""
-        for pod in filter(ready, self.pods(revision or self.canary["revision"])):
+        """All pods of the canary, or of the revision, that serve lie from now on; there has to be one."""
+        revision = str(revision or self.canary["revision"])
+        await self.until(lambda _: any(map(ready, self.pods(revision))), "a pod that may lie serves")
+        for pod in filter(ready, self.pods(revision)):
             made = await asyncio.to_thread(self.stage.faults.lie, pod["metadata"]["name"], lie, namespace=self.stage.namespace)
             self.faults.append(made)
 

@@ -46,7 +46,14 @@ def resource(host: str, drafter: str) -> dict[str, Any]:
             "speculation": {"tokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
             "rollout": {
                 "canary": {"ramp": [50], "rampHold": "1s", "scaleDownDelay": "1h"},
-                "analysis": {"warmup": "1s", "block": "2s", "soak": "10s", "deadline": "1h", "margin": 0.05},
+                "analysis": {
+                    "warmup": "1s",
+                    "block": "2s",
+                    "soak": "10s",
+                    "deadline": "1h",
+                    "margin": 0.05,
+                    "failureMargin": 0.1,
+                },
                 "traffic": {
                     "mode": "Gateway",
                     "gateway": {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]},

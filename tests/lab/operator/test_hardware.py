@@ -29,3 +29,37 @@ def test_a_canary_on_another_gpu_is_not_compared_by_time(namespace: Namespace, s
     said = f"the canary's pods run on {PRODUCTS['node-2']} (1 pod), the control's on {PRODUCTS['node-1']} (1 pod)"
     assert status["analysis"]["unlike"] == said
     assert f"Latency is not compared: {said}" in status["analysis"]["reason"]
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("node", PRODUCTS)
+def test_the_control_runs_on_the_gpu_product_of_the_canary(
+    namespace: Namespace, specdep: Callable[..., dict[str, Any]], node: str
+) -> None:
+    """The stable pods, and so the control, may run on either node; the canary is sent to one of them."""
+    for name, product in PRODUCTS.items():
+        namespace.kubectl("label", "--overwrite", "node", name, f"{LABEL}={product}")
+    try:
+        namespace.apply(anywhere(resource("chat", replicas=2, preflight={"mode": "Off"})))
+        old = specdep(lambda s: s.get("phase") == "Ready", "it is Ready")["status"]["stable"]["revision"]
+        namespace.apply(resource("chat", replicas=2, node=node, preflight={"mode": "Off"}, canary={"replicas": 2}))
+        specdep(lambda s: s.get("phase") == "WarmingUp" or s.get("analysis"), "canary and control serve")
+        arms = {
+            arm: {pod["spec"].get("nodeName") for pod in namespace.list_all("pods", selector)}
+            for arm, selector in {
+                "canary": f"aerie.dev/revision!={old},aerie.dev/control=false",
+                "control": f"aerie.dev/revision={old},aerie.dev/control=true",
+            }.items()
+        }
+        unlike = (namespace.get("specdep", "chat")["status"].get("analysis") or {}).get("unlike")
+    finally:
+        for name in PRODUCTS:
+            namespace.kubectl("label", "node", name, f"{LABEL}-")
+    assert arms == {"canary": {node}, "control": {node}}
+    assert not unlike
+
+
+def anywhere(document: dict[str, Any]) -> dict[str, Any]:
+    """Without a word on the node."""
+    del document["spec"]["engine"]["podTemplate"]["spec"]["nodeSelector"]
+    return document

@@ -20,7 +20,7 @@ INTERVAL = 15.0
 
 def status(phase: str, *, control: bool = True, evidence: Evidence | None = None) -> Status:
     stable, new = Arm(revision="old", setting=SETTING), Arm(revision="new", setting=SETTING)
-    found = evidence or begun(Analysis(), (new, stable), (1, 1), (None, None), 0, None, NOW)
+    found = evidence or begun(Analysis(), (new, stable), (1, 1), None, 0, None, NOW)
     canary = CanaryArm.model_validate(
         {"revision": "new", "setting": SETTING, "change": "drafter", "phase": phase, "startedAt": NOW, "readyAt": NOW}
     )
@@ -78,7 +78,7 @@ def test_the_canary_is_compared_with_its_control_and_later_with_the_stable_pods(
 
 
 def test_after_a_promotion_the_stable_pods_are_followed_and_in_a_recheck_compared_with_those_before() -> None:
-    found = begun(Analysis(), (Arm(revision="new"), Arm(revision="old")), (1, 1), (None, None), 0, None, NOW).renewed(NOW)
+    found = begun(Analysis(), (Arm(revision="new"), Arm(revision="old")), (1, 1), None, 0, None, NOW).renewed(NOW)
     promoted = status("Promoting", evidence=found).model_copy(update={"stable": Arm(revision="new"), "canary": None})
 
     def arms(phase: str) -> dict[str, str]:
@@ -94,7 +94,7 @@ def test_after_a_promotion_the_stable_pods_are_followed_and_in_a_recheck_compare
 
 
 def test_evidence_that_begins_anew_is_another_comparison_and_a_block_more_is_not() -> None:
-    first = begun(Analysis(), (Arm(revision="new"), Arm(revision="old")), (1, 1), (None, None), 0, None, NOW)
+    first = begun(Analysis(), (Arm(revision="new"), Arm(revision="old")), (1, 1), None, 0, None, NOW)
     again = first.renewed(datetime(2026, 11, 1, 1, tzinfo=UTC))
     assert subject("chat", status("Held", evidence=first), INTERVAL) != subject("chat", status("Held", evidence=again), INTERVAL)
     assert compared() == compared("Held")

@@ -94,7 +94,7 @@ def status(phase: str = "WarmingUp", *, began: str = OLD, answers: Answers | Non
     assert found.canary is not None
     assert found.stable is not None
     arms = (found.canary, found.stable)
-    evidence = begun(Analysis(), arms, (1, 1), (None, None), 0, None, found.canary.started_at, unasked).answered(answers)
+    evidence = begun(Analysis(), arms, (1, 1), None, 0, None, found.canary.started_at, unasked).answered(answers)
     analysis = {"parameters": Analysis().to_dict(), "verdict": "Continue", "state": evidence.pack()}
     return Status.model_validate({**found.to_dict(), "analysis": analysis})
 

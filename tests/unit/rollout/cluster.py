@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.resources import names
+from aerie.resources.placement import LABELS
 from aerie.rollout.analysis.blocks import Block
 from aerie.rollout.decide import decide, refused
-from aerie.rollout.hardware import LABELS
 from aerie.rollout.machine import GROWING
 from aerie.rollout.observed import Observed
 from aerie.rollout.plan import Plan
@@ -72,6 +72,8 @@ class Pod:
     serves_at: datetime | None = None
     """When it has loaded."""
     restarts: int = 0
+    ended: datetime | None = None
+    """When its engine's process ended last."""
     deleted: datetime | None = None
     node: str = ""
     """Where it runs; empty while it waits for room."""
@@ -126,7 +128,9 @@ class Pod:
         engine |= {"restartCount": self.restarts, "started": self.state in ("Serving", "NotReady"), "state": {"running": {}}}
         if self.state == "Crashing":
             engine |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
-            engine |= {"lastState": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+        if self.state == "Crashing" or self.ended is not None:
+            ended = {"finishedAt": self.ended.isoformat()} if self.ended is not None else {}
+            engine |= {"lastState": {"terminated": {"exitCode": 1, "reason": "Error", **ended}}}
         elif self.state == "Imageless":
             engine |= {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
         return {"phase": "Running", "conditions": [scheduled, ready], "containerStatuses": [engine]}
@@ -401,7 +405,7 @@ class Cluster(World):
             pod.become("Imageless", self.now)
             return
         state = BROKEN.get(self.drafters[pod.revision], "Loading")
-        pod.restarts = 4 if state == "Crashing" else 0
+        pod.restarts, pod.ended = (4, self.now) if state == "Crashing" else (0, None)
         late = timedelta(seconds=self.load + self.chance.randrange(4) * 10)
         loads = state == "Loading" and self.drafters[pod.revision] not in BROKEN
         pod.become(state, self.now, self.now + late if loads else None)
@@ -412,6 +416,11 @@ class Cluster(World):
             pod.gone_at = self.now
         else:
             pod.gone_at = self.now + timedelta(seconds=self.drain)
+
+    def restart(self, pod: Pod) -> None:
+        """Its engine's process ends, and is restarted."""
+        pod.restarts, pod.ended = pod.restarts + 1, self.now
+        pod.become("Loading", self.now, self.now + timedelta(seconds=self.load))
 
     def lose(self, pod: Pod) -> None:
         """Its node is lost: it is deleted, and its object stays."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aerie.api.rollout import Analysis
 from aerie.api.status import Arm, Setting
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, OUTPUT_TIME, TOKENS_PER_STEP, Goal, criteria
+from aerie.rollout.analysis.criteria import OUTPUT_TIME, TOKENS_PER_STEP, Goal, criteria
 from aerie.rollout.evidence import Evidence, begun, incomparable, rule_of
 from tests.unit.rollout.world import side
 
@@ -25,7 +25,7 @@ def arm(tokens: int = 3, target: str = "acme/big@00000000", mode: str = "Static"
 
 
 def evidence(attempt: int = 0) -> Evidence:
-    return begun(Analysis(), (arm(), arm()), (1, 1), (None, None), attempt, None, NOW)
+    return begun(Analysis(), (arm(), arm()), (1, 1), None, attempt, None, NOW)
 
 
 def blocks(count: int, better: float = 0.0) -> list[Block]:
@@ -42,7 +42,7 @@ def test_a_block_counts_once_however_often_it_is_shown(shown: list[int]) -> None
 
 
 def test_a_block_that_began_before_is_not_counted() -> None:
-    later = begun(Analysis(), (arm(), arm()), (1, 1), (None, None), 0, None, NOW + timedelta(seconds=90))
+    later = begun(Analysis(), (arm(), arm()), (1, 1), None, 0, None, NOW + timedelta(seconds=90))
     assert later.counted(blocks(3)).state.blocks == 2
 
 
@@ -61,7 +61,7 @@ def test_what_another_release_wrote_is_no_evidence(text: str) -> None:
 
 def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
     found = evidence().counted(blocks(5)).renewed(NOW + timedelta(minutes=10))
-    found, judgement = found.counted(blocks(25, -0.3)).watching(NOW + timedelta(hours=1), [])
+    found, judgement = found.counted(blocks(30, -0.3)).watching(NOW + timedelta(hours=1), [])
     assert judgement.verdict == "Rollback"
     assert found.state.blocks == 5
 
@@ -70,7 +70,7 @@ def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
     ("canary", "control", "why"),
     [
         (arm(), arm(), ""),
-        (arm(5), arm(3), ""),
+        (arm(5), arm(3), "the canary drafts 5 tokens at a time and the stable revision 3;"),
         (arm(target="acme/other@0"), arm(), "another target"),
         (arm(0, mode="Off"), arm(), "the canary serves without a drafter"),
         (arm(), arm(0, mode="Off"), "the stable revision serves without a drafter"),
@@ -89,14 +89,14 @@ def test_what_may_be_compared(canary: Arm, control: Arm, why: str) -> None:
     ("canary", "control", "judged"),
     [
         (arm(), arm(), (TOKENS_PER_STEP, 3)),
-        (arm(5), arm(), (ACCEPTANCE_LENGTH, 3)),
+        (arm(5), arm(), (OUTPUT_TIME, 3)),
         (arm(mode="Adaptive"), arm(mode="Adaptive"), (OUTPUT_TIME, 3)),
         (arm(target="acme/other@0"), arm(), (OUTPUT_TIME, 3)),
     ],
 )
 def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> None:
-    """With unlike numbers of tokens the common positions count."""
-    terms = begun(Analysis(), (canary, control), (1, 1), (None, None), 0, None, NOW).terms
+    """With unlike numbers of tokens drafts are shown at the common positions."""
+    terms = begun(Analysis(), (canary, control), (1, 1), None, 0, None, NOW).terms
     assert (next(one for one in criteria(terms) if one.accept).name, terms.kept.positions) == judged
 
 
@@ -113,13 +113,13 @@ def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> Non
 def test_adaptive_arms_are_compared_in_tokens_per_step_besides_time(
     canary: Arm, control: Arm, goal: Goal | None, compared: bool
 ) -> None:
-    terms = begun(Analysis(), (canary, control), (1, 1), (None, None), 0, None, NOW, goal=goal).terms
+    terms = begun(Analysis(), (canary, control), (1, 1), None, 0, None, NOW, goal=goal).terms
     assert (TOKENS_PER_STEP in {one.name for one in criteria(terms)}) == compared
 
 
 def test_short_blocks_need_fewer_drafts_and_long_ones_no_more() -> None:
     def rule(seconds: float) -> tuple[float, float]:
-        terms = begun(Analysis(block=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), (None, None), 0, None, NOW).terms
+        terms = begun(Analysis(block=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), None, 0, None, NOW).terms
         found = rule_of(terms, 15)
         return found.drafts, found.finished
 

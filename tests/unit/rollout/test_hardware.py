@@ -113,7 +113,7 @@ def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_b
     assert SAID in world.message("Progressing")
     assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["unlike"]
     shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
-    assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "OutputLength", "CutRequests"}
+    assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "GivenUpRequests", "OutputLength", "CutRequests"}
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
@@ -183,7 +183,7 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
 
 
 def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
-    """A first drafter: acceptance lengths are not compared, and what is left (failed requests) is no reason to promote."""
+    """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
     world, _ = canarying("Analyzing", speculation={"tokens": 0})
     assert evidence(world).terms.incomparable
     place(world, A100, H100)
@@ -194,7 +194,7 @@ def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
     assert (world.status["phase"], world.status["analysis"]["verdict"]) == ("Held", "Inconclusive")
     reason = world.status["analysis"]["reason"]
     assert reason.startswith("No decision within ")
-    assert "neither acceptance length nor latency is compared" in reason
+    assert "neither drafts nor latency are compared" in reason
     assert "spec.engine.podTemplate" in reason
 
 

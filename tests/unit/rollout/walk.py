@@ -258,7 +258,7 @@ class Walk:
 
     def pods_fail(self) -> str:
         cluster, chance = self.cluster, self.chance
-        how = chance.choice(["Failed", "lost", "NotReady", "Crashing", "back"])
+        how = chance.choice(["Failed", "lost", "NotReady", "Crashing", "killed", "back"])
         names = sorted({pod.of for pod in cluster.fleet})
         if not names:
             return "there is none"
@@ -268,12 +268,15 @@ class Walk:
         for pod in able[:count]:
             if how == "lost":
                 cluster.lose(pod)
+            elif how == "killed":
+                cluster.restart(pod)
             elif how == "back" and pod.state in ("NotReady", "Crashing"):
                 pod.restarts = 0
                 pod.become("Loading", cluster.now, cluster.now + MINUTE)
             elif how != "back":
                 pod.become(how, cluster.now)  # type: ignore[arg-type]
-                pod.restarts = chance.choice([1, 4]) if how == "Crashing" else pod.restarts
+                if how == "Crashing":
+                    pod.restarts, pod.ended = chance.choice([1, 4]), cluster.now
         cluster.react()
         if chance.random() < 0.7:
             cluster.look()

@@ -250,6 +250,16 @@ class World:
                 engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
                 pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
 
+    def kill(self, revision: str, restarts: int, *, control: bool = False, most: int = 100) -> None:
+        """The engines of a revision's pods, at most so many, have ended just now, for the so many-th time, and serve again."""
+        for pod in self.pods:
+            labels = pod["metadata"]["labels"]
+            if most and labels[names.REVISION] == revision and (labels[names.CONTROL] == "true") is control:
+                most -= 1
+                ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": self.now.isoformat()}}
+                engine = {"name": "engine", "ready": True, "restartCount": restarts, "lastState": ended}
+                pod["status"] = {**pod["status"], "containerStatuses": [engine]}
+
     def serving(self, revision: str | None = None) -> int:
         found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][names.REVISION])]
         return sum(bool(pods.ready(pod)) for pod in found)
@@ -355,20 +365,20 @@ def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
 
 
 def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
-    """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens, and nothing else
-    worth a remark."""
+    """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens at a length of 2.5:
+    steps take as long whatever they bring. Nothing else is worth a remark."""
     steps = 5000 / length if drafts else 0
     counts = Counts(
         drafts=drafts,
         accepted=drafts * (length - 1),
         draft_tokens=3 * drafts,
         decode_tokens=5000,
-        decode_seconds=seconds,
-        output_tokens=5100,
-        finished=100,
-        first_tokens=100,
-        first_seconds=10,
-        timed=100,
+        decode_seconds=seconds * 2.5 / length,
+        output_tokens=5200,
+        finished=200,
+        first_tokens=200,
+        first_seconds=20,
+        timed=200,
         request_steps=steps,
         iterations=steps / 4,
     )

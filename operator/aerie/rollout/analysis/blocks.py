@@ -4,10 +4,11 @@
              pod b  ---o----o---------o----o----o-      both arms have drafts and finished requests enough
     blocks          |--------------|------------|
 
-The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. A pod's window runs from the scrape that
-ended the last block to the one that ends this, and neither may be older than a scrape interval and a half. A pod whose window
-is not whole is left out of its block, counted by reason: `Restarted` (its process began anew, or a counter fell), `Joined` (it
-was first seen in mid-block), `Gone`, `Stale` (its last scrapes failed). A block in which an arm has no pod left is dropped.
+The rule for closing looks at counts and never at acceptance, so it cannot favour an arm. An arm that holds requests and in
+twice the time has finished next to none of them keeps no block open: it is why. A pod's window runs from the scrape that ended
+the last block to the one that ends this, and neither may be older than a scrape interval and a half. A pod whose window is not
+whole is left out of its block, counted by reason: `Restarted` (its process began anew, or a counter fell), `Joined` (it was
+first seen in mid-block), `Gone`, `Stale` (its last scrapes failed). A block in which an arm has no pod left is dropped.
 
 Guarantees: nothing is counted twice; nothing between two blocks of a pod is lost unless it is counted as dropped. The state goes
 through `to_dict` and `from_dict` unchanged.
@@ -25,6 +26,10 @@ from aerie.rollout.analysis.readings import Counts, Reading
 Arm = Literal["canary", "control"]
 Missing = Literal["Restarted", "Joined", "Gone", "Stale"]
 
+STALLS = 2.0
+"""Times as long as a block after which an arm that holds requests and finishes too few keeps it open no longer."""
+HOLDS, NEXT_TO_NONE = 0.25, 0.2
+"""Parts of the other arm's requests in flight that it holds at least, and of those finished that it finishes at most."""
 LATE = 1.5
 """Scrape intervals by which a scrape may lie off a block's edge: one may fail."""
 
@@ -80,6 +85,13 @@ class Side:
     """The counts of each of them."""
     queued: float = 0.0
     """By how many the requests without a first token grew."""
+
+    def stalls(self, other: Side) -> bool:
+        """Whether it holds requests, finishes next to none of them, and the other does, pod by pod: of equal arms no chance makes
+        the one finish a fifth of the other's where that is 20."""
+        if self.load is None or other.load is None or self.load <= 0 or self.load < HOLDS * other.load:
+            return False
+        return self.counts.finished / self.pods < NEXT_TO_NONE * other.counts.finished / other.pods
 
     @property
     def begun(self) -> float:
@@ -138,10 +150,17 @@ def observe(block: Open, now: float, seen: Mapping[str, Seen], rule: Rule) -> tu
         if side is None and _may_come(filled, arm, now, rule):
             return filled, None
         if side is not None and not rule.enough(side):
-            return filled, None
+            other = sides["control" if arm == "canary" else "canary"]
+            if now - block.began < STALLS * rule.seconds or not _stalls(side, other, rule):
+                return filled, None
     dropped: Counter[str] = Counter(reason for pod in filled.pods.values() if (reason := _missing(pod, now, rule)))
     closed = Block(block.began, now, sides["canary"], sides["control"], dict(dropped))
     return Open(now, {name: _next(pod, now, rule) for name, pod in pods.items()}), closed
+
+
+def _stalls(side: Side, other: Side | None, rule: Rule) -> bool:
+    """Whether the side gets hardly anything done of what it holds, while the other gets enough done."""
+    return other is not None and rule.enough(other) and side.stalls(other)
 
 
 def start(now: float, seen: Mapping[str, Seen], rule: Rule) -> Open:

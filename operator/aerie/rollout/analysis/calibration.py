@@ -6,7 +6,8 @@ gives, for each of its pods, the deviation from the mean of the others; 30 block
 
     inflation (phi)  = 30 * variance of batch means / variance of blocks, at least 1
     variance         = that of blocks, per pod: two arms of a and b pods differ with variance * (1/a + 1/b)
-    offset_sd (tau)  = standard deviation of what pods differ by for good, the part that noise explains taken off
+    offset_sd (tau)  = standard deviation of what pods differ by for good, the part that noise explains taken off; of m pods it
+                       has m - 1 degrees of freedom, so that two pods that happen to be alike prove little
 
 All are relative to the level of the metric. With less than a day the inflation is drawn towards `CAUTIOUS`.
 
@@ -47,6 +48,15 @@ FREEDOM = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class Offsets:
+    """By what pods, or two arms of them, differ for good though nothing is wrong."""
+
+    sd: float
+    freedom: float
+    """Degrees of freedom that the standard deviation is worth: a prior's, by a scaled inverse chi-squared distribution."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """What a history tells about blocks of equal arms, relative to the level of the metric."""
 
@@ -57,6 +67,8 @@ class Scatter:
     """Degrees of freedom that the variance is worth; 0: nothing is known of it."""
     offset_sd: float = 0.0
     """Of a pod."""
+    offset_freedom: float = 0.0
+    """Degrees of freedom of that: one less than the pods that it is of; 0: nothing is known of it."""
     batches: int = 0
     """Hours, or as many blocks, that this rests on; 0: uncalibrated."""
 
@@ -64,9 +76,13 @@ class Scatter:
         """The variance of a score at this level of the metric, with so many pods in the two arms."""
         return Prior(self.variance * level * level * (1 / pods[0] + 1 / pods[1]), self.freedom)
 
-    def offset(self, level: float, pods: tuple[int, int]) -> float:
-        """Standard deviation of the lasting difference of two equal arms."""
-        return self.offset_sd * level * math.sqrt(1 / pods[0] + 1 / pods[1])
+    def offset(self, prior: Offsets, level: float, pods: tuple[int, int]) -> Offsets:
+        """The lasting difference of two equal arms at this level of the metric, from the prior and what pods have told."""
+        freedom = prior.freedom + self.offset_freedom
+        if freedom <= 0:
+            return Offsets(0.0, math.inf)
+        squares = prior.freedom * prior.sd**2 + self.offset_freedom * self.offset_sd**2
+        return Offsets(level * math.sqrt(squares / freedom * (1 / pods[0] + 1 / pods[1])), freedom)
 
     def to_dict(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -219,6 +235,7 @@ class History:
             variance=within,
             freedom=trust * FREEDOM if within > 0 else 0.0,
             offset_sd=math.sqrt(max(0.0, offsets - noise)),
+            offset_freedom=max(1.0, len(told) - 1.0),
             batches=batches_of_all,
         )
 

@@ -1,7 +1,7 @@
 """Whether promoted pods give fewer tokens per step than when their revision was accepted: a fall below that level.
 
-What is followed is what the analysis was judged by (`criteria`): tokens per step, or acceptance length where the arms drafted
-unlike numbers of tokens. The one is never held against the other.
+What is followed are tokens per step, also where the analysis was not judged by them because its arms drafted unlike numbers of
+tokens: the level is the canary's own. A drafter whose numbers of tokens go with the load is not followed.
 
 There is no arm beside them to compare with: blocks are compared with a number. What the traffic itself does to acceptance is not
 taken off by pairs then, and no count of blocks averages it out, because it may last for hours. So a fall by less than the margin
@@ -9,7 +9,8 @@ is none, and a certain one is a suspicion and no verdict: it says that old pods 
 as ever (`judgement.watch`).
 
 A fall to an acceptance length of 1.00 is no drift and needs no statistics: the drafter proposes noise, as it does once its
-weights are lost, and after `SILENT` such blocks in a row that is said (`silent`).
+weights are lost, and after `SILENT` such blocks in a row that is said (`stop`). Nor do engines that end again and
+again (`crashes`).
 
 How blocks scatter is known from those of the analysis: their variance is a prior for the few blocks of a watch, and how uncertain
 the level itself is joins as a lasting difference. Not guaranteed: any rate of wrong suspicions where the traffic changes; one
@@ -21,9 +22,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from aerie.rollout.analysis import reasons
 from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion, Terms, criteria
-from aerie.rollout.analysis.judgement import SILENT, SPOKEN, State
+from aerie.rollout.analysis.counting import SPOKEN, State
+from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Criterion, Terms, crashes_alpha, criteria
+from aerie.rollout.analysis.judgement import SILENT
 from aerie.rollout.analysis.sequential import Pairs, Prior, Tuning, half_width, upper
 
 ALPHA = 0.05
@@ -42,7 +45,7 @@ LEAST = 3
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a revision was accepted with: tokens per step, or acceptance length."""
+    """The tokens per step that a revision was accepted with."""
 
     mean: float
     sd: float
@@ -78,6 +81,8 @@ def accepted_length(state: State, terms: Terms) -> float | None:
 def count(state: State, block: Block, level: Level, terms: Terms) -> State:
     """The state with one more block of the promoted pods, the block's canary; that it has no control is no fault here."""
     criterion, side = _criterion(terms), block.canary
+    followed = side.pods if side is not None else terms.pods[0]
+    state = replace(state, crashes=state.crashes.followed(followed, 0, block.ended - block.began))
     if side is None or criterion is None:
         return replace(state, dropped=state.dropped + 1)
     part, whole = criterion.value(side.counts)
@@ -89,8 +94,11 @@ def count(state: State, block: Block, level: Level, terms: Terms) -> State:
     return replace(state, pairs=pairs, blocks=state.blocks + 1, silent=state.silent + 1 if silent else 0)
 
 
-def silent(state: State) -> str:
-    """That next to none of their drafted tokens is accepted any more, and what that means; empty where some are."""
+def stop(state: State, terms: Terms) -> str:
+    """Why the promotion is taken back at once: its processes end, or next to none of its drafted tokens is accepted any more.
+    Empty where neither."""
+    if state.crashes.more(crashes_alpha(terms)):
+        return reasons.crashes(state.crashes)
     if state.silent < SILENT:
         return ""
     return f"Acceptance length of the promoted pods has fallen to 1.00, in {state.silent} blocks in a row. {LOST}"
@@ -121,8 +129,8 @@ def tuning(level: Level, terms: Terms, pods: int) -> Tuning:
 
 
 def _criterion(terms: Terms) -> Criterion | None:
-    """That of tokens per step, or of acceptance lengths, where it decides."""
-    return next((one for one in criteria(terms) if one.name in (TOKENS_PER_STEP, ACCEPTANCE_LENGTH) and one.accept), None)
+    """That of tokens per step, where the load does not decide them."""
+    return next((one for one in criteria(terms) if one.name == TOKENS_PER_STEP and terms.steady), None)
 
 
 def _pairs(state: State, criterion: Criterion, terms: Terms) -> Pairs | None:

@@ -1,87 +1,53 @@
 """The verdict on a canary after each closed block, with the reason in a sentence.
 
-    count   adds a closed block to what is known
     judge   says Continue, Promote, Rollback or Inconclusive, and why
     watch   says Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted or gone
 
 A canary is rolled back as soon as any criterion certainly fails, or at once when it cannot work at all or is far slower than its
 control on like hardware (a hard stop). It is accepted when every criterion certainly holds, after the soak. What is neither by
-the deadline is inconclusive, and so is at once the trial of a setting on unlike hardware; missing data never accepts. Which
-criteria, and how certain: `criteria`.
+the deadline is inconclusive, and so is at once the trial of a setting on unlike hardware; missing data never accepts, and
+neither does evidence that is none of late: blocks left out for unlike loads stand against an acceptance when they are many or
+the latest. Which criteria, and how certain: `criteria`; what is known: `counting`.
 
-Guarantees: the state goes through `to_dict` and `from_dict` unchanged; a verdict other than Continue stays once it was given,
-if the state that `judge` returns is kept; a block costs well under a millisecond.
+Guarantees: a verdict other than Continue stays once it was given, if the state that `judge` returns is kept; a block costs well
+under a millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from aerie.api.status import Comparison
 from aerie.rollout.analysis import reasons
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.criteria import ERRORS, Criterion, Terms, Test, criteria, errors_alpha, tuning
-from aerie.rollout.analysis.demand import Demand
-from aerie.rollout.analysis.lossless import ALPHA, Answers
-from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, lower, ratio_bounds, upper
-
-Verdict = Literal["Continue", "Promote", "Rollback", "Inconclusive"]
+from aerie.rollout.analysis.counting import LATE_TIMES, SLOW_TIMES, State, Verdict
+from aerie.rollout.analysis.criteria import (
+    ERRORS,
+    TOKENS_PER_STEP,
+    Criterion,
+    Terms,
+    Test,
+    crashes_alpha,
+    criteria,
+    errors_alpha,
+    faster,
+    tuning,
+)
+from aerie.rollout.analysis.lossless import ALPHA
+from aerie.rollout.analysis.sequential import Pairs, lower, ratio_bounds, upper
+from aerie.rollout.analysis.shares import Shares
 
 MOST_DROPPED = 0.1
 """Share of the blocks that may be dropped before nothing is accepted any more."""
+MOST_LEFT_OUT = 0.2
+"""Share of the blocks that may be left out for unlike loads before nothing is accepted any more."""
+LATEST = 2
+"""Blocks, the latest, none of which may be left out."""
 SILENT = 2
 """Blocks in a row without one accepted token that stop a rollout at once."""
-SPOKEN = 50.0
-"""Drafts of such a block at least: of a few that a schedule makes in a busy hour chance may accept none."""
-SLOW_TIMES = 3.0
-"""How many times the control's a time per output token has to exceed to be far slower. Two equal pods under like loads never
-differ so much: their blocks scatter by percents. A canary beyond its largest CUDA graph was five times as slow, for the ten
-minutes until there were blocks enough for a verdict."""
 SLOW = 2
-"""Far slower blocks in a row that stop a rollout at once: one may be a pod's hiccup."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """All that the blocks so far have told."""
-
-    began: float
-    """When the first block began."""
-    pairs: Mapping[str, Pairs] = field(default_factory=dict)
-    events: Events = field(default_factory=Events)
-    demand: Demand = field(default_factory=Demand)
-    blocks: int = 0
-    """Blocks counted."""
-    dropped: int = 0
-    """Blocks dropped because an arm had no pod with a whole window."""
-    pods_dropped: Mapping[str, int] = field(default_factory=dict)
-    """Windows of pods left out, by reason."""
-    silent: int = 0
-    """Blocks in a row, up to the last, in which the canary had drafts enough and none was accepted, while the control's were."""
-    slow: int = 0
-    """Blocks in a row, up to the last, in which the canary was far slower than the control; those with unlike loads left out."""
-    answers: Answers | None = None
-    """The greedy answers of the engines, once they are there; judged as they first were."""
-    verdict: Verdict = "Continue"
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in self.__slots__}
-        found["pairs"] = {name: list(astuple(pairs)) for name, pairs in self.pairs.items()}
-        found["events"] = list(astuple(self.events))
-        found["demand"] = list(astuple(self.demand))
-        found["pods_dropped"] = dict(self.pods_dropped)
-        found["answers"] = None if self.answers is None else self.answers.to_dict()
-        return found
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> State:
-        pairs = {name: Pairs(*values) for name, values in found["pairs"].items()}
-        answers = Answers.from_dict(found["answers"]) if found.get("answers") else None
-        demand = Demand(*found.get("demand", ()))
-        return cls(**{**found, "pairs": pairs, "events": Events(*found["events"]), "demand": demand, "answers": answers})
+"""Far slower or far later blocks in a row that stop a rollout at once: one may be a pod's hiccup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,38 +57,6 @@ class Judgement:
     verdict: Verdict
     reason: str
     comparisons: tuple[Comparison, ...]
-
-
-def count(state: State, block: Block, terms: Terms) -> State:
-    """The state with one more closed block."""
-    pods_dropped = dict(state.pods_dropped)
-    for reason, pods in block.dropped.items():
-        pods_dropped[reason] = pods_dropped.get(reason, 0) + pods
-    state = replace(state, pods_dropped=pods_dropped)
-    canary, control = block.canary, block.control
-    if canary is None or control is None:
-        return replace(state, dropped=state.dropped + 1)
-    table, pairs, demand = criteria(terms), dict(state.pairs), state.demand.add(canary, control)
-    alike = demand.alike
-    unlike = {one.name for one in table if not _counts(one, demand)}
-    if not state.demand.known:  # then it shows in all blocks so far, taken together
-        pairs = {name: pair for name, pair in pairs.items() if name not in unlike}
-    if terms.unlike:  # whatever was counted of time may be of the same pods
-        pairs = {name: pair for name, pair in pairs.items() if name in {one.name for one in table}}
-    for criterion in table:
-        pair = _pair(criterion, canary, control, block.ended - block.began, terms)
-        if pair is not None and criterion.name not in unlike:
-            pairs[criterion.name] = pairs.get(criterion.name, Pairs()).add(*pair)
-    events = state.events
-    exposure = canary.counts.finished + control.counts.finished
-    if canary.counts.finished > 0 and control.counts.finished > 0:
-        events = events.add(canary.counts.errors, control.counts.errors, canary.counts.finished / exposure)
-    silent = canary.counts.drafts >= SPOKEN and canary.counts.accepted == 0 and control.counts.accepted > 0
-    silence = state.silent + 1 if silent else 0
-    slow = 0 if terms.unlike else state.slow
-    if alike and not terms.unlike:
-        slow = slow + 1 if _far_slower(canary, control) else 0
-    return replace(state, pairs=pairs, events=events, demand=demand, blocks=state.blocks + 1, silent=silence, slow=slow)
 
 
 def judge(state: State, terms: Terms, now: float, stops: Sequence[str] = ()) -> tuple[State, Judgement]:
@@ -161,7 +95,9 @@ def _verdict(state: State, terms: Terms, now: float, table: Sequence[Criterion],
         return "Inconclusive" if now - state.began >= terms.deadline else "Continue", told
     lacking = _lacking(state, terms, now, table)
     if not lacking:
-        return "Promote", reasons.accepted([one for one in table if one.accept], state.pairs, terms, state.answers)
+        instead = _faster(state, terms) if _open(table[0], state, terms) else None
+        shown = [one for one in table if one.accept and (instead is None or one is not table[0])]
+        return "Promote", reasons.accepted(shown, state.pairs, terms, state.answers, table[0] if instead else None)
     if now - state.began >= terms.deadline:
         return "Inconclusive", reasons.inconclusive(lacking, terms.deadline)
     if not state.blocks and not state.dropped:
@@ -173,21 +109,62 @@ def _against(state: State, terms: Terms, table: Sequence[Criterion], stops: Sequ
     """Why to roll back; empty when nothing is known against the canary."""
     if stops:
         return " ".join(stops)
+    if state.crashes.more(crashes_alpha(terms)):
+        return reasons.crashes(state.crashes)
     if state.silent >= SILENT:
         return reasons.silent(state.silent)
+    if state.stalled >= SLOW:
+        return reasons.stalled(state.stalled, state.load)
     if state.slow >= SLOW and not terms.unlike:
-        return reasons.slow(state.slow, SLOW_TIMES)
+        return reasons.slow(state.slow, SLOW_TIMES, "time per output token")
+    if state.late >= SLOW and not terms.unlike:
+        return reasons.slow(state.late, LATE_TIMES, "time to first token")
     if state.answers is not None and state.answers.lossy(ALPHA / 2**terms.attempt):
         return reasons.lossy(state.answers)
     return _failed(state, terms, table) if state.blocks >= terms.min_blocks else ""
 
 
 def certain(test: Test, criterion: Criterion, pairs: Pairs, terms: Terms) -> bool:
-    """Whether a test has rejected its opposite."""
+    """Whether a test of means has rejected its opposite; of one that asks for no certainty, whether the estimate is so."""
+    if test.estimated:
+        return test.sign * pairs.mean(test.ratio, test.offset) > 0
     tuned = tuning(test, criterion, terms, pairs)
     if test.sign > 0:
         return lower(pairs, test.ratio, test.offset, tuned) > 0
     return upper(pairs, test.ratio, test.offset, tuned) < 0
+
+
+def certainly_below(test: Test, criterion: Criterion, shares: Shares, terms: Terms) -> bool:
+    """Whether a share is certainly as good as the test asks, by counts."""
+    scatter = terms.scatter(criterion.name)
+    inflation = scatter.inflation if scatter.batches else 1.0
+    if shares.below(test.ratio, test.offset, test.alpha, inflation):
+        return True
+    return test.or_ratio > 0 and shares.below(test.or_ratio, 0.0, test.alpha, inflation)
+
+
+def _holds(test: Test, criterion: Criterion, state: State, terms: Terms) -> bool:
+    """Whether what has to hold to be accepted certainly does."""
+    if criterion.relative:
+        pairs = state.pairs.get(criterion.name)
+        return pairs is not None and certain(test, criterion, pairs, terms)
+    shares = state.shares.get(criterion.name)
+    return shares is not None and certainly_below(test, criterion, shares, terms)
+
+
+def _open(criterion: Criterion, state: State, terms: Terms) -> list[Test]:
+    """What is still to be shown of a criterion."""
+    return [test for test in criterion.accept if not _holds(test, criterion, state, terms)]
+
+
+def _faster(state: State, terms: Terms) -> Criterion | None:
+    """The row of time per output token, where the canary is certainly faster: users get more, whatever it drafts."""
+    found = faster(terms)
+    if terms.trial or found is None:
+        return None
+    row, test = found
+    pairs = state.pairs.get(row.name)
+    return row if pairs is not None and state.latest >= LATEST and certain(test, row, pairs, terms) else None
 
 
 def _failed(state: State, terms: Terms, table: Sequence[Criterion]) -> str:
@@ -196,7 +173,7 @@ def _failed(state: State, terms: Terms, table: Sequence[Criterion]) -> str:
         pairs = state.pairs.get(criterion.name)
         for test in criterion.reject if pairs else ():
             assert pairs is not None
-            if certain(test, criterion, pairs, terms):
+            if certain(test, criterion, pairs, terms) and not (criterion.name == TOKENS_PER_STEP and _faster(state, terms)):
                 return reasons.failed(criterion, test, pairs, tuning(test, criterion, terms, pairs))
         if criterion.name == ERRORS and state.events.more(errors_alpha(terms)):
             return reasons.more_errors(state.events)
@@ -206,29 +183,33 @@ def _failed(state: State, terms: Terms, table: Sequence[Criterion]) -> str:
 def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion]) -> list[str]:
     """What is missing for an acceptance, as clauses, the weightiest first; empty when nothing is."""
     lacking: list[str] = []
-    also: list[tuple[Criterion, Test, Pairs, Tuning]] = []
+    also: list[reasons.Missing] = []
     per_block, by_load = (now - state.began) / state.blocks if state.blocks else terms.block, False
     for criterion in table:
-        test, pairs = criterion.accept, state.pairs.get(criterion.name)
-        if test is None or (pairs is not None and certain(test, criterion, pairs, terms)):
+        tests, pairs = _open(criterion, state, terms), state.pairs.get(criterion.name)
+        if not tests or (criterion.name == TOKENS_PER_STEP and _faster(state, terms)):
             continue
         by_load |= criterion.by_load
         if pairs is None:
             lacking.append(reasons.nothing_counted(criterion))
+        elif criterion is table[0] and criterion.reject:
+            against = criterion.reject[0]
+            otherwise = reasons.or_rolled_back(criterion, against, pairs, tuning(against, criterion, terms, pairs))
+            tuned = tuning(tests[0], criterion, terms, pairs)
+            lacking.append(reasons.not_shown(criterion, tests[0], pairs, tuned, per_block, otherwise))
+        elif criterion.relative:
+            also.append(reasons.Missing(criterion, tests[0], pairs, tuning(tests[0], criterion, terms, pairs)))
         else:
-            tuned = tuning(test, criterion, terms, pairs)
-            if criterion is table[0] and criterion.reject:
-                against = criterion.reject[0]
-                otherwise = reasons.or_rolled_back(criterion, against, pairs, tuning(against, criterion, terms, pairs))
-                lacking.append(reasons.not_shown(criterion, test, pairs, tuned, per_block, otherwise))
-            else:
-                also.append((criterion, test, pairs, tuned))
+            more = _more(tests[0], criterion, state.shares[criterion.name], terms)
+            also.append(reasons.Missing(criterion, tests[0], pairs, None, state.shares[criterion.name], more))
+    if state.crashes.suspicious:
+        lacking.append(reasons.suspicious(state.crashes))
     if terms.unlike and terms.incomparable:
         lacking.append(reasons.nothing_compared(terms))
     if also:
         lacking.append(reasons.not_shown_either(also, per_block))
-    if by_load and state.blocks and not state.demand.alike:
-        lacking.append(reasons.unlike(state.demand))
+    if state.blocks and (unlike := _left_out(state, table, by_load=by_load)):
+        lacking.append(unlike)
     if state.blocks < terms.min_blocks:
         lacking.append(reasons.few_blocks(state.blocks, terms.min_blocks))
     if state.dropped > MOST_DROPPED * (state.blocks + state.dropped):
@@ -238,28 +219,28 @@ def _lacking(state: State, terms: Terms, now: float, table: Sequence[Criterion])
     return lacking
 
 
-def _counts(criterion: Criterion, demand: Demand) -> bool:
-    """Whether the criterion counts in a block with such loads."""
-    return not criterion.by_load or (demand.alike and (demand.alike_in_flight or not criterion.by_flight))
+def _left_out(state: State, table: Sequence[Criterion], *, by_load: bool) -> str:
+    """That too many blocks, or the latest, count for no latency: what was certain of it need not be so any more."""
+    if not any(one.by_load and one.accept for one in table):
+        return ""
+    if not state.demand.alike and (by_load or state.latest < LATEST):
+        return reasons.unlike(state.demand)
+    if state.left_out > MOST_LEFT_OUT * state.blocks:
+        return reasons.left_out_blocks(state.left_out, state.blocks)
+    if state.latest < min(LATEST, state.blocks):
+        return reasons.latest_left_out()
+    return ""
 
 
-def _pair(criterion: Criterion, canary: Side, control: Side, seconds: float, terms: Terms) -> tuple[float, float] | None:
-    """The criterion's value in both arms, the canary's as at the control's output; None where one has nothing to divide by."""
-    (mine, my_base), (theirs, their_base) = criterion.value(canary.counts), criterion.value(control.counts)
-    if my_base <= 0 or their_base <= 0:
+def _more(test: Test, criterion: Criterion, shares: Shares, terms: Terms, most: float = 1024.0) -> float | None:
+    """How many times as many requests it takes if nothing changes; None: no number of them would do."""
+    if not certainly_below(test, criterion, shares.times(most), terms):
         return None
-    value, curve = mine / my_base, terms.curves.get(criterion.name)
-    if curve is not None:
-        value = curve.at(value, *(side.counts.output_tokens / side.pods / seconds for side in (canary, control)))
-    return value, theirs / their_base
-
-
-def _far_slower(canary: Side, control: Side) -> bool:
-    """Whether the canary's mean time per output token is beyond SLOW_TIMES the control's; not where an arm tells no such time."""
-    if canary.counts.decode_tokens <= 0 or control.counts.decode_tokens <= 0:
-        return False
-    mine, theirs = (side.counts.decode_seconds / side.counts.decode_tokens for side in (canary, control))
-    return 0 < SLOW_TIMES * theirs < mine
+    low, high = 1.0, most
+    while high > 1.05 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if certainly_below(test, criterion, shares.times(middle), terms) else (middle, high)
+    return high
 
 
 def _comparisons(state: State, terms: Terms, table: Sequence[Criterion]) -> tuple[Comparison, ...]:
@@ -287,7 +268,7 @@ def _comparison(criterion: Criterion, state: State, terms: Terms) -> Comparison:
 
 def bounds(criterion: Criterion, pairs: Pairs, terms: Terms) -> tuple[float, float]:
     """Bounds of canary / control, each from the test that looks that way; where only one does, both from it."""
-    tests = [*criterion.reject, *([criterion.accept] if criterion.accept else [])]
+    tests = [*criterion.reject, *reversed(criterion.accept)]
     rising = next((test for test in tests if test.sign > 0), tests[0])
     falling = next((test for test in tests if test.sign < 0), tests[0])
     return ratio_bounds(pairs, tuning(rising, criterion, terms, pairs), tuning(falling, criterion, terms, pairs))

@@ -26,7 +26,7 @@ from aerie.rollout.analysis.blocks import Block, Rule
 from aerie.rollout.analysis.calibration import History
 from aerie.rollout.analysis.criteria import (
     ACCEPTANCE_LENGTH,
-    FIRST_TIME,
+    SLOW_FIRST,
     SLOW_OUTPUT,
     TOKENS_PER_STEP,
     Criterion,
@@ -108,7 +108,7 @@ class Memory:
             TOKENS_PER_STEP: kept.positions <= known.positions,
             ACCEPTANCE_LENGTH: kept.positions <= known.positions,
             SLOW_OUTPUT: kept.output_edge == known.output_edge,
-            FIRST_TIME: kept.first_edge == known.first_edge,
+            SLOW_FIRST: kept.first_edge == known.first_edge,
         }
         return name if alike.get(name, True) else None
 

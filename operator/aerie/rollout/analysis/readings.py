@@ -19,7 +19,7 @@ class Kept:
     """Which numbers of a sample are kept; fixed when an analysis begins."""
 
     positions: int
-    """Draft positions whose accepted tokens count: the smaller K of both arms, so that unequal Ks can be compared."""
+    """Draft positions whose accepted tokens count."""
     output_edge: float | None = None
     """Bucket edge, in seconds, of the objective for time per output token; None without one."""
     first_edge: float | None = None
@@ -55,6 +55,10 @@ class Counts:
     """Steps of the engine, once for each request in them."""
     iterations: float = 0.0
     """Steps of the engine."""
+    given_up: float = 0.0
+    """Requests that got their first token, do not run any more and are not finished: their clients went away. vLLM counts these
+    nowhere (`request_success_total{finished_reason="abort"}` stays 0); it is a balance of counters and a gauge, and so may fall
+    by a few requests from one page to the next. 0 where the page has no such gauge."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
@@ -70,7 +74,7 @@ class Counts:
     @property
     def fell(self) -> str | None:
         """The first sum that is negative: the engine began anew, or the page lies."""
-        return next((name for name in _NAMES if getattr(self, name) < 0), None)
+        return next((name for name in _NAMES if getattr(self, name) < 0 and name != "given_up"), None)
 
 
 _NAMES = tuple(field.name for field in fields(Counts))
@@ -123,6 +127,7 @@ def read(sample: Sample, kept: Kept) -> Reading:
         slow_output=_beyond(counters.time_per_output_token, kept.output_edge),
         request_steps=counters.request_steps,
         iterations=counters.iterations,
+        given_up=0.0 if gauges.running is None else counters.first_tokens - sum(counters.finished.values()) - gauges.running,
     )
     return Reading(counts, sum(known) if known else None, sample.started, len(sample.engines), gauges.waiting)
 

@@ -4,21 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, Criterion, Terms, Test
+from aerie.rollout.analysis.crashes import Crashes
+from aerie.rollout.analysis.criteria import Criterion, Terms, Test
 from aerie.rollout.analysis.demand import TOLERANCE, Demand
 from aerie.rollout.analysis.lossless import Answers
 from aerie.rollout.analysis.sequential import Events, Pairs, Tuning, blocks_until, half_width, ratio_bounds
+from aerie.rollout.analysis.shares import Shares
 
 LARGEST = 1e6
 """A bound beyond it is none: the control's mean is hardly above 0 yet."""
 
 
-def accepted(shown: Sequence[Criterion], pairs: Mapping[str, Pairs], terms: Terms, answers: Answers | None = None) -> str:
-    """Every criterion holds."""
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a criterion has yet to show."""
+
+    criterion: Criterion
+    test: Test
+    pairs: Pairs
+    tuned: Tuning | None
+    """Of a mean."""
+    shares: Shares | None = None
+    """Of a share, which is shown by counts;"""
+    more: float | None = None
+    """and how many times as many requests it takes; None: no number of them does."""
+
+    @property
+    def value(self) -> str:
+        """The estimate."""
+        if self.shares is None:
+            return _level(self.criterion, self.pairs)
+        shares = self.shares
+        canary, control = (part / of if of > 0 else 0.0 for part, of in _arms(shares))
+        return f"{_plain(canary)} against the control's {_plain(control)}"
+
+
+def _arms(shares: Shares) -> tuple[tuple[float, float], tuple[float, float]]:
+    return (shares.canary, shares.canary_of), (shares.control, shares.control_of)
+
+
+def accepted(
+    shown: Sequence[Criterion],
+    pairs: Mapping[str, Pairs],
+    terms: Terms,
+    answers: Answers | None = None,
+    in_place_of: Criterion | None = None,
+) -> str:
+    """Every criterion holds. `in_place_of`: one that does not, and for which being faster stands in."""
     first, *others = shown
     known = pairs[first.name]
-    said = f"{_capital(first.title)} is {_level(first, known)}, certainly {_wanted(first.accept)}, after {_blocks(known.count)}"
+    limit = "below the control's" if in_place_of else _wanted(first.accept[-1])
+    said = f"{_capital(first.title)} is {_level(first, known)}, certainly {limit}, after {_blocks(known.count)}"
+    if in_place_of is not None:
+        drafts = in_place_of.title, _level(in_place_of, pairs[in_place_of.name])
+        said += f"; that stands in for {drafts[0]}, which is {drafts[1]}: what users feel is time"
     also = (
         f"; {_joined([one.title for one in others])} {'is' if len(others) == 1 else 'are'} certainly good enough"
         if others
@@ -33,7 +74,7 @@ def failed(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str
     limit = "" if test.ratio == 1.0 and test.offset == 0.0 else f", beyond {_limit(test)}"
     return (
         f"{_capital(criterion.title)} is {_level(criterion, pairs)}, certainly {beyond} {_bound(criterion, test, pairs, tuned)}"
-        f"{limit}, after {_blocks(pairs.count)}.{_COUNTERS if criterion.name == ACCEPTANCE_LENGTH else ''}"
+        f"{limit}, after {_blocks(pairs.count)}."
     )
 
 
@@ -43,6 +84,25 @@ def more_errors(events: Events) -> str:
         f"The canary failed {events.canary:.0f} requests and the control {events.control:.0f}; with equal arms about "
         f"{events.expected:.1f} of them would have been the canary's (e-value {events.e_value:.3g})."
     )
+
+
+def crashes(known: Crashes) -> str:
+    """The canary's processes end more often."""
+    return (
+        f"{_ended(known)} (weight of evidence {known.weight:.3g}). What they were answering is lost; the pods' last lines and "
+        "`kubectl describe pod` say why they ended."
+    )
+
+
+def suspicious(known: Crashes) -> str:
+    """Some of the canary's processes have ended."""
+    return f"{_ended(known)}: more speaks for the canary's crashing more often than against it"
+
+
+def _ended(known: Crashes) -> str:
+    mine = f"{known.canary} of the canary's engine processes {'has' if known.canary == 1 else 'have'} ended"
+    theirs = f"{known.control or 'none'} of the control's in {known.control_hours:.1f}"
+    return f"{mine} in {known.canary_hours:.1f} pod-hours, and {theirs}"
 
 
 def lossy(answers: Answers) -> str:
@@ -58,11 +118,19 @@ def silent(blocks: int) -> str:
     )
 
 
-def slow(blocks: int, times: float) -> str:
+def slow(blocks: int, times: float, what: str) -> str:
     """Tokens take far longer."""
     return (
-        f"The canary's time per output token was more than {times:g} times the control's in {_blocks(blocks)} in a row with like "
-        "loads: no two equal pods differ so much."
+        f"The canary's {what} was more than {times:g} times the control's in {_blocks(blocks)} in a row, and it had no more "
+        "requests: no two equal pods differ so much."
+    )
+
+
+def stalled(blocks: int, load: float) -> str:
+    """Requests are held and not finished."""
+    return (
+        f"The canary finished next to no request in {_blocks(blocks)} in a row, though a pod of it held {load:.1f} at a time, "
+        "while the control finished its own: either it hangs, or requests are given up by their clients before the first token."
     )
 
 
@@ -102,13 +170,26 @@ def not_shown(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning, per
     return f"{needed}, {_prospect(test, pairs, tuned, per_block)}{rolls_back}"
 
 
-def not_shown_either(open_too: Sequence[tuple[Criterion, Test, Pairs, Tuning]], per_block: float) -> str:
+def not_shown_either(missing: Sequence[Missing], per_block: float) -> str:
     """Further criteria that do not hold yet, in short."""
     alike: dict[str, list[str]] = {}
-    for criterion, test, pairs, tuned in open_too:
-        said = f"{criterion.title} ({_level(criterion, pairs)}) certainly {_wanted(test)}"
-        alike.setdefault(_prospect(test, pairs, tuned, per_block), []).append(said)
+    for one in missing:
+        said = f"{one.criterion.title} ({one.value}) {'' if one.test.estimated else 'certainly '}{_wanted(one.test)}"
+        if one.test.estimated:
+            prospect = _NOT_BY_TIME
+        elif one.tuned is not None:
+            prospect = _prospect(one.test, one.pairs, one.tuned, per_block)
+        else:
+            prospect = _prospect_of_counts(one.more, one.pairs.count * per_block)
+        alike.setdefault(prospect, []).append(said)
     return "still to be shown: " + "; ".join(f"{_joined(said)}, {prospect}" for prospect, said in alike.items())
+
+
+def _prospect_of_counts(more: float | None, so_far: float) -> str:
+    """How much longer it takes to count so many times as many requests."""
+    if more is None:
+        return _NOT_BY_TIME
+    return f"which takes about {duration(max(1.0, (more - 1) * so_far))} more if nothing changes"
 
 
 def or_rolled_back(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str:
@@ -117,11 +198,14 @@ def or_rolled_back(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning
     return f"; it is rolled back when its {side} bound, {bound} now, passes {_limit(test)}" if bound else ""
 
 
+_NOT_BY_TIME = "which time alone will not show: the estimate itself is not"
+
+
 def _prospect(test: Test, pairs: Pairs, tuned: Tuning, per_block: float) -> str:
     """How much longer, if nothing changes."""
     mean = test.sign * pairs.mean(test.ratio, test.offset)
     if mean <= 0:
-        return "which time alone will not show: the estimate itself is not"
+        return _NOT_BY_TIME
     total = blocks_until(mean, pairs.variance(test.ratio), tuned)
     if total is None:
         return "which these pods cannot show: lasting differences between pods hide it, so compare more of them"
@@ -136,7 +220,7 @@ def only_time(blocks: int) -> str:
 def nothing_compared(terms: Terms) -> str:
     """Nothing is left by which a canary could be accepted."""
     why = terms.incomparable.rstrip(".")
-    return f"neither acceptance length nor latency is compared, so only a person can accept it (of acceptance length: {why})"
+    return f"neither drafts nor latency are compared, so only a person can accept it (of drafts: {why})"
 
 
 def left_out(terms: Terms) -> str:
@@ -161,7 +245,21 @@ def unlike(demand: Demand) -> str:
     return (
         f"the canary gets {change} requests on a pod than the control, and blocks count for latency only while that is within "
         f"{TOLERANCE:.0%}: find out what sends them".replace("%:", " %:")
+        + (", or whether its clients give up" if demand.apart < 0 else "")
     )
+
+
+def left_out_blocks(blocks: int, counted: int) -> str:
+    """Too many blocks count for no latency."""
+    return (
+        f"{blocks} of {_blocks(counted)} count for no latency, more than a fifth, because the arms had unlike loads: find out "
+        "why before trusting the rest"
+    )
+
+
+def latest_left_out() -> str:
+    """The latest blocks count for no latency."""
+    return "the latest blocks count for no latency, because the arms had unlike loads"
 
 
 def few_blocks(blocks: int, least: int) -> str:
@@ -222,6 +320,8 @@ def _bound(criterion: Criterion, test: Test, pairs: Pairs, tuned: Tuning) -> str
 
 def _limit(test: Test) -> str:
     """The boundary of a test."""
+    if not test.ratio:
+        return _plain(test.offset)
     if test.offset and test.ratio == 1.0:
         return f"the control's {100 * test.offset:+g} points"
     if test.offset:
@@ -229,8 +329,7 @@ def _limit(test: Test) -> str:
     return f"{test.ratio - 1:+.1%}".replace("%", " %") if test.ratio != 1.0 else "the control's"
 
 
-def _wanted(test: Test | None) -> str:
-    assert test is not None
+def _wanted(test: Test) -> str:
     return f"{'above' if test.sign > 0 else 'below'} {_limit(test)}"
 
 
@@ -257,14 +356,6 @@ def _unanswered(terms: Terms, answers: Answers | None) -> str:
     return "" if answers.prompts else f" {answers.sentence}"
 
 
-_COUNTERS = (
-    " The arms draft unlike numbers of tokens, so acceptance length at the positions of both is compared; it counts tokens that "
-    "are accepted behind the end of an answer, too, which no request gets."
-)
-
-
 def _of_drafts(terms: Terms) -> str:
     """Why it is not tokens per step that decide; empty where they do."""
-    if terms.incomparable:
-        return f" Acceptance lengths are not compared: {terms.incomparable}"
-    return _COUNTERS if terms.unequal else ""
+    return f" Drafts are not compared: {terms.incomparable}" if terms.incomparable else ""

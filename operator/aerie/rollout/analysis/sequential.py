@@ -14,7 +14,8 @@ Three things widen the sequence beyond its textbook form, each measured on stabl
 * `Prior`: the variance that history knows counts as nu0 degrees of freedom, so that a first handful of blocks is not at the mercy
   of its own variance. Empirical Bayes: no longer an exact martingale.
 * `offset_sd`: pods differ for good by their nodes, which no number of blocks averages out. It is added in quadrature, as the
-  quantile of a sum of two independent normals.
+  quantile of a sum of two independent deviations. As few pods tell little of it, the quantile is Student's t, on the degrees of
+  freedom that the standard deviation was estimated with (`offset_freedom`).
 
 Guarantee, for independent normal scores, inflation 1, no prior and no offset: P(some bound is ever wrong) <= alpha. Beyond that
 the rates are simulated (`benchmarks/canary.py`), not proven.
@@ -25,9 +26,32 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
-OFFSET_QUANTILE = 1.96
-"""How many standard deviations of the pods' lasting differences a bound keeps clear of."""
+_FREEDOMS = (1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0, math.inf)
+_STUDENT = {
+    0.975: (12.706, 4.303, 3.182, 2.776, 2.447, 2.228, 2.086, 2.0, 1.96),
+    0.9975: (127.321, 14.089, 7.453, 5.598, 4.317, 3.581, 3.153, 2.915, 2.807),
+    0.99: (31.821, 6.965, 4.541, 3.747, 3.143, 2.764, 2.528, 2.39, 2.326),
+}
+"""Quantiles of Student's t by these degrees of freedom."""
+
+
+@lru_cache(maxsize=256)
+def offset_quantile(freedom: float, share: float = 0.975) -> float:
+    """How many standard deviations of the pods' lasting differences a bound keeps clear of: this share of them is on this side.
+
+    Between the rows of the table 1 / freedom is interpolated, to some 2 % from 2 degrees on; fewer than 1 count as 1.
+
+    >>> offset_quantile(3.0), offset_quantile(math.inf), offset_quantile(3.0, 0.99)
+    (3.182, 1.96, 4.541)
+    """
+    place = 1 / max(1.0, freedom)
+    rows = [(1 / row, quantile) for row, quantile in zip(_FREEDOMS, _STUDENT[share], strict=True)]
+    for (left, above), (right, below) in itertools.pairwise(rows):
+        if place >= right:
+            return below + (above - below) * (place - right) / (left - right)
+    raise AssertionError("1 / freedom is at least 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +115,15 @@ class Tuning:
     prior: Prior = NO_PRIOR
     offset_sd: float = 0.0
     """Standard deviation of the lasting difference of two equal arms, in the unit of the score."""
+    offset_freedom: float = math.inf
+    """Degrees of freedom that it was estimated with."""
+    offset_share: float = 0.975
+    """Of the lasting differences that the bound keeps clear of."""
+
+    @property
+    def offset(self) -> float:
+        """How far lasting differences of equal arms may lie from 0, in the unit of the score."""
+        return offset_quantile(self.offset_freedom, self.offset_share) * self.offset_sd
 
     @property
     def precision(self) -> float:
@@ -142,11 +175,7 @@ def half_width(count: float, variance: float, tuning: Tuning) -> float:
         return math.inf
     t_squared = critical(effective, freedom, tuning.precision, 2 * tuning.alpha)
     pooled = (tuning.prior.freedom * tuning.prior.variance + own * variance) / freedom
-    return (
-        math.sqrt(pooled / effective * t_squared + (OFFSET_QUANTILE * tuning.offset_sd) ** 2)
-        if t_squared < math.inf
-        else math.inf
-    )
+    return math.sqrt(pooled / effective * t_squared + tuning.offset**2) if t_squared < math.inf else math.inf
 
 
 def lower(pairs: Pairs, ratio: float, offset: float, tuning: Tuning) -> float:
@@ -181,7 +210,7 @@ def _edge(pairs: Pairs, tuning: Tuning, sign: int) -> float:
         return unbounded
     share = t_squared / effective * own / freedom / (pairs.count - 1)
     fixed = t_squared / effective * tuning.prior.freedom * tuning.prior.variance / freedom
-    fixed += (OFFSET_QUANTILE * tuning.offset_sd) ** 2
+    fixed += tuning.offset**2
     square = pairs.control**2 - share * pairs.control_squares
     if square <= 0:
         return unbounded
@@ -192,7 +221,7 @@ def _edge(pairs: Pairs, tuning: Tuning, sign: int) -> float:
 
 def blocks_until(distance: float, variance: float, tuning: Tuning, most: int = 20_000) -> int | None:
     """After how many blocks the bound comes within `distance` of the mean, if mean and variance stay; None: not within `most`."""
-    if distance <= OFFSET_QUANTILE * tuning.offset_sd or half_width(most, variance, tuning) > distance:
+    if distance <= tuning.offset or half_width(most, variance, tuning) > distance:
         return None
     low, high = 1, most
     while high - low > 1:

@@ -9,8 +9,9 @@ import pytest
 
 from aerie.rollout.analysis.blocks import Arm, Block, Open, Rule, Seen, observe, start
 from aerie.rollout.analysis.calibration import Scatter
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import TOKENS_PER_STEP, Terms, criteria
-from aerie.rollout.analysis.judgement import State, certain, count
+from aerie.rollout.analysis.judgement import certain
 from aerie.rollout.analysis.readings import Counts, Reading
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod
@@ -70,10 +71,11 @@ def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries:
     counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
     blocks = close(counters, canaries, rule)
     terms = Terms(pods=(canaries, pods - canaries))
-    scatters = [Scatter(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 24) for index in range(runs)]
+    scatters = [
+        Scatter(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
+    ]
     criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
-    assert criterion.accept is not None
-    tests = [*criterion.reject, criterion.accept]
+    tests = [*criterion.reject, *criterion.accept]
     vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
     for index in range(runs):
         mine = Terms(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})
@@ -112,10 +114,9 @@ def _better(block: Block, better: float) -> Block:
 def test_its_counters_are_like_the_simulators() -> None:
     """Requests alike within a class, as the simulator can have them too: mean, traffic and scatter of blocks agree."""
     pods, seconds, per_block = 4, 1560.0, 4
-    lengths = [1 + alpha + alpha**2 + alpha**3 for alpha in model.MEANS]
     kinds = [
-        TrafficClass(str(alpha), Acceptance((alpha,)), Lengths(10), Lengths(median * length, model.SPREAD, 1, 100_000), share)
-        for alpha, median, length, share in zip(model.MEANS, model.MEDIANS, lengths, (1.0, 2.0), strict=True)
+        TrafficClass(str(alpha), Acceptance((alpha,)), Lengths(10), Lengths(median, model.SPREAD, 1, 100_000), share)
+        for alpha, median, share in zip(model.MEANS, model.MEDIANS, (1.0, 2.0), strict=True)
     ]
     settings = EngineSettings(num_speculative_tokens=model.K, max_model_len=300_000)
     engines = [Pod(f"pod-{index}", settings, Formula(base=1 / model.SPEED, token=0.0)) for index in range(pods)]
@@ -142,6 +143,27 @@ def test_its_counters_are_like_the_simulators() -> None:
     assert length(theirs) == pytest.approx(length(ours), rel=0.02)
     assert theirs[..., 0].mean() == pytest.approx(ours[..., 0].mean(), rel=0.08)
     assert spread(theirs) == pytest.approx(np.mean([spread(one) for one in ours]), rel=0.3)
+
+
+def test_requests_have_tokens_and_drafts_follow() -> None:
+    """Of requests that differ, those that accept less make more of the drafts: the acceptance length is the harmonic mean."""
+    traffic = model.Traffic(rate=5.0, swing=0.0, mix_day=0.0, mix_shared=0.0, mix_pod=0.0, kappa=2.5)
+    counters = model.simulate(traffic, 10, 2, HOURS, np.random.default_rng(9))
+    drafts, accepted, finished = (float(each[..., -1].sum()) for each in (counters.drafts, counters.accepted, counters.finished))
+    first = 1 / (1 + np.exp(-model.FIRST_CLASS))
+    weights = np.array([first, 1 - first]) * model.MEDIANS
+    inverse = (1 / (1 + model._classes(2.5)[0])).mean(axis=1)
+    assert 1 + accepted / drafts == pytest.approx(weights.sum() / (weights @ inverse), rel=0.01)
+    mean = model.MEDIANS[0] * np.exp(model.SPREAD**2 / 2)
+    assert (drafts + accepted) / finished == pytest.approx(mean, rel=0.02)
+
+
+def test_a_better_drafter_takes_fewer_drafts_for_the_same_tokens() -> None:
+    traffic, better = model.Traffic(), np.full((3, 2, 1), 1.05)
+    before = model.simulate(traffic, 3, 2, HOURS, np.random.default_rng(4))
+    after = model.simulate(traffic, 3, 2, HOURS, np.random.default_rng(4), better)
+    assert after.drafts + after.accepted == pytest.approx(before.drafts + before.accepted)
+    assert after.drafts == pytest.approx(before.drafts / 1.05)
 
 
 def test_argo_counts_measurements_of_every_outcome() -> None:

@@ -65,6 +65,20 @@ def test_it_goes_on_until_both_arms_have_enough() -> None:
     assert fleet.until_closed().ended == 11 * 15
 
 
+def test_an_arm_that_finishes_nothing_of_what_it_holds_keeps_no_block_open() -> None:
+    def held(scrape: int, load: float) -> Reading:
+        return replace(reading(scrape), counts=Counts(drafts=2000.0), load=load)
+
+    fleet = Fleet(a="canary", b="control")
+    for scrape in range(1, 8):
+        assert fleet.round(a=held(scrape, 9.0)) is None
+    block = fleet.round(a=held(8, 9.0))
+    assert block is not None
+    assert (block.ended, block.canary and block.canary.counts.finished) == (120.0, 0.0)
+    idle = Fleet(a="canary", b="control")
+    assert all(idle.round(a=held(scrape, 0.0)) is None for scrape in range(1, 20)), "nothing is sent to it"
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=4, max_size=8))
 def test_what_was_accepted_never_moves_its_end(accepted: list[float]) -> None:
     fleet = Fleet(a="canary", b="control")
@@ -223,6 +237,7 @@ def test_what_is_kept_of_a_sample() -> None:
         accepted=40.0,
         draft_tokens=150.0,
         request_steps=40.0,
+        given_up=-1.0,
         decode_tokens=91.0,
         decode_seconds=2.0,
         output_tokens=100.0,

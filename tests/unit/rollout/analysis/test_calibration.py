@@ -18,6 +18,7 @@ from aerie.rollout.analysis.calibration import (
     PODS,
     UNCALIBRATED,
     History,
+    Offsets,
     Scatter,
 )
 
@@ -72,13 +73,27 @@ def test_shares_that_are_always_zero_do_not_scatter() -> None:
     found = History()
     for _ in range(24 * BATCH):
         found = found.add({"a": 0.0, "b": 0.0}, relative=False)
-    assert found.scatter() == Scatter(inflation=1.0, variance=0.0, freedom=0.0, offset_sd=0.0, batches=24)
+    assert found.scatter() == Scatter(inflation=1.0, variance=0.0, freedom=0.0, offset_sd=0.0, offset_freedom=1.0, batches=24)
 
 
 def test_two_arms_of_other_sizes() -> None:
-    scatter = Scatter(inflation=1.5, variance=0.0016, freedom=20.0, offset_sd=0.01, batches=24)
+    scatter = Scatter(inflation=1.5, variance=0.0016, freedom=20.0, offset_sd=0.01, offset_freedom=2.0, batches=24)
     assert scatter.prior(2.0, (1, 3)).variance == pytest.approx(4 * 0.0016 * 4 / 3)
-    assert scatter.offset(2.0, (2, 2)) == pytest.approx(0.02)
+    none = Offsets(0.0, 0.0)
+    found = scatter.offset(none, 2.0, (2, 2))
+    assert found.freedom == 2.0
+    assert found.sd == pytest.approx(0.02)
+    assert UNCALIBRATED.offset(none, 2.0, (2, 2)) == Offsets(0.0, math.inf)
+
+
+def test_few_pods_that_happen_to_be_alike_do_not_prove_that_all_are() -> None:
+    alike = Scatter(offset_sd=0.0, offset_freedom=2.0, batches=24)
+    found = alike.offset(Offsets(0.01, 1.0), 1.0, (1, 1))
+    assert found.freedom == 3.0, "the prior is worth a pod"
+    assert found.sd == pytest.approx(0.01 * (2 / 3) ** 0.5)
+    unknown = UNCALIBRATED.offset(Offsets(0.02, 3.0), 1.0, (1, 1))
+    assert unknown.freedom == 3.0
+    assert unknown.sd == pytest.approx(0.02 * 2**0.5)
 
 
 def test_it_stays_small_and_survives_a_crash() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from aerie.rollout.analysis.blocks import Block, Open, Rule, Seen, Side, observe, start
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import FIRST_TIME, OUTPUT_TIME, Terms
 from aerie.rollout.analysis.demand import ENOUGH, Demand
-from aerie.rollout.analysis.judgement import State, count
 from aerie.rollout.analysis.readings import Counts, Reading
 from aerie.rollout.analysis.reasons import unlike
 from aerie_lab.engine.acceptance import Acceptance

@@ -9,8 +9,8 @@ import pytest
 
 from aerie.rollout.analysis import drift
 from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.counting import State, crashed
 from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH, TOKENS_PER_STEP, Terms
-from aerie.rollout.analysis.judgement import State
 from aerie.rollout.analysis.sequential import Pairs
 from tests.unit.rollout.world import side
 
@@ -42,7 +42,8 @@ def test_the_level_is_the_mean_of_the_analysis_as_sure_as_its_blocks() -> None:
 
 def test_there_is_none_where_it_was_not_compared_or_hardly() -> None:
     assert accepted([2.5] * 4) is None
-    assert accepted([2.5] * 40, Terms(incomparable="the canary serves without a drafter.")) is None
+    assert accepted([2.5] * 40, Terms(incomparable="the canary serves without a drafter.", steady=False)) is None
+    assert accepted([2.5] * 40, Terms(incomparable="the arms draft 3 and 5 tokens.")) is not None, "it is the canary's own level"
 
 
 def test_the_length_of_the_acceptance_is_that_of_the_counters() -> None:
@@ -54,11 +55,7 @@ def test_the_length_of_the_acceptance_is_that_of_the_counters() -> None:
     assert level is not None
     assert level.mean == pytest.approx(2.4)
     assert drift.accepted_length(state, TERMS) == pytest.approx(2.5)
-    unequal = replace(TERMS, unequal=True)
-    level = drift.level_of(state, unequal)
-    assert level is not None
-    assert level.mean == pytest.approx(2.5)
-    assert drift.accepted_length(state, replace(TERMS, incomparable="the canary serves another target.")) is None
+    assert drift.accepted_length(state, replace(TERMS, incomparable="it follows a schedule.", steady=False)) is None
     assert drift.accepted_length(State(0.0, {ACCEPTANCE_LENGTH: Pairs().add(2.5, 2.0)}), TERMS) is None
 
 
@@ -74,27 +71,39 @@ def test_blocks_without_a_whole_pod_or_drafts_say_nothing() -> None:
 def test_no_accepted_token_is_told_at_once() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
-    assert drift.silent(watched([1.0], level)) == ""
-    told = drift.silent(watched([2.5, 1.0, 1.0], level))
+    assert drift.stop(watched([1.0], level), TERMS) == ""
+    told = drift.stop(watched([2.5, 1.0, 1.0], level), TERMS)
     assert told.startswith("Acceptance length of the promoted pods has fallen to 1.00, in 2 blocks in a row.")
     assert "its weights are lost: after a sleep of level 2" in told
     assert "restart the pods" in told
-    assert drift.silent(watched([1.0, 1.0, 2.5], level)) == ""
+    assert drift.stop(watched([1.0, 1.0, 2.5], level), TERMS) == ""
 
 
 def test_noise_that_is_right_now_and_then_is_noise_and_a_few_drafts_are_none() -> None:
     level = accepted([2.4, 2.5, 2.6] * 10)
     assert level is not None
-    assert drift.silent(watched([1.004, 1.001], level)), "it reads 1.00"
-    assert drift.silent(watched([1.006, 1.006], level)) == ""
+    assert drift.stop(watched([1.004, 1.001], level), TERMS), "it reads 1.00"
+    assert drift.stop(watched([1.006, 1.006], level), TERMS) == ""
     few = State(0.0)
     for n in range(3):
         few = drift.count(few, Block(120.0 * n, 120.0 * (n + 1), side(1.0, drafts=20), None), level, TERMS)
-    assert drift.silent(few) == ""
+    assert drift.stop(few, TERMS) == ""
     poor = accepted([1.02, 1.03, 1.04] * 10)
     assert poor is not None
-    assert drift.silent(watched([1.004, 1.004], poor)) == "", "hardly less than it was accepted with"
-    assert drift.silent(watched([1.0, 1.0], poor))
+    assert drift.stop(watched([1.004, 1.004], poor), TERMS) == "", "hardly less than it was accepted with"
+    assert drift.stop(watched([1.0, 1.0], poor), TERMS)
+
+
+def test_promoted_processes_that_end_again_and_again_are_told_at_once() -> None:
+    """Two in a few minutes of pods that have never crashed before; one is an accident."""
+    level = accepted([2.4, 2.5, 2.6] * 10)
+    assert level is not None
+    state = watched([2.5], level)
+    assert state.crashes.canary_hours == pytest.approx(1 / 30)
+    assert drift.stop(crashed(state, {"a": 1}, {}), TERMS) == ""
+    assert drift.stop(crashed(crashed(state, {"a": 1}, {}), {"a": 1, "b": 4}, {}), TERMS).startswith(
+        "2 of the canary's engine processes have ended in 0.0 pod-hours, and none of the control's"
+    )
 
 
 def seen(fall: float, blocks: int, runs: int = 200) -> float:

@@ -10,8 +10,9 @@ import pytest
 
 from aerie.rollout.analysis import lossless
 from aerie.rollout.analysis.blocks import Block, Side
+from aerie.rollout.analysis.counting import State, count
 from aerie.rollout.analysis.criteria import GOODPUT, OUTPUT_TIME, SLOW_OUTPUT, Goal, Terms, criteria, errors_alpha
-from aerie.rollout.analysis.judgement import Judgement, State, count, judge
+from aerie.rollout.analysis.judgement import Judgement, judge
 from aerie.rollout.analysis.readings import Counts, Kept
 from tests.unit.rollout.analysis.test_judgement import CALM, side
 
@@ -65,7 +66,7 @@ def test_a_faster_setting_is_accepted() -> None:
     _, judgement = after(60, terms("Faster"), slower=0.9, steps=0.9)
     assert judgement.verdict == "Promote"
     assert judgement.reason.startswith("Time per output token is ")
-    assert judgement.reason.endswith(f"Acceptance lengths are not compared: {TRIAL}")
+    assert judgement.reason.endswith(f"Drafts are not compared: {TRIAL}")
 
 
 def test_one_that_is_no_faster_never_is() -> None:

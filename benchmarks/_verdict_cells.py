@@ -1,0 +1,291 @@
+"""The cells of the benchmark of verdicts: what is true of a canary, under which conditions, and one simulated rollout of it.
+
+A rollout is judged as the operator does it, through `Evidence`: blocks are counted, crashes noted, and a verdict is asked for
+after each block. What is remembered of stable pods comes from days of the same traffic, by `Memory`; DAYS such days are shared
+by the rollouts of a cell, in turn.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from aerie.api.status import Arm, Setting
+from aerie.rollout.analysis import drift
+from aerie.rollout.analysis.blocks import Block
+from aerie.rollout.analysis.calibration import BATCH
+from aerie.rollout.analysis.counting import State
+from aerie.rollout.analysis.criteria import Terms
+from aerie.rollout.analysis.memory import Memory
+from aerie.rollout.analysis.readings import Kept
+from aerie.rollout.evidence import Evidence, incomparable, rule_of
+from aerie.rollout.machine import SUSPECTED
+from benchmarks._verdict_model import LOADS, Canary, Floats, Life, Traffic, close, drifts, side, simulate
+
+HORIZON = 4 * 3600.0
+DAY = 24 * 3600.0
+DAYS = 50
+STABLE = 3
+"""Pods whose day is remembered."""
+REPLICAS = 16
+STEPS, HOLD, WATCHED = (0.25, 0.5), 300.0, 600.0
+"""Shares of the ramp, how long each is held, and how long what was promoted is watched."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One condition."""
+
+    key: str
+    """Which figure it belongs to."""
+    title: str
+    canary: Canary
+    traffic: Traffic = field(default_factory=Traffic)
+    pods: int = 1
+    """Of each arm."""
+    history: bool = True
+
+    @property
+    def remembers(self) -> tuple[Traffic, int]:
+        """Of what a history is: of which traffic, with how many tokens drafted."""
+        return self.traffic, min(self.canary.tokens)
+
+
+Outcome = tuple[str, float, str]
+"""Promoted, RolledBack or Undecided; after how many minutes; why."""
+
+
+def run(cell: Cell, indices: Sequence[int], memories: Sequence[Memory], seed: int) -> list[Outcome]:
+    """The outcomes of these rollouts, by what is remembered of some days."""
+    return [rollout(cell, index, memories[index % len(memories)] if memories else None, seed) for index in indices]
+
+
+def terms_of(cell: Cell, memory: Memory | None) -> Terms:
+    """By what the cell's rollouts are judged."""
+    mine, theirs = cell.canary.tokens
+    arms = [Arm(revision=name, target="t", setting=Setting(mode="Static", tokens=k)) for name, k in (("c", mine), ("s", theirs))]
+    terms = Terms(
+        deadline=HORIZON,
+        block=cell.traffic.block,
+        pods=(cell.pods, cell.pods),
+        kept=Kept(min(mine, theirs), cell.traffic.edge),
+        incomparable=incomparable(*arms),
+    )
+    return memory.informed(terms) if memory is not None else terms
+
+
+def days(traffic: Traffic, tokens: int, indices: Sequence[int], seed: int) -> list[Memory]:
+    """What is remembered of these days."""
+    return [day(traffic, tokens, index, seed) for index in indices]
+
+
+def day(traffic: Traffic, tokens: int, index: int, seed: int) -> Memory:
+    """What is remembered of a day of stable pods; of its last hours, where more would be forgotten anyway."""
+    random = np.random.default_rng([seed, zlib.crc32(repr((traffic, tokens)).encode()), index])
+    terms = Terms(block=traffic.block, kept=Kept(tokens, traffic.edge))
+    rule, memory = rule_of(terms, 15.0), Memory(terms)
+    seconds = min(DAY, 50 * BATCH * max(traffic.block, traffic.grid))
+    pods = simulate(traffic, STABLE, drifts(traffic, seconds, random), random)
+    for block in close(traffic, None, pods, rule):
+        memory = memory.counted(block, rule)
+    return memory
+
+
+def rollout(cell: Cell, index: int, memory: Memory | None, seed: int) -> Outcome:
+    """One of them."""
+    random = np.random.default_rng([seed, zlib.crc32(f"{cell.key} {cell.title}".encode()), index])
+    terms = terms_of(cell, memory)
+    shared = drifts(cell.traffic, HORIZON, random)
+    canary = simulate(cell.traffic, cell.pods, shared, random, cell.canary)
+    control = simulate(cell.traffic, cell.pods, shared, random, arm=1, canary=Canary(tokens=cell.canary.tokens))
+    evidence = Evidence(terms, State(0.0), 0.0)
+    if cell.canary.crashes_every < math.inf:
+        return _crashing(cell, evidence, canary, control, random)
+    reason = ""
+    for block in close(cell.traffic, canary, control, rule_of(terms, 15.0)):
+        evidence, judgement = evidence.counted([block]).judged(_at(block.ended), ())
+        reason = judgement.reason
+        if judgement.verdict != "Continue":
+            return _OUTCOMES[judgement.verdict], block.ended / 60, reason
+    return "Undecided", HORIZON / 60, reason
+
+
+_OUTCOMES = {"Promote": "Promoted", "Rollback": "RolledBack", "Inconclusive": "Undecided"}
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- crashes
+def _crashing(cell: Cell, evidence: Evidence, canary: Floats, control: Floats, random: np.random.Generator) -> Outcome:
+    """The rollout of a canary whose engines crash, to the end of the watch."""
+    every, until = cell.canary.crashes_every, HORIZON + 2 * 3600.0
+    lives = [Life.drawn(0.0, until, every, random) for _ in range(cell.pods)]
+    now, verdict, reason = 0.0, "Continue", ""
+    for at, mine in enumerate(canary):
+        now = (at + 1) * cell.traffic.grid
+        evidence = evidence.crashed(_restarts(lives, now), {})
+        evidence = evidence.counted([_block(now - cell.traffic.grid, now, mine, lives, control[at])])
+        evidence, judgement = evidence.judged(_at(now), ())
+        verdict, reason = judgement.verdict, judgement.reason
+        if verdict != "Continue":
+            break
+    if verdict != "Promote":
+        return _OUTCOMES.get(verdict, "Undecided"), now / 60, reason
+    decided, evidence = now / 60, evidence.renewed(_at(now))
+    for phase, began, ended, pods in phases(now, cell.pods):
+        lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(pods - len(lives))]
+        if phase == "Watching":
+            evidence = evidence.renewed(_at(began))
+        evidence, against, when = _followed(cell, evidence, lives, began, ended, phase, random)
+        if against:
+            return "RolledBack", when / 60, against
+    return "Promoted", decided, reason
+
+
+def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
+    """What follows an acceptance of so many pods: phase, when it begins and ends at the latest, and pods of the canary."""
+    for share in STEPS:
+        pods = max(pods, math.ceil(share * REPLICAS))
+        yield "Ramping", now, now + HOLD, pods
+        now += HOLD
+    yield "Promoting", now, now + LOADS, REPLICAS
+    now += LOADS
+    yield "Watching", now, now + SUSPECTED.total_seconds(), REPLICAS
+
+
+def _followed(
+    cell: Cell, evidence: Evidence, lives: Sequence[Life], began: float, ended: float, phase: str, random: np.random.Generator
+) -> tuple[Evidence, str, float]:
+    """The evidence after a phase; why it takes the canary back, if it does, and when."""
+    traffic, level = cell.traffic, drift.level_of(evidence.state, evidence.terms)
+    shared = drifts(traffic, ended - began + traffic.grid, random)
+    canary = simulate(traffic, len(lives), shared, random, cell.canary)
+    control = simulate(traffic, max(1, REPLICAS - len(lives)), shared, random)
+    now = began
+    for at, mine in enumerate(canary):
+        if now >= ended or (phase == "Watching" and now - began >= WATCHED and not _suspicious(evidence)):
+            break
+        now = min(began + (at + 1) * traffic.grid, ended)
+        evidence = evidence.crashed(_restarts(lives, now), {})
+        since = began + at * traffic.grid
+        if now - since == traffic.grid:
+            block = _block(since, now, mine, lives, control[at])
+            if phase == "Watching" and level is not None:
+                watched = drift.count(evidence.watched or State(now), replace(block, control=None), level, evidence.terms)
+                evidence = replace(evidence, watched=watched, until=now)
+            elif phase != "Watching":
+                evidence = evidence.counted([block])
+        if phase == "Watching":
+            assert evidence.watched is not None
+            against = drift.stop(evidence.watched, evidence.terms)
+        else:
+            evidence, judgement = evidence.watching(_at(now), ())
+            against = judgement.reason if judgement.verdict == "Rollback" else ""
+        if against:
+            return evidence, against, now
+    return evidence, "", ended
+
+
+def _suspicious(evidence: Evidence) -> bool:
+    return evidence.watched is not None and evidence.watched.crashes.suspicious
+
+
+def _restarts(lives: Sequence[Life], now: float) -> dict[str, int]:
+    return {f"canary-{pod}": count for pod, life in enumerate(lives) if (count := life.restarts(now))}
+
+
+def _block(began: float, ended: float, mine: Floats, lives: Sequence[Life], theirs: Floats) -> Block:
+    whole = [pod for pod, life in enumerate(lives) if life.whole(began, ended)]
+    control = side(theirs, ended - began, range(len(theirs)), "control")
+    return Block(began, ended, side(mine, ended - began, whole, "canary"), control, {"Restarted": len(lives) - len(whole)})
+
+
+def oracle(cell: Cell, runs: int, seed: int) -> float:
+    """Share of the rollouts without two crashes that show, though accepted after 30 minutes: none by the end of a watch of ten
+    minutes, or one and no second within the hour that the watch then lasts."""
+    few = 0
+    for index in range(runs):
+        random = np.random.default_rng([seed, zlib.crc32(cell.title.encode()), index])
+        every, now, pods = cell.canary.crashes_every, 1800.0, cell.pods
+        *_, (_, watched, until, _) = phases(now, pods)
+        lives = [Life.drawn(0.0, until, every, random) for _ in range(pods)]
+        for _, began, _, wanted in phases(now, pods):
+            lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(wanted - len(lives))]
+        early, late = (sum(life.restarts(at) for life in lives) for at in (watched + WATCHED, until))
+        few += early == 0 or late < 2
+    return few / runs
+
+
+# ------------------------------------------------------------------------------------------------------------------------ cells
+STEP_10 = 1 / 1.1
+"""Time per output token, as a factor, with 10 % more tokens per step and steps that take as long."""
+
+BETTER = Canary(1.09, 1 / 1.09)
+
+
+def cells() -> Iterator[Cell]:
+    """All of them."""
+    for pods in (1, 2, 4):
+        for minutes in (20, 30, 60):
+            bad = Canary(per_step=1.1, time=STEP_10, crashes_every=60.0 * minutes)
+            yield Cell("crash_promoted", f"{pods} pod{'s' * (pods > 1)}, each crashes every {minutes} min", bad, pods=pods)
+    for onset in (5, 15, 25):
+        for given_up in (0.10, 0.25, 0.50):
+            bad = Canary(per_step=1.05, time=1 / 1.05, onset=60.0 * onset, given_up=given_up)
+            title = f"from minute {onset}, {given_up:.0%} given up".replace("%", " %")
+            yield Cell("abort_promoted", title, bad, Traffic(rate=10.0))
+    for time in (1.1, 1.3, 2.0, 2.9):
+        yield Cell("slow_with_objective_promoted", f"time per output token x {time}", Canary(1.1, time), Traffic(edge=0.05))
+    for share in (0.06, 0.07, 0.10):
+        bad = Canary(beyond=share)
+        title = f"{share:.0%} beyond the objective".replace("%", " %")
+        yield Cell("objective_broken_promoted", title, bad, Traffic(edge=0.05, beyond=0.04))
+    for tokens in ((5, 3), (3, 5)):
+        for bias in (0.026, 0.063):
+            per_step = 1.08 if tokens[0] > tokens[1] else 1 / 1.08
+            positions = 1 - bias if tokens[0] > tokens[1] else 1 / (1 - bias)
+            named = f"K {tokens[0]} against {tokens[1]}, positions off by {100 * bias:.1f} %"
+            yield Cell("other_k_equal_rollback", named, Canary(per_step, 1.0, positions=positions, tokens=tokens))
+            yield Cell("other_k_worse_promoted", named, Canary(per_step, 1.06, positions=positions, tokens=tokens))
+    for rate in (1.0, 5.0):
+        yield Cell("lighter_faster_rollback", f"{rate:g} requests/s", Canary(0.96, 0.85), Traffic(rate=rate))
+    for rate in (1.0, 5.0, 20.0):
+        for per_step in (1.08, 1.0):
+            title = f"tokens per step {100 * (per_step - 1):+.0f} %, {rate:g} requests/s"
+            yield Cell("heavier_slower_promoted", title, Canary(per_step, 1.03, 1.12), Traffic(rate=rate))
+    for finished, block, grid in ((3, 18.0, 6.0), (5, 30.0, 15.0), (20, 120.0, 15.0), (120, 120.0, 120.0)):
+        for failing in (0.0075, 0.01, 0.02):
+            traffic = Traffic(rate=finished / block, block=block, grid=grid)
+            title = f"{finished} requests in a block, {100 * failing:g} % fail"
+            yield Cell("rare_failures_promoted", title, Canary(1.1, STEP_10, failing=failing), traffic)
+    for history in (True, False):
+        for sd in (0.0, 0.02, 0.04):
+            told = "history of 3 pods" if history else "no history"
+            title, traffic = f"pods differ by {100 * sd:g} %, {told}", Traffic(pods_sd=sd)
+            yield Cell("unlike_gpu_rollback", title, Canary(), traffic, history=history)
+            yield Cell("unlike_gpu_worse_promoted", title, Canary(1.1, 1.06), traffic, history=history)
+    for rate in (1.0, 20.0):
+        yield Cell("equal_rollback", f"{rate:g} requests/s", Canary(), Traffic(rate=rate))
+        yield Cell("better_promoted", f"{rate:g} requests/s", BETTER, Traffic(rate=rate))
+    for history, sd in ((True, 0.02), (False, 0.0), (False, 0.02)):
+        told = "history of 3 pods" if history else "no history"
+        title, traffic = f"pods differ by {100 * sd:g} %, {told}", Traffic(pods_sd=sd)
+        yield Cell("unlike_gpu_better_promoted", title, BETTER, traffic, history=history)
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Of a cell: percent of each outcome, and the median minutes of those that were decided."""
+    shares = {
+        f"{name}_pct": 100 * sum(outcome == name for outcome, _, _ in outcomes) / len(outcomes)
+        for name in ("Promoted", "RolledBack", "Undecided")
+    }
+    times = [minutes for outcome, minutes, _ in outcomes if outcome != "Undecided"]
+    return {**shares, "minutes": statistics.median(times) if times else math.nan}

@@ -1,0 +1,245 @@
+"""Blocks of canary and control, drawn as the counters of engines would give them: for rollouts whose truth is known.
+
+    shared by all pods     load, tokens per step, time per token and time to first token drift, with a memory of an hour
+    of one pod             the same scatter from block to block, and time differs for good
+    of the canary          factors on each of them, and what harms: failures, overload, crashes
+
+A request has a number of output tokens (lognormal). Drafts follow from that and from acceptance: a text fixes its tokens and not
+its drafts. A block's scatter on one pod has a part that is the less the more requests there are, and one with a memory of some
+minutes, which is the same at any rate; as a ratio of standard deviations the latter is `FLOOR`. Tokens per step and times are
+drawn independently of each other, and neither goes with the load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.rollout.analysis.blocks import Block, Rule, Side
+from aerie.rollout.analysis.readings import Counts
+
+Floats = NDArray[np.float64]
+
+MEMORY, SHARED_MEMORY = 480.0, 3600.0
+"""Seconds after which a pod's scatter, or what all pods share, is a third of what it was."""
+FLOOR = math.sqrt(0.1)
+"""Part of the scatter that does not fall with the number of requests; with 120 of them, blocks of 2 minutes and the memory above
+1.7 blocks are worth one."""
+REQUESTS = 120.0
+"""Of the block for which the scatter is given."""
+SCATTERS = {"per_step": 0.043, "time": 0.03, "first": 0.10}
+"""Relative standard deviation of one pod's block of so many requests."""
+DRIFTS = {"load": 0.10, "per_step": 0.05, "time": 0.05, "first": 0.10}
+"""The same of what all pods share."""
+PER_STEP, TIME, FIRST = 2.4, 0.010, 0.2
+"""The control's tokens per step, seconds per output token and seconds to the first token."""
+TOKENS, TOKENS_SPREAD = 400.0, 0.8
+"""Mean output tokens of a request, and standard deviation of their logarithm."""
+TIMES_SPREAD = 0.25
+"""Standard deviation of the logarithm of requests' times per output token within a block, for shares beyond an objective."""
+CUT, PREEMPTED = 0.05, 0.002
+"""Share of the requests that reach their limit of tokens, and preemptions per request."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What both arms meet."""
+
+    rate: float = 1.0
+    """Requests per second on a pod."""
+    pods_sd: float = 0.0
+    """Standard deviation of what pods differ by in time for good."""
+    block: float = 120.0
+    """Seconds of a block."""
+    grid: float = 120.0
+    """Seconds between two scrapes that may end a block."""
+    edge: float | None = None
+    """Seconds per output token beyond which a request is counted."""
+    beyond: float | None = None
+    """Share of the control's requests beyond it; None: as their times have it."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What is true of a canary, as factors on the control's figures."""
+
+    per_step: float = 1.0
+    time: float = 1.0
+    """Per output token."""
+    first: float = 1.0
+    positions: float = 1.0
+    """On accepted tokens at the positions that both arms draft."""
+    beyond: float | None = None
+    """Share of its requests beyond the objective; None: as the control's, or as their times have it."""
+    failing: float = 0.0
+    """Share of its requests that fail."""
+    given_up: float = 0.0
+    """Share that is given up before the first token, from `onset` on; then the others wait for it for `WAIT` seconds, and each
+    token takes twice as long."""
+    onset: float = math.inf
+    """Seconds."""
+    crashes_every: float = math.inf
+    """Mean seconds that a pod's engine runs before it crashes."""
+    tokens: tuple[int, int] = (3, 3)
+    """Tokens that canary and control draft at a time."""
+
+
+EQUAL = Canary()
+WAIT, SLOWER = 15.0, 2.0
+
+FIELDS = (
+    *("drafts", "accepted", "draft_tokens", "decode_tokens", "decode_seconds", "output_tokens", "finished", "cut", "errors"),
+    *("preemptions", "first_tokens", "first_seconds", "timed", "slow_output", "request_steps", "iterations"),
+)
+
+
+def drifts(traffic: Traffic, seconds: float, random: np.random.Generator) -> dict[str, Floats]:
+    """What all pods share: a factor for each stretch of `grid` seconds."""
+    count, rho = round(seconds / traffic.grid), math.exp(-traffic.grid / SHARED_MEMORY)
+    series = remembering(random, count, len(DRIFTS), rho)
+    return {name: factor(series[:, index], sd) for index, (name, sd) in enumerate(DRIFTS.items())}
+
+
+def remembering(random: np.random.Generator, count: int, series: int, rho: float) -> Floats:
+    """Normal series whose neighbours correlate by rho, in columns."""
+    found = random.standard_normal((count, series))
+    rest = math.sqrt(1 - rho * rho)
+    for index in range(1, count):
+        found[index] = rho * found[index - 1] + rest * found[index]
+    return found
+
+
+def factor(normal: Floats, sd: float | Floats) -> Floats:
+    """Lognormal, with mean 1."""
+    return np.asarray(np.exp(sd * normal - np.square(sd) / 2))
+
+
+def scatter(traffic: Traffic, of: str) -> tuple[float, float]:
+    """Standard deviations, in one stretch of the grid, of the part that goes with the requests and of the one that does not."""
+    whole, requests = SCATTERS[of], traffic.rate * traffic.grid
+    return whole * math.sqrt((1 - FLOOR**2) * REQUESTS / requests), FLOOR * whole
+
+
+def simulate(
+    traffic: Traffic, pods: int, shared: Mapping[str, Floats], random: np.random.Generator, canary: Canary = EQUAL, arm: int = 0
+) -> Floats:
+    """Counts of the pods of an arm in each stretch, as (stretch, pod, FIELDS). `arm`: which of `canary.tokens` it drafts."""
+    count = len(shared["load"])
+    shape = (count, pods)
+    lasting = factor(random.standard_normal(pods), traffic.pods_sd)
+    rho = math.exp(-traffic.grid / MEMORY)
+    swings = {}
+    for of in SCATTERS:
+        own, slow = scatter(traffic, of)
+        swings[of] = factor(random.standard_normal(shape), own) * factor(remembering(random, count, pods, rho), slow)
+        swings[of] *= shared[of][:, None]
+    asked = random.poisson(np.broadcast_to(traffic.rate * traffic.grid * shared["load"][:, None], shape))
+    ends = traffic.grid * np.arange(1, count + 1)[:, None]
+    ill = np.clip((ends - canary.onset) / traffic.grid, 0.0, 1.0) * np.ones(shape)  # part of the stretch
+    begun = asked - random.binomial(asked, canary.given_up * ill)
+    tokens = np.maximum(begun, _tokens(begun, random))
+    decoded = tokens - begun
+    per_step = np.maximum(1.0, PER_STEP * canary.per_step * swings["per_step"])
+    time = TIME * canary.time * swings["time"] * lasting * (1 + (SLOWER - 1) * ill)
+    steps = decoded / per_step
+    drawn = canary.tokens[arm]
+    waits = FIRST * canary.first * swings["first"] * lasting
+    share = _beyond(traffic, canary, time)
+    values = {
+        "drafts": steps,
+        "accepted": (decoded - steps) * canary.positions,
+        "draft_tokens": drawn * steps,
+        "decode_tokens": decoded,
+        "decode_seconds": decoded * time,
+        "output_tokens": tokens,
+        "finished": begun,
+        "cut": random.binomial(begun, CUT),
+        "errors": random.binomial(begun, canary.failing),
+        "preemptions": random.poisson(PREEMPTED * begun),
+        "first_tokens": begun,
+        "first_seconds": begun * (waits * (1 - ill) + WAIT * ill),
+        "timed": begun,
+        "slow_output": random.binomial(begun, share),
+        "request_steps": steps,
+        "iterations": traffic.grid / np.maximum(time * per_step, 1e-4),
+    }
+    return np.stack([np.broadcast_to(values[name], shape) for name in FIELDS], axis=-1).astype(float)
+
+
+def _tokens(requests: NDArray[np.int64], random: np.random.Generator) -> Floats:
+    """Output tokens of so many requests: a sum of lognormals, itself nearly lognormal (Fenton-Wilkinson)."""
+    some = np.maximum(requests, 1)
+    sd = np.sqrt(np.log1p(math.expm1(TOKENS_SPREAD**2) / some))
+    return np.asarray(np.round(requests * TOKENS * factor(random.standard_normal(requests.shape), sd)))
+
+
+def _beyond(traffic: Traffic, canary: Canary, time: Floats) -> Floats:
+    """Share of the requests beyond the objective."""
+    given = canary.beyond if canary.beyond is not None else traffic.beyond
+    if given is not None:
+        return np.full(time.shape, given)
+    if traffic.edge is None:
+        return np.zeros(time.shape)
+    far = (np.log(traffic.edge / time) + TIMES_SPREAD**2 / 2) / TIMES_SPREAD
+    return np.asarray(np.vectorize(math.erfc)(far / math.sqrt(2)) / 2)
+
+
+def side(counts: Floats, seconds: float, whole: Sequence[int], name: str) -> Side | None:
+    """One arm's counts of a block, as (pod, FIELDS), of the pods whose window is whole."""
+    if not whole:
+        return None
+    by_pod = {f"{name}-{pod}": Counts(**dict(zip(FIELDS, counts[pod].tolist(), strict=True))) for pod in whole}
+    total = sum(by_pod.values(), Counts())
+    load = (total.decode_seconds + total.first_seconds) / seconds / len(whole)
+    return Side(len(whole), total, load, by_pod)
+
+
+def close(traffic: Traffic, canary: Floats | None, control: Floats, rule: Rule) -> list[Block]:
+    """The blocks that the rule makes of the stretches; without a canary, those of stable pods."""
+    arms = [("canary", canary), ("control", control)]
+    found, begin = [], 0
+    for end in range(1, len(control) + 1):
+        if (end - begin) * traffic.grid < rule.seconds:
+            continue
+        seconds = (end - begin) * traffic.grid
+        sides = [
+            None if counts is None else side(counts[begin:end].sum(axis=0), seconds, range(counts.shape[1]), name)
+            for name, counts in arms
+        ]
+        if all(one is None or rule.enough(one) for one in sides):
+            found.append(Block(begin * traffic.grid, end * traffic.grid, sides[0], sides[1]))
+            begin = end
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------- crashes
+LOADS = 180.0
+"""Seconds until a pod serves, at first or after a crash."""
+
+
+@dataclass
+class Life:
+    """When a pod's engine runs."""
+
+    serves: float
+    """From when on."""
+    crashes: list[float] = field(default_factory=list)
+
+    @classmethod
+    def drawn(cls, serves: float, until: float, every: float, random: np.random.Generator) -> Life:
+        life, now = cls(serves), serves
+        while every < math.inf and (now := now + random.exponential(every)) < until:
+            life.crashes.append(now)
+            now += LOADS
+        return life
+
+    def whole(self, began: float, ended: float) -> bool:
+        """Whether it served all that time."""
+        return self.serves <= began and not any(began - LOADS < crash <= ended for crash in self.crashes)
+
+    def restarts(self, now: float) -> int:
+        return sum(crash <= now for crash in self.crashes)

@@ -1,0 +1,191 @@
+"""Whether canaries that harm are kept out, and good ones let in: the operator's verdicts on simulated rollouts of every kind.
+
+| key                                | what is measured, in percent; the worst of its cells                                      |
+|------------------------------------|-------------------------------------------------------------------------------------------|
+| runs                               | rollouts in each cell                                                                     |
+| crash_promoted_pct                 | engines crash at random: still promoted after the watch                                   |
+| crash_oracle_pct                   | of that cell: rollouts without two crashes that show, had it been accepted at once        |
+| abort_promoted_pct                 | overloaded from some minute on, so that clients give up before the first token: promoted  |
+| slow_with_objective_promoted_pct   | slower than the control, within an objective of latency: promoted                         |
+| objective_broken_promoted_pct      | the objective is broken by the canary alone: promoted                                     |
+| other_k_equal_rollback_pct         | an equal drafter with another K is rolled back                                            |
+| other_k_worse_promoted_pct         | one that takes 6 % more time is promoted                                                  |
+| lighter_faster_rollback_pct        | fewer tokens per step and less time: rolled back                                          |
+| heavier_slower_promoted_pct        | 3 % more time and 12 % more to the first token: promoted                                  |
+| rare_failures_promoted_pct         | some requests fail: promoted                                                              |
+| unlike_gpu_rollback_pct            | pods differ in time for good: an equal drafter is rolled back                             |
+| unlike_gpu_worse_promoted_pct      | likewise: one that takes 6 % more time is promoted                                        |
+| equal_rollback_pct                 | an equal drafter is rolled back                                                           |
+| equal_promoted_pct, equal_undecided_pct | the others of these, at 1 request/s                                                  |
+| better_promoted_pct                | one that gets 9 % more tokens per step in steps as long is promoted; the fewest           |
+| unlike_gpu_better_promoted_pct     | one that does is promoted where pods differ in time for good, or no history tells; fewest |
+| better_median_min                  | after how many minutes, at 1 request/s; the soak lasts 30                                 |
+
+The model is in _verdict_model.py, the cells in _verdict_cells.py. Seeds are fixed, so the same version of numpy gives the same
+figures. RUNS=40 in the environment makes a quick run of fewer rollouts. The page docs/verdict-checks.md is written by a run with
+SAVE=1.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+from aerie.rollout.analysis.memory import Memory
+from benchmarks._verdict_cells import DAYS, Cell, Outcome, cells, days, figures, oracle, run
+from benchmarks._verdict_model import Traffic
+
+RUNS = 500
+SEED = 1
+CHUNK = 125
+"""Rollouts at once."""
+
+ORACLES = 4000
+"""Rollouts for `oracle`, which judges nothing."""
+HEAD = "| cell | promoted % | rolled back % | undecided % | median minutes |\n|---|---|---|---|---|"
+
+_found: dict[Cell, dict[str, float]] = {}
+"""The figures of the last run, for its page."""
+_runs = RUNS
+
+
+def measure() -> dict[str, float]:
+    global _runs
+    _runs = int(os.environ.get("RUNS", RUNS))
+    _found.clear()
+    key = ""
+    # Forked workers would inherit numpy's threads in an unknown state.
+    with ProcessPoolExecutor(min(2, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as workers:
+        for cell, outcomes in _outcomes(workers, _by_key(), _runs):
+            _found[cell] = figures(outcomes)
+            if cell.key != key:
+                key = cell.key
+                print(f"\n### {key}\n\n{HEAD}")
+            print(line(cell, _found[cell]), flush=True)
+    return {key: round(value, 2) for key, value in summary(_found).items()} | {"runs": _runs}
+
+
+def _by_key() -> list[Cell]:
+    """The cells, those of a figure together."""
+    every = list(cells())
+    keys = list(dict.fromkeys(cell.key for cell in every))
+    return sorted(every, key=lambda cell: keys.index(cell.key))
+
+
+def _outcomes(workers: ProcessPoolExecutor, every: list[Cell], runs: int) -> Iterator[tuple[Cell, list[Outcome]]]:
+    """Of each cell; days that cells share are simulated once."""
+    parts = [range(begin, min(begin + CHUNK, runs)) for begin in range(0, runs, CHUNK)]
+    halves = [range(half, min(runs, DAYS), 2) for half in (0, 1)]
+    told: dict[tuple[Traffic, int], list[Future[list[Memory]]]] = {}
+    for cell in every:
+        if cell.history and cell.remembers not in told:
+            told[cell.remembers] = [workers.submit(days, *cell.remembers, half, SEED) for half in halves]
+    jobs = []
+    for cell in every:
+        memories = [memory for part in told[cell.remembers] for memory in part.result()] if cell.history else []
+        jobs.append((cell, [workers.submit(run, cell, part, memories, SEED) for part in parts]))
+    for cell, futures in jobs:
+        yield cell, [outcome for future in futures for outcome in future.result()]
+
+
+ASKED: dict[str, tuple[str, str, float]] = {
+    "crash_promoted": ("engines crash at random; still promoted after the watch", "Promoted", 1.0),
+    "abort_promoted": ("overloaded from some minute on, clients give up; promoted", "Promoted", 1.0),
+    "slow_with_objective_promoted": ("slower, within an objective of 50 ms at 10 ms a token; promoted", "Promoted", 1.0),
+    "objective_broken_promoted": ("an objective is broken, 4 % with the control; promoted", "Promoted", 3.0),
+    "other_k_equal_rollback": ("arms of K 5 and 3, as fast; rolled back", "RolledBack", 2.0),
+    "other_k_worse_promoted": ("arms of K 5 and 3, 6 % slower; promoted", "Promoted", 3.0),
+    "lighter_faster_rollback": ("tokens per step -4 %, time -15 %; rolled back", "RolledBack", 2.0),
+    "heavier_slower_promoted": ("time +3 %, first token +12 %; promoted", "Promoted", 3.0),
+    "rare_failures_promoted": ("requests fail, of the control none; promoted", "Promoted", 5.0),
+    "unlike_gpu_rollback": ("pods unlike in time for good, equal drafters; rolled back", "RolledBack", 2.0),
+    "unlike_gpu_worse_promoted": ("pods unlike in time for good, time +6 %, tokens per step +10 %; promoted", "Promoted", 3.0),
+    "equal_rollback": ("equal drafters; rolled back", "RolledBack", 2.0),
+}
+"""What is simulated, the outcome that is wrong there, and how often it may be, in percent."""
+BETTER, UNLIKE_BETTER = "better_promoted", "unlike_gpu_better_promoted"
+"""Where the right outcome is counted."""
+
+
+def worst(found: Mapping[Cell, Mapping[str, float]], key: str) -> Cell:
+    """The cell of this figure that went wrong most often."""
+    mine = [cell for cell in found if cell.key == key]
+    if key in (BETTER, UNLIKE_BETTER):
+        return min(mine, key=lambda cell: found[cell]["Promoted_pct"])
+    outcome = ASKED[key][1]
+    return max(mine, key=lambda cell: found[cell][f"{outcome}_pct"])
+
+
+def summary(found: Mapping[Cell, Mapping[str, float]]) -> dict[str, float]:
+    """The figures by key."""
+    told = {f"{key}_pct": found[worst(found, key)][f"{outcome}_pct"] for key, (_, outcome, _) in ASKED.items()}
+    told["crash_oracle_pct"] = 100 * oracle(worst(found, "crash_promoted"), ORACLES, SEED)
+    equal, better = (next(cell for cell in found if cell.key == key) for key in ("equal_rollback", BETTER))
+    told["equal_promoted_pct"], told["equal_undecided_pct"] = (found[equal][f"{one}_pct"] for one in ("Promoted", "Undecided"))
+    for key in (BETTER, UNLIKE_BETTER):
+        told[f"{key}_pct"] = found[worst(found, key)]["Promoted_pct"]
+    told["better_median_min"] = found[better]["minutes"]
+    for key in ("other_k_equal_rollback", "unlike_gpu_rollback"):
+        shares = [figures["Undecided_pct"] for cell, figures in found.items() if cell.key == key]
+        told[f"{key.removesuffix('_rollback')}_undecided_pct"] = max(shares)
+    return told
+
+
+def line(cell: Cell, figures: Mapping[str, float]) -> str:
+    """A row of a table."""
+    shares = " | ".join(f"{figures[f'{one}_pct']:.1f}" for one in ("Promoted", "RolledBack", "Undecided"))
+    when = "-" if math.isnan(figures["minutes"]) else f"{figures['minutes']:.0f}"
+    return f"| {cell.title} | {shares} | {when} |"
+
+
+# --------------------------------------------------------------------------------------------------------------------- page
+def document(docs: Path) -> None:
+    """Write the page of the last run."""
+    told = summary(_found)
+    rows = []
+    for key, (what, _, _) in ASKED.items():
+        bad = worst(_found, key)
+        rows.append(f"| {what} | {told[f'{key}_pct']:.1f} | {line(bad, _found[bad])[2:]}")
+    for key, what in _GOOD.items():
+        good = worst(_found, key)
+        rows.append(f"| {what} | {told[f'{key}_pct']:.1f} | {line(good, _found[good])[2:]}")
+    text = _PAGE.format(runs=_runs, seed=SEED, days=min(DAYS, _runs), rows="\n".join(rows), **told)
+    (docs / "verdict-checks.md").write_text(text.rstrip() + "\n")
+
+
+_GOOD = {
+    BETTER: "tokens per step +9 %, steps as long; promoted",
+    UNLIKE_BETTER: "the same, pods unlike in time for good or no history; promoted",
+}
+
+_PAGE = """# What the verdict keeps out, and what it lets in
+
+Written by `make bench NAME=verdict SAVE=1`: {runs} simulated rollouts in each cell, seed {seed}, judged block by block by the
+operator's own functions, all criteria at once. Each row has the worst of its cells.
+
+What is simulated, and assumed: one canary and one fresh control pod; blocks of 2 minutes, a soak of 30 minutes, undecided after 4
+hours; 1 request/s on each pod unless a cell says otherwise. Requests have their number of output tokens (lognormal, 400 in the
+mean) and drafts follow from it. A pod's block of 120 requests scatters by 4.3 % in tokens per step, 3 % in time per output token
+and 10 % in time to first token, independently of each other; nine tenths of that variance go with the number of requests, the
+rest has a memory of 8 minutes. All pods drift together. Before each rollout comes a day of 3 stable pods ({days} days are
+shared), unless the cell says that there was none. Times do not go with the load. The constants are assumptions, and a fleet with
+others has other figures.
+
+A canary whose engines crash loads for 3 minutes after each crash. Accepted, it is ramped up (4 and 8 of 16 pods, 5 minutes each),
+promoted, and watched for 10 minutes, or for an hour where one engine has ended; what counts is that it is still promoted then.
+With two crashes one can tell; in {crash_oracle_pct:.1f} % of the rollouts of that cell there are no two to see, had it been
+accepted as soon as the soak allows: none by the end of the ten minutes, or one and no second within the hour.
+
+| canary; what is counted | % | worst cell | promoted | rolled back | undecided | median minutes |
+|---|---|---|---|---|---|---|
+{rows}
+
+The minutes are of what was decided. At 1 request/s {equal_promoted_pct:.0f} % of the equal drafters are promoted and
+{equal_undecided_pct:.0f} % undecided, because a margin of 2 % takes blocks; a drafter with 9 % more tokens per step is promoted
+after {better_median_min:.0f} minutes. With unlike K up to {other_k_equal_undecided_pct:.0f} % of the equal ones are undecided,
+with pods unlike in time up to {unlike_gpu_undecided_pct:.0f} %.
+"""

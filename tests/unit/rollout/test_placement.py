@@ -1,0 +1,143 @@
+"""Control pods are drawn to the GPU product of the canary's, and the templates of all other pods stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from aerie.resources import placement
+from aerie.resources.names import CONTROL, NAME, REVISION
+from aerie.rollout import templates
+from tests.unit.rollout.world import World, canarying
+
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+TERM = {"weight": 1, "podAffinityTerm": {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}}
+OWN: dict[str, Any] = {
+    "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}},
+    "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}], PREFERRED: [TERM]},
+    "podAntiAffinity": {PREFERRED: [TERM]},
+}
+
+
+def with_affinity(affinity: Any) -> dict[str, Any]:
+    return {"engine": {"image": "vllm/vllm-openai:v0.33.0", "podTemplate": {"spec": {"affinity": affinity}}}}
+
+
+def affinity(deployment: dict[str, Any]) -> Any:
+    return deployment["spec"]["template"]["spec"].get("affinity")
+
+
+def control(world: World, revision: str) -> dict[str, Any]:
+    return world.deployments(control=True)[revision]
+
+
+def terms(revision: str) -> list[dict[str, Any]]:
+    selector = {
+        "matchLabels": {NAME: "chat", CONTROL: "false"},
+        "matchExpressions": [{"key": REVISION, "operator": "NotIn", "values": [revision]}],
+    }
+    weights = {
+        "nvidia.com/gpu.product": 100,
+        "amd.com/gpu.product-name": 50,
+        "cloud.google.com/gke-accelerator": 25,
+        "node.kubernetes.io/instance-type": 12,
+    }
+    return [
+        {"weight": weight, "podAffinityTerm": {"labelSelector": selector, "topologyKey": label}}
+        for label, weight in weights.items()
+    ]
+
+
+def test_control_pods_prefer_the_product_of_the_canarys_and_no_other_pods_have_a_preference() -> None:
+    world, old = canarying("Starting")
+    assert affinity(control(world, old)) == {"podAffinity": {PREFERRED: terms(old)}}
+    assert [affinity(one) for one in world.deployments().values()] == [None, None]
+
+
+def test_the_users_own_affinity_is_kept_and_comes_first() -> None:
+    world, old = canarying("Starting", **with_affinity(OWN))
+    expected = copy.deepcopy(OWN)
+    expected["podAffinity"][PREFERRED] += terms(old)
+    assert affinity(control(world, old)) == expected
+    assert [affinity(one) for one in world.deployments().values()] == [OWN, OWN]
+
+
+@pytest.mark.parametrize(
+    "empty", [{}, {"podAffinity": None}, {"podAffinity": {PREFERRED: None}}, {"podAffinity": {PREFERRED: []}}]
+)
+def test_an_empty_affinity_is_none(empty: Any) -> None:
+    world, old = canarying("Starting", **with_affinity(empty))
+    assert affinity(control(world, old))["podAffinity"] == {PREFERRED: terms(old)}
+
+
+def test_the_promoted_pods_and_the_record_of_the_revision_know_nothing_of_it() -> None:
+    world, _ = canarying("Analyzing")
+    new = world.wanted
+    before = world.deployments()[new]["spec"]["template"]
+    for _ in range(60):
+        world.measure(1, +0.2)
+        world.schedule()
+        world.ready()
+        if world.status["phase"] == "Ready":
+            break
+    world.settle()
+    assert set(world.replicas()) == {f"chat-{new}"}
+    assert world.deployments()[new]["spec"]["template"] == before
+    assert "podAffinity" not in str(world.objects)
+
+
+def test_the_next_canarys_control_pods_are_the_same() -> None:
+    """They may still be there, and another template would have each of them made anew."""
+    world, old = canarying("Analyzing")
+    first, before = world.wanted, copy.deepcopy(control(world, old)["spec"]["template"])
+    world.edit(speculation={"tokens": 4})
+    world.settle_until("Starting")
+    world.step()
+    assert world.status["canary"]["revision"] == world.wanted != first
+    assert control(world, old)["spec"]["template"] == before
+
+
+# ------------------------------------------------------------------------------------------- upgrades, and records that are lost
+@pytest.mark.parametrize("spec", [{}, with_affinity(OWN)], ids=["no affinity", "the user's"])
+def test_an_upgrade_leaves_the_control_pods_of_a_canary_under_way_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(placement, "beside_canary", lambda template, *_: template)
+        world, old = canarying("Analyzing", **spec)
+    made = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
+    plan = world.step()
+    assert plan.apply == ()
+    assert world.deployments(control=True) | {"stable": world.deployments()[old]} == made
+
+
+def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pods of the stable revision are then as its Deployment has them, with what the API server has added."""
+    world, old = canarying("Analyzing")
+    before = affinity(control(world, old))
+    found = templates.template_of
+
+    def defaulted(*given: Any) -> dict[str, Any] | None:
+        template = copy.deepcopy(found(*given))
+        return template and {**template, "spec": {**template["spec"], "schedulerName": "default-scheduler"}}
+
+    monkeypatch.setattr("aerie.rollout.children.template_of", defaulted)
+    world.step()
+    assert control(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
+    assert affinity(control(world, old)) == before
+
+
+def test_what_is_changed_by_hand_is_put_back() -> None:
+    world, old = canarying("Analyzing")
+    before = copy.deepcopy(control(world, old)["spec"])
+    control(world, old)["spec"]["template"]["spec"]["affinity"] = {}
+    world.step()
+    assert control(world, old)["spec"] == before
+
+
+def test_the_users_template_is_not_changed() -> None:
+    template: dict[str, Any] = {"spec": {"affinity": copy.deepcopy(OWN)}}
+    placement.beside_canary(template, "chat", "abc")
+    assert template == {"spec": {"affinity": OWN}}
