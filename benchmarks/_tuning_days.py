@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.engine.speculation import Static
-from aerie.tuning.advice import Advice
+from aerie.tuning.recommendation import Recommendation
 from tests.unit.rollout.world import World, serving
 
 DAYS = 30
@@ -36,7 +36,7 @@ class Days:
     spent: float
     """By the account of the status, in hours of a replica."""
     told: str
-    """Reason and message of the condition Tuned in the end."""
+    """Reason and message of the condition SpeculationTuned at the end."""
 
 
 def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
@@ -48,7 +48,9 @@ def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
     while world.now < end:
         if world.now >= advised:
             revision = world.status["stable"]["revision"]
-            world.advice = Advice(revision, world.now.timestamp(), "Change", Static(5), (0.02, 0.08, 0.15), "K=5 is better.")
+            world.advice = Recommendation(
+                revision, world.now.timestamp(), "Change", Static(5), (0.02, 0.08, 0.15), "K=5 is better."
+            )
             advised += timedelta(minutes=30)
         for _ in range(3 if "trial" in world.status["speculation"] else 1):
             world.step()
@@ -63,8 +65,8 @@ def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
         pending += without * hours
         beyond += (len(world.pods) - without - replicas) * hours
         world.now += STEP
-    said = next(one for one in world.status["conditions"] if one["type"] == "Tuned")
-    spent = (world.status["speculation"].get("balance") or {}).get("spent", 0.0)
+    said = next(one for one in world.status["conditions"] if one["type"] == "SpeculationTuned")
+    spent = (world.status["speculation"].get("savings") or {}).get("spent", 0.0)
     return Days(trials, beyond, pending, spent, f"{said['reason']}: {said['message']}")
 
 

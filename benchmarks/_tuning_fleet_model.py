@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
-from aerie.engine.speculation import Setting, max_tokens
-from aerie.tuning.forecast import drafted
-from aerie_lab.engine.acceptance import CLASSES, Acceptance, expected_survival
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, SpeculationCounters
+from aerie.engine.speculation import SpeculationSetting, max_speculative_tokens
+from aerie.tuning.decision.forecast import draft_tokens_by_batch
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE, Acceptance, expected_survival
 from aerie_lab.engine.step import StepTime
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -57,10 +57,10 @@ _SHIFTS = np.linspace(-4.0, 1.0, 41)
 @cache
 def _survivals(name: str) -> Floats:
     """Shift by K by position: what accepted_per_position / drafts of one class converges to at each K."""
-    kind = CLASSES[name]
+    kind = CLASS_ACCEPTANCE[name]
     found = np.zeros((len(_SHIFTS), MOST + 1, MOST))
     for row, shift in enumerate(_SHIFTS.tolist()):
-        moved = Acceptance(kind.shifted(shift).conditionals, kind.spread) if shift else kind
+        moved = Acceptance(kind.shift_logits(shift).conditionals, kind.spread) if shift else kind
         for tokens in range(1, MOST + 1):
             found[row, tokens, :tokens] = expected_survival(moved, tokens)
     return found
@@ -100,9 +100,12 @@ class Target:
     @classmethod
     def of(cls, step_time: StepTime, factor: float = 1.0, context: float = 600.0) -> Target:
         """A profile of the step-level simulator, `factor` times as slow, with so many cached tokens a request."""
-        seconds = [[step_time.fixed(b, k) + step_time.cached * context * b for b in range(1, BATCH + 1)] for k in range(MOST + 1)]
-        jitter = math.exp(step_time.noise**2 / 2)
-        return cls(factor * jitter * np.array(seconds), factor * step_time.prefill)
+        seconds = [
+            [step_time.fixed_seconds(b, k) + step_time.seconds_per_cached_token * context * b for b in range(1, BATCH + 1)]
+            for k in range(MOST + 1)
+        ]
+        jitter = math.exp(step_time.log_sd**2 / 2)
+        return cls(factor * jitter * np.array(seconds), factor * step_time.seconds_per_prompt_token)
 
     def rate(self, batch: float, tokens: int, length: float) -> float:
         """Requests per second that keep about so many requests in a step."""
@@ -136,9 +139,9 @@ class Rows:
         return np.asarray(self.running / np.maximum(self.tokens, 1e-9))
 
 
-def steady(target: Target, setting: Setting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
+def steady(target: Target, setting: SpeculationSetting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
     """The stationary state at rates of requests (row) and survivals (row by K by position)."""
-    tokens = drafted(setting, _B)
+    tokens = draft_tokens_by_batch(setting, _B)
     seconds = target.seconds[tokens, np.arange(BATCH)]
     slow = np.broadcast_to(np.asarray(slowness, dtype=float), rates.shape)
     gained = lengths(survivals)[:, tokens]
@@ -208,11 +211,17 @@ def _variation(spread: float) -> float:
 
 
 def counters(
-    rows: Rows, seconds: float, survivals: Floats, rates: Floats, setting: Setting, edges: Sequence[float], waits: Floats
+    rows: Rows,
+    seconds: float,
+    survivals: Floats,
+    rates: Floats,
+    setting: SpeculationSetting,
+    edges: Sequence[float],
+    waits: Floats,
 ) -> list[Counters]:
     """What a scraper sees of each row in so many seconds. `edges`: finite buckets of the latencies; `waits`: mean seconds to the
     first token."""
-    most = max_tokens(setting)
+    most = max_speculative_tokens(setting)
     requests = rates * (1 - rows.full) * seconds
     drafting = rows.by_tokens[:, 1:].sum(axis=1) * seconds
     draft_tokens = rows.by_tokens @ np.arange(MOST + 1) * seconds
@@ -228,7 +237,7 @@ def counters(
         speculation = None
         if most:
             at = tuple(accepted[i].tolist())
-            speculation = Speculation(float(drafting[i]), float(draft_tokens[i]), sum(at), at)
+            speculation = SpeculationCounters(float(drafting[i]), float(draft_tokens[i]), sum(at), at)
         found.append(
             Counters(
                 generation_tokens=tokens + came,

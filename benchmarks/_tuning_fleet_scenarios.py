@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.arguments import Arguments
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.tuning.decision.candidates import EngineConfig
 from aerie_lab.engine import step
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mixed, steady, survival
 
@@ -29,10 +29,10 @@ START = Static(3)
 TICKS = round(DAYS * 86400 / TICK)
 HOUR = round(3600 / TICK)
 REPLICAS = 6
-PLAIN = Engine(Version.parse("0.33.0"), Arguments(lora=True, max_num_seqs=BATCH))
+PLAIN = EngineConfig(Version.parse("0.33.0"), EngineArguments(enable_lora=True, max_num_seqs=BATCH))
 """LoRA keeps adaptive verification out, whose true cost nothing here says."""
 CAPTURED = 512
-CLIFF = replace(PLAIN, arguments=replace(PLAIN.arguments, max_capture_size=CAPTURED))
+CLIFF = replace(PLAIN, arguments=replace(PLAIN.arguments, max_cudagraph_capture_size=CAPTURED))
 _SIZES = (1, 2, 4, *range(8, CAPTURED + 1, 8))
 
 
@@ -49,8 +49,8 @@ class World:
     """Tick by K by position."""
     slowness: Floats
     """Replica by tick: factor on step times."""
-    start: Setting = START
-    engine: Engine = PLAIN
+    start: SpeculationSetting = START
+    engine: EngineConfig = PLAIN
     event: int = 0
     """When what is right changes; 0: never."""
     fresh: int | None = None
@@ -100,11 +100,11 @@ def world(
 def _formula(random: np.random.Generator, *names: str) -> Target:
     """One of the simulator's formulas, between 20 % quicker and 25 % slower."""
     name = names[int(random.integers(len(names)))]
-    return Target.of(step.FORMULAS[name], math.exp(float(random.uniform(-0.22, 0.22))))
+    return Target.of(step.STEP_TIME_FORMULAS[name], math.exp(float(random.uniform(-0.22, 0.22))))
 
 
 def _any(random: np.random.Generator) -> Target:
-    return _formula(random, *step.FORMULAS)
+    return _formula(random, *step.STEP_TIME_FORMULAS)
 
 
 def _kind(random: np.random.Generator) -> str:
@@ -149,7 +149,7 @@ def depth_collapse(random: np.random.Generator) -> World:
 
 def capture_cliff(random: np.random.Generator) -> World:
     """Graphs up to 512 tokens, on a load around 64 to 140 requests: beyond 128 K = 3 runs without."""
-    formula = replace(step.FORMULAS["dense-32b"], captures=_SIZES, uncaptured=15e-3)
+    formula = replace(step.STEP_TIME_FORMULAS["dense-32b"], captured_sizes=_SIZES, no_graph_seconds=15e-3)
     target = Target.of(formula, math.exp(float(random.uniform(-0.22, 0.22))))
     return replace(world(random, target, batch=(50.0, 110.0)), engine=CLIFF)
 
@@ -172,8 +172,8 @@ def drafter_change(random: np.random.Generator) -> World:
 
 def misfit(random: np.random.Generator) -> World:
     """Step times looked up in the published grids: they have not the form that is fitted."""
-    names = step.grid_names()
-    target = Target.of(step.grid(names[int(random.integers(len(names)))], prefill=20e-6, noise=0.03))
+    names = step.list_grid_names()
+    target = Target.of(step.load_grid(names[int(random.integers(len(names)))], seconds_per_prompt_token=20e-6, log_sd=0.03))
     return world(random, target, kind=_kind(random))
 
 

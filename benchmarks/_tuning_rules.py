@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aerie.tuning.candidates import fits_graphs
+from aerie.tuning.decision.candidates import fits_captured_graphs
 from benchmarks._tuning_replay import ENGINE, Published
 
 Rule = Callable[[Published], list[int]]
@@ -71,7 +71,7 @@ def profiled(floor: bool) -> Rule:
     def rule(grid: Published) -> list[int]:
         batches = sorted({*(b for b in (1, 16, 64) if b in grid.batches), grid.batches[0], grid.batches[-1]})
         tokens = sorted({*(k for k in (0, 1, 3, 5) if k in grid.tokens), 0})
-        seconds = np.array([[grid.step_time.fixed(b, k) for b in batches] for k in tokens])
+        seconds = np.array([[grid.step_time.fixed_seconds(b, k) for b in batches] for k in tokens])
         chosen = []
         for batch in grid.batches:
             if floor:
@@ -80,7 +80,7 @@ def profiled(floor: bool) -> Rule:
             else:
                 at_batch = np.array([np.interp(batch, batches, row) for row in seconds])
             interval = {k: float(np.interp(k, tokens, at_batch)) for k in grid.tokens if k <= tokens[-1]}
-            open_to = [k for k in interval if k == 0 or fits_graphs(ENGINE, batch, k)]
+            open_to = [k for k in interval if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
             rates = {k: grid.lengths[k] / interval[k] for k in open_to}
             chosen.append(max(rates, key=lambda k: rates[k]))
         return chosen

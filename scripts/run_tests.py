@@ -1,15 +1,18 @@
-"""Runs all tests as two processes side by side: the lab's, which mostly wait, and beside them those of the other tiers.
+"""Runs all tests as two commands side by side: the lab's, which mostly wait, and beside them those of the other tiers.
+
+The others get less of the processors, so that they delay none of the lab's.
 
 Guarantees: every test runs in one of the two; what the first says is shown as it comes, and what the other says in one piece
 after it, also after a failure or Ctrl-C; where the first failed, its last lines come once more; a failure's status and tests are
 named at the very end, which is what is left of a long log; the exit status is 0 only if it is 0 of both. What ends this ends both
-as Ctrl-C ends pytest, so that no lab is left running. Not guaranteed: an order between the tests of the two, and what is left of
-either after a SIGKILL. `pytest` alone runs everything in one process.
+as Ctrl-C in a terminal ends pytest with all its processes, so that no lab is left running. Not guaranteed: an order between the
+tests of the two, and what is left of either after a SIGKILL. `pytest` alone runs everything in one process.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import signal
 import subprocess
@@ -20,8 +23,10 @@ from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 
-SHOWN = ("-m", "lab")
+SHOWN = ("tests/lab",)
+"""One lab: beside a second one, and the other tests, two cores scrape too late for blocks of two seconds."""
 BESIDE = ("-m", "not lab")
+NICE = ("nice", "-n", "10")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
 """So many of a failure's are shown again: pytest's summary, and the end of what it tells before."""
@@ -43,7 +48,7 @@ def side_by_side(shown: Sequence[str], beside: Sequence[str], name: str) -> int:
         def end(_: int, __: FrameType | None) -> None:
             for one in running:
                 if one.poll() is None:
-                    one.send_signal(signal.SIGINT)
+                    os.killpg(one.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
 
         # Before they start: what a shell has made this one ignore, as SIGINT of a job in its background, they would ignore too.
         before = [signal.signal(number, end) for number in ENDING]
@@ -91,4 +96,5 @@ def follow(process: subprocess.Popen[bytes], log: str) -> int:
 if __name__ == "__main__":
     pytest = (sys.executable, "-m", "pytest")
     # A process that a signal ended has a status below zero.
-    sys.exit(abs(side_by_side((*pytest, *SHOWN), (*pytest, *BESIDE), "The tests without the lab, and those with real vLLM,")))
+    commands = (*pytest, *SHOWN), (*NICE, *pytest, *BESIDE)
+    sys.exit(abs(side_by_side(*commands, "The tests without the lab, and those with real vLLM,")))

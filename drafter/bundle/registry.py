@@ -1,4 +1,4 @@
-"""registry.json: what is in the bundle, how good each drafter is, and how the parts can be told from others."""
+"""registry.json: parts of the bundle with their digests, and the acceptance of each drafter."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle.checkpoint import digest
-from eagle.cli.console import err
-from eagle.evaluate import read_prompts
-from eagle.evaluate.offline import Asking, Pair, as_json, evaluate
+from aerie.terminal import err
+from aerie_drafter.checkpoint import compute_model_digest
+from aerie_drafter.evaluate import read_prompts
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, acceptance_to_json, evaluate_prompts
 
 USE = {
     "target": "the served model of every end-to-end test and of the demo",
@@ -28,10 +28,12 @@ SERVE = (
 
 
 def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
-    """Acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
-    found = as_json(evaluate(Pair.load(target, drafter), read_prompts(prompts), Asking(k=TOKENS)))
-    total = found.pop("total")
-    by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in found.items()}
+    """Measure acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
+    acceptance = acceptance_to_json(
+        evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS))
+    )
+    total = acceptance.pop("total")
+    by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in acceptance.items()}
     err.print(f"{drafter}: AL {total['acceptance_length']:.3f} {by_category}")
     return {
         "acceptance_length": round(total["acceptance_length"], 3),
@@ -41,8 +43,8 @@ def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
 
 
 def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_digest: str, loss: float) -> dict[str, Any]:
-    """The registry of the parts in the working folder."""
-    target = {"digest": digest(Path("target")), "tokenizer_sha256": _sha256(Path("target/tokenizer.json"))}
+    """Build the registry of the parts in the work folder."""
+    target = {"digest": compute_model_digest(Path("target")), "tokenizer_sha256": _sha256(Path("target/tokenizer.json"))}
     return {
         "licence": {
             "weights": "Apache-2.0, as this repository",
@@ -56,7 +58,7 @@ def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_d
             name: {
                 "folder": name,
                 "kind": kind,
-                "digest": digest(Path(name)),
+                "digest": compute_model_digest(Path(name)),
                 "num_speculative_tokens": TOKENS,
                 **measured[name],
                 "use": USE[name],
@@ -69,26 +71,26 @@ def make(drafters: dict[str, str], measured: dict[str, dict[str, Any]], corpus_d
 
 
 def write(registry: dict[str, Any], file: Path) -> None:
-    """As JSON."""
+    """Write the registry as JSON."""
     file.write_text(json.dumps(registry, indent=2) + "\n")
 
 
 def digests(registry: dict[str, Any]) -> dict[str, str]:
-    """By part, what tells whether it is the same."""
+    """Return the digest of each part."""
     target = registry["target"]
     return {
         "corpus": registry["corpus"]["sha256"],
         "tokenizer": target["tokenizer_sha256"],
         "target": target["digest"],
-        **{name: each["digest"] for name, each in registry["drafters"].items()},
+        **{name: entry["digest"] for name, entry in registry["drafters"].items()},
     }
 
 
-def compare(made: dict[str, Any], committed: Path) -> str:
-    """A line for each part: its digest, and whether the committed bundle has the same."""
+def compare(manifest: dict[str, Any], committed: Path) -> str:
+    """Return a line per part: its digest, and whether it equals the committed bundle's."""
     before = digests(json.loads(committed.read_text())) if committed.is_file() else {}
     lines = []
-    for part, value in digests(made).items():
+    for part, value in digests(manifest).items():
         verdict = ("same" if before.get(part) == value else "differs") if before else "new"
         lines.append(f"{part:10} {value.removeprefix('sha256:')[:16]}  {verdict}")
     return "\n".join(lines)

@@ -1,18 +1,18 @@
-"""The command line `aerie-lab`: thin over `Lab` and `Faults`.
+"""The command line `aerie-lab`: a thin layer over `Lab` and `FaultInjector`.
 
-Whatever cannot be done is one sentence on standard error; exit statuses: `aerie.boundary`.
+Each error is one message on standard error; exit statuses: `aerie.boundary`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from aerie.boundary import enter
+from aerie.boundary import run_process
 
 
 def main() -> None:
     """Entry point."""
-    enter("aerie-lab", "lab", _load)
+    run_process("aerie-lab", "lab", _load)
 
 
 def _load() -> Callable[[], int]:

@@ -1,17 +1,17 @@
-"""The two consoles: what a program reads goes to `out`, notes for a person go to `err`."""
+"""The two consoles: `out` for output that programs read, `err` for notes to the user."""
 
 from __future__ import annotations
 
 import os
 
-from aerie.terminal import err, out, plain
+from aerie.terminal import err, out, sanitize_text
 
-__all__ = ["err", "out", "replace_process", "say"]
+__all__ = ["err", "out", "print_progress", "replace_process"]
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Progress, a line at a time."""
-    err.print(f"[dim]lab:[/] {plain(line)}")
+    err.print(f"[dim]lab:[/] {sanitize_text(line)}")
 
 
 def replace_process(command: list[str], environment: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from aerie_lab.errors import LabError
 
-_REPOSITORY = (
+_INVALID_REPOSITORY_MESSAGE = (
     "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{}'. Use "
     "`repo_type` argument if needed."
 )
@@ -27,46 +27,46 @@ class EngineError(LabError):
 
 
 @dataclass(frozen=True)
-class Files:
-    """One model as it lies there."""
+class ModelFiles:
+    """Files of one model."""
 
     config: Mapping[str, Any]
-    tensors: frozenset[str] | None
+    tensor_names: frozenset[str] | None
     """Names; None where the weights are no safetensors files."""
 
 
-def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Files | None:
-    """The model of this name on the Hub; None for a path of this machine, and where there is no Hub. Raises EngineError."""
+def read_hub_files(name: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> ModelFiles | None:
+    """Return the model of this name on the Hub; None for a path of this machine or without a Hub. Raises EngineError."""
     path = Path(name)
     if path.is_absolute() or path.exists() or not (environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE")):
         return None
     from aerie.checkpoints import read_repository  # a third of a simulated engine's start, and most have folders
-    from aerie.engine.checkpoint import CheckpointError
+    from aerie.engine.models.checkpoint import CheckpointError
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # an engine's log is read for other things
     try:
-        found = read_repository(name, revision, environment)
+        checkpoint = read_repository(name, revision, environment)
     except CheckpointError as error:
         raise EngineError(
             f"OSError: {name} is not a local folder and is not a valid model identifier listed on "
             f"'{environment.get('HF_ENDPOINT', 'https://huggingface.co')}/models'\n({error})"
         ) from error
-    return Files(found.config, None if found.tensors is None else frozenset(found.tensors))
+    return ModelFiles(checkpoint.config, None if checkpoint.tensors is None else frozenset(checkpoint.tensors))
 
 
-def of_model(folder: Path) -> Mapping[str, Any]:
+def read_model_config(folder: Path) -> Mapping[str, Any]:
     """config.json of a target in a folder. Raises EngineError."""
     try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         if not folder.exists():
-            raise EngineError(_REPOSITORY.format(folder)) from error
+            raise EngineError(_INVALID_REPOSITORY_MESSAGE.format(folder)) from error
         raise EngineError(f"ValueError: Invalid repository ID or local directory specified: '{folder}'.") from error
-    return found
+    return config
 
 
-def of_drafter(folder: Path) -> Files:
-    """A drafter in a folder. Raises EngineError."""
+def read_drafter_files(folder: Path) -> ModelFiles:
+    """Return a drafter in a folder. Raises EngineError."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:
@@ -81,10 +81,10 @@ def of_drafter(folder: Path) -> Files:
         ) from error
     if not isinstance(config, dict):
         raise EngineError(f"OSError: '{folder / 'config.json'}' holds no JSON object.")
-    return Files(config, _tensor_names(folder))
+    return ModelFiles(config, _read_tensor_names(folder))
 
 
-def _tensor_names(folder: Path) -> frozenset[str]:
+def _read_tensor_names(folder: Path) -> frozenset[str]:
     names: set[str] = set()
     files = sorted(folder.glob("*.safetensors"))
     if not files:

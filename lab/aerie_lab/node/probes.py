@@ -1,7 +1,7 @@
 """Asking a container how it is: startup, readiness and liveness probes with their thresholds.
 
-`run_probe` is one question; `Judge` is the thresholds as a small state machine, pure, so that it can be tested by example.
-Rules as a kubelet has them: success is any HTTP status from 200 to 399; a probe that times out has failed; HTTPS is asked
+`run_probe` is one question; `ProbeState` is the thresholds as a small state machine, pure, so that it can be tested by example.
+Rules as a kubelet has them: success is any HTTP status from 200 to 399; a probe that times out has failed; HTTPS is requested
 without verification, because a kubelet does so; redirects count as success and are not followed.
 """
 
@@ -14,39 +14,39 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aerie_lab.kube.client import Object
+from aerie_lab.kube.client import KubeObject
 
-Execute = Callable[[Sequence[str], float], Awaitable[tuple[int | None, str]]]
+CommandExecutor = Callable[[Sequence[str], float], Awaitable[tuple[int | None, str]]]
 """(command, timeout in seconds) -> (exit code, output); exit code None when it took too long."""
 
 
 @dataclass
-class Judge:
+class ProbeState:
     """Turns single answers into a verdict: `failureThreshold` failures or `successThreshold` successes in a row."""
 
     failure_threshold: int
     success_threshold: int
     verdict: bool | None = None
     streak: int = 0
-    last: bool | None = None
+    last_success: bool | None = None
 
-    def hear(self, success: bool) -> bool | None:
+    def record(self, success: bool) -> bool | None:
         """Take one answer; the new verdict when it changes, else None."""
-        self.streak = self.streak + 1 if success == self.last else 1
-        self.last = success
+        self.streak = self.streak + 1 if success == self.last_success else 1
+        self.last_success = success
         if self.streak < (self.success_threshold if success else self.failure_threshold) or self.verdict == success:
             return None
         self.verdict = success
         return success
 
 
-def judge_of(probe: Object) -> Judge:
-    """The thresholds of a probe; the API server has filled in the defaults."""
-    return Judge(probe.get("failureThreshold", 3), probe.get("successThreshold", 1))
+def build_probe_state(probe: KubeObject) -> ProbeState:
+    """Return the thresholds of a probe; the API server has filled in the defaults."""
+    return ProbeState(probe.get("failureThreshold", 3), probe.get("successThreshold", 1))
 
 
-def resolve_port(port: int | str, container: Object) -> int:
-    """A port number from a number or the name of one of the container's ports. Raises ValueError."""
+def resolve_port(port: int | str, container: KubeObject) -> int:
+    """Return a port number from a number or the name of one of the container's ports. Raises ValueError."""
     if isinstance(port, int) or str(port).isdigit():
         return int(port)
     for entry in container.get("ports") or []:
@@ -55,7 +55,7 @@ def resolve_port(port: int | str, container: Object) -> int:
     raise ValueError(f"couldn't find port: {port}")
 
 
-async def run_probe(probe: Object, container: Object, address: str, execute: Execute) -> tuple[bool, str]:
+async def run_probe(probe: KubeObject, container: KubeObject, address: str, execute: CommandExecutor) -> tuple[bool, str]:
     """Ask once: (success, what was wrong)."""
     timeout = float(probe.get("timeoutSeconds", 1))
     try:
@@ -73,13 +73,13 @@ async def run_probe(probe: Object, container: Object, address: str, execute: Exe
             writer.close()
             return True, ""
     except TimeoutError:
-        return False, f"no answer within {timeout:g}s"
+        return False, f"no response within {timeout:g}s"
     except (OSError, ValueError) as error:
         return False, str(error)
 
 
-async def http_get(request: dict[str, Any], container: Object, address: str) -> int:
-    """The status of a GET as a probe or a preStop hook asks for it. Raises OSError, ValueError."""
+async def http_get(request: dict[str, Any], container: KubeObject, address: str) -> int:
+    """Return the status of a GET for a probe or a preStop hook. Raises OSError, ValueError."""
     host = request.get("host") or address
     port = resolve_port(request["port"], container)
     context = None
@@ -95,7 +95,7 @@ async def http_get(request: dict[str, Any], container: Object, address: str) -> 
         writer.write("\r\n".join(lines).encode())
         status_line = (await reader.readline()).decode("latin-1").split(" ", 2)
         if len(status_line) < 2 or not status_line[1].isdigit():
-            raise ValueError("the answer is not HTTP")
+            raise ValueError("the response is not HTTP")
         return int(status_line[1])
     finally:
         writer.close()

@@ -14,29 +14,29 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from aerie_lab.kube.client import Object
-from aerie_lab.kube.mirror import Key, key_of
-from aerie_lab.relay import relay
+from aerie_lab.kube.client import KubeObject
+from aerie_lab.kube.informer import ObjectKey, object_key
+from aerie_lab.relay import relay_connection
 
 _log = logging.getLogger(__name__)
 Endpoint = tuple[str, int]
-Port = tuple[str, int]
+ServiceAddress = tuple[str, int]
 """(cluster IP, port)."""
 
 
-def endpoints_of(slices: list[Object], port_name: str) -> list[Endpoint]:
-    """The addresses that new connections may go to, best kind only."""
+def select_endpoints(slices: list[KubeObject], port_name: str) -> list[Endpoint]:
+    """Return the addresses that new connections may go to, best kind only."""
     ready: list[Endpoint] = []
     leaving: list[Endpoint] = []
     for part in slices:
         numbers = [p["port"] for p in part.get("ports") or [] if (p.get("name") or "") == port_name and p.get("port")]
         for endpoint in part.get("endpoints") or []:
             conditions = endpoint.get("conditions") or {}
-            found = [(address, number) for address in endpoint["addresses"] for number in numbers]
+            addresses = [(address, number) for address in endpoint["addresses"] for number in numbers]
             if conditions.get("ready") is not False:
-                ready += found
+                ready += addresses
             elif conditions.get("serving") and conditions.get("terminating"):
-                leaving += found
+                leaving += addresses
     return sorted(set(ready)) or sorted(set(leaving))
 
 
@@ -44,72 +44,72 @@ class ServiceProxy:
     """One listener per Service port."""
 
     def __init__(self) -> None:
-        self._services: dict[Key, Object] = {}
-        self._slices: dict[Key, dict[str, Object]] = {}
-        self._listeners: dict[Port, asyncio.Server] = {}
-        self._turn: dict[Port, int] = {}
-        self._changed = asyncio.Event()
-        self.listening = asyncio.Event()
+        self._services: dict[ObjectKey, KubeObject] = {}
+        self._slices: dict[ObjectKey, dict[str, KubeObject]] = {}
+        self._listeners: dict[ServiceAddress, asyncio.Server] = {}
+        self._rotation: dict[ServiceAddress, int] = {}
+        self._services_changed = asyncio.Event()
+        self.initial_listeners_ready = asyncio.Event()
         """Set once the services known at first are listened for."""
 
-    def service_changed(self, kind: str, service: Object) -> None:
+    def on_service_event(self, event_type: str, service: KubeObject) -> None:
         """Take an event of the services mirror."""
-        if kind == "DELETED":
-            self._services.pop(key_of(service), None)
+        if event_type == "DELETED":
+            self._services.pop(object_key(service), None)
         else:
-            self._services[key_of(service)] = service
-        self._changed.set()
+            self._services[object_key(service)] = service
+        self._services_changed.set()
 
-    def slice_changed(self, kind: str, part: Object) -> None:
+    def on_endpoint_slice_event(self, event_type: str, endpoint_slice: KubeObject) -> None:
         """Take an event of the endpoint slices mirror."""
-        namespace, name = key_of(part)
-        owner = (part["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
+        namespace, name = object_key(endpoint_slice)
+        owner = (endpoint_slice["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
         slices = self._slices.setdefault((namespace, owner), {})
-        if kind == "DELETED":
+        if event_type == "DELETED":
             slices.pop(name, None)
         else:
-            slices[name] = part
+            slices[name] = endpoint_slice
         if not slices:
             del self._slices[namespace, owner]
 
     async def run(self) -> None:
         """Open and close listeners as services come and go, until cancelled."""
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            wanted = dict(self._wanted())
-            for port in self._listeners.keys() - wanted.keys():
+            await self._services_changed.wait()
+            self._services_changed.clear()
+            desired = dict(self._desired_listeners())
+            for port in self._listeners.keys() - desired.keys():
                 self._listeners.pop(port).close()
-                self._turn.pop(port, None)
-            for port in wanted.keys() - self._listeners.keys():
+                self._rotation.pop(port, None)
+            for port in desired.keys() - self._listeners.keys():
                 try:
                     # A test may listen on a port of all addresses: requests for a service's address still come here.
-                    carry = functools.partial(self._carry, port)
+                    carry = functools.partial(self._relay_to_endpoint, port)
                     self._listeners[port] = await asyncio.start_server(carry, *port, reuse_port=True)
                 except OSError as error:
                     _log.warning("service address %s:%d: %s", *port, error)
-            self.listening.set()
+            self.initial_listeners_ready.set()
 
-    def _wanted(self) -> Mapping[Port, tuple[Key, str]]:
-        wanted: dict[Port, tuple[Key, str]] = {}
+    def _desired_listeners(self) -> Mapping[ServiceAddress, tuple[ObjectKey, str]]:
+        desired: dict[ServiceAddress, tuple[ObjectKey, str]] = {}
         for key, service in self._services.items():
             address = service["spec"].get("clusterIP")
             if not address or address == "None" or service["spec"].get("type") == "ExternalName":
                 continue
             for port in service["spec"].get("ports") or []:
                 if port.get("protocol", "TCP") == "TCP":
-                    wanted[address, port["port"]] = (key, port.get("name") or "")
-        return wanted
+                    desired[address, port["port"]] = (key, port.get("name") or "")
+        return desired
 
-    async def _carry(self, port: Port, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        target: Any = self._wanted().get(port)
+    async def _relay_to_endpoint(self, port: ServiceAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target: Any = self._desired_listeners().get(port)
         if target is not None:
             key, name = target
-            endpoints = endpoints_of(list(self._slices.get(key, {}).values()), name)
-            self._turn[port] = self._turn.get(port, -1) + 1
-            start = self._turn[port]
+            endpoints = select_endpoints(list(self._slices.get(key, {}).values()), name)
+            self._rotation[port] = self._rotation.get(port, -1) + 1
+            start = self._rotation[port]
             for index in range(len(endpoints)):
                 host, number = endpoints[(start + index) % len(endpoints)]
-                if await relay(reader, writer, host, number):
+                if await relay_connection(reader, writer, host, number):
                     return
         writer.transport.abort()  # a reset, as a Service without endpoints gives

@@ -5,8 +5,9 @@
 
 What takes long to start can be shared by the tests of a module: a fixture of theirs with `new_namespace`.
 
-The lab is started when the first test asks for it. It is leashed to the test process, so that a killed session leaves
-nothing behind. A test's faults are undone and its namespace is deleted when it ends.
+The lab is started when the first test requests it. It ends with the test process, so that a killed session leaves
+nothing behind. With pytest-xdist (`-n 2`), each worker process has a lab of its own. A test's faults are undone and its
+namespace is deleted when it ends.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aerie_lab.cluster import Lab, Settings
+from aerie_lab.cluster import Lab, LabSettings
 from aerie_lab.node.support import HUB_LABEL
 from aerie_lab.testing.namespace import Namespace
 
 
 @pytest.fixture(scope="session")
-def say(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Shows a line of progress past pytest's capture: the first build takes minutes."""
-    return shown(pytestconfig)
+def report_progress(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Return a function that shows a line of progress past pytest's capture: the first build takes minutes."""
+    return create_progress_writer(pytestconfig)
 
 
-def shown(config: pytest.Config) -> Callable[[str], None]:
-    """What `say` is, for hooks."""
+def create_progress_writer(config: pytest.Config) -> Callable[[str], None]:
+    """Return the function behind `report_progress`, for hooks that can request no fixture."""
     capture = config.pluginmanager.getplugin("capturemanager")
 
     def show(line: str) -> None:
@@ -48,31 +49,34 @@ def lab_images() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def lab(say: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
+def lab(report_progress: Callable[[str], None], lab_images: list[str]) -> Iterator[Lab]:
     """A lab of this session: two nodes with eight GPUs each, a gateway, and quick restarts of crashed containers."""
-    settings = Settings(name=f"test-{os.getpid()}", restart_backoff=1.0, images=lab_images)
-    with Lab.up(settings, say, leashed=True) as running:
+    settings = LabSettings(name=f"test-{os.getpid()}", restart_backoff=1.0, image_tables=lab_images)
+    with Lab.up(settings, report_progress, end_with_caller=True) as running:
         yield running
 
 
 @pytest.fixture
 def namespace(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """A namespace of the test's own."""
-    with new_namespace(lab, request.node.name.removeprefix("test_")) as found:
-        yield found
+    """One namespace per test."""
+    with new_namespace(lab, request.node.name.removeprefix("test_")) as test_namespace:
+        yield test_namespace
 
 
 @contextlib.contextmanager
-def new_namespace(lab: Lab, label: str, *, hub: bool = True) -> Iterator[Namespace]:
-    """A namespace named after `label`; gone, with the faults made through it, at the end. `hub`: whether the Hub is at hand."""
+def new_namespace(lab: Lab, label: str, *, use_hub: bool = True) -> Iterator[Namespace]:
+    """Create a namespace named after `label`, and delete it with its faults at the end.
+
+    `use_hub`: containers in it have HF_ENDPOINT set to the lab's Hub.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     name = f"{words[:40].strip('-')}-{os.urandom(2).hex()}"
-    labels = {HUB_LABEL: "true"} if hub else {}
+    labels = {HUB_LABEL: "true"} if use_hub else {}
     lab.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    found = Namespace(lab, name)
+    created = Namespace(lab, name)
     try:
-        found.until("serviceaccount", "default", lambda _: True, "the default service account")
-        yield found
+        created.wait_until("serviceaccount", "default", lambda _: True, "the default service account")
+        yield created
     finally:
-        found.faults.undo_all()
+        created.faults.undo_all()
         lab.kubectl("delete", "namespace", name, "--wait=false")

@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def pod(name: str, *containers: Object, metadata: Object | None = None, **spec: Any) -> Object:
-    """A pod that ends without a grace period unless `spec` says otherwise; a container without a name is `main`."""
+    """Return a pod that ends without a grace period unless `spec` overrides it; a container without a name is `main`."""
     spec = {"terminationGracePeriodSeconds": 0, **spec}
     return {
         "apiVersion": "v1",
@@ -25,46 +25,46 @@ def pod(name: str, *containers: Object, metadata: Object | None = None, **spec: 
 
 
 def shell(script: str, **fields: Any) -> Object:
-    """A container that runs a script of the machine's sh."""
+    """Return a container that runs a script of the machine's sh."""
     return {"image": "aerie.dev/lab/shell", "command": ["sh", "-ec", script], **fields}
 
 
 def python(script: str, **fields: Any) -> Object:
-    """A container that runs a script of the lab's Python."""
+    """Return a container that runs a script of the lab's Python."""
     return {"image": "aerie.dev/lab/shell", "command": ["python", "-u", "-c", script], **fields}
 
 
 def echo(**fields: Any) -> Object:
-    """A container of the small HTTP server of aerie_lab.images.echo, on port 8080."""
+    """Return a container of the small HTTP server of aerie_lab.images.echo, on port 8080."""
     return {"image": "aerie.dev/lab/echo:1", **fields}
 
 
 def config_map(name: str, **data: str) -> Object:
-    """A config map."""
+    """Return a config map."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def container_status(item: Object, name: str = "main") -> Object:
-    """The status of one container of a pod, init containers included. Raises LabError where none was written yet."""
+def find_container_status(item: Object, name: str = "main") -> Object:
+    """Return the status of one container of a pod, init containers included. Raises LabError where none was written yet."""
     status = item["status"]
-    for found in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
-        if found["name"] == name:
-            one: Object = found
-            return one
+    for container_status in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        if container_status["name"] == name:
+            result: Object = container_status
+            return result
     raise LabError(f"container {name} has no status yet")
 
 
-def message(item: Object, name: str = "main") -> str:
-    """What a container that has ended left in its termination message."""
-    text: str = container_status(item, name)["state"]["terminated"].get("message", "")
+def read_termination_message(item: Object, name: str = "main") -> str:
+    """Return the termination message of a container that has ended."""
+    text: str = find_container_status(item, name)["state"]["terminated"].get("message", "")
     return text
 
 
-def answer(item: Object, name: str = "main") -> Any:
-    """The termination message, read as JSON."""
-    return json.loads(message(item, name))
+def read_termination_json(item: Object, name: str = "main") -> Any:
+    """Return the termination message, read as JSON."""
+    return json.loads(read_termination_message(item, name))
 
 
-def condition(item: Object, kind: str) -> str:
-    """The status of a condition, or ''."""
-    return next((str(c["status"]) for c in item["status"].get("conditions", []) if c["type"] == kind), "")
+def read_condition_status(item: Object, condition_type: str) -> str:
+    """Return the status of a condition, or ''."""
+    return next((str(c["status"]) for c in item["status"].get("conditions", []) if c["type"] == condition_type), "")

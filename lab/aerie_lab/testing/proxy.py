@@ -1,17 +1,17 @@
-"""Doors to a lab's API server at which things go wrong on purpose: calls counted, delayed, refused, lost, or never passed on.
+"""Proxies of a lab's API server that inject faults: calls are counted, delayed, rejected, lost, or never forwarded.
 
-    async def slow(call: Call, pass_on: PassOn) -> web.StreamResponse:
+    async def slow(call: ApiCall, forward: ForwardCall) -> web.StreamResponse:
         await asyncio.sleep(2)
-        return await pass_on()
+        return await forward()
 
-    with Proxy(lab) as proxy:
-        door = proxy.door(slow)
-        door.write_kubeconfig(path)
+    with ApiServerProxy(lab) as proxy:
+        endpoint = proxy.open_endpoint(slow)
+        endpoint.write_kubeconfig(path)
 
-Whoever has the kubeconfig comes as the administrator, over plain HTTP on this machine. Each door has an address and a behaviour
-of its own; all of them are in one thread. Guarantees: what a behaviour does not change reaches both sides as it was, watches
-event by event; when the API server is away, the caller's connection breaks as it would without a door. Not guaranteed:
-upgraded connections (exec, port-forward), of which the lab has none.
+Clients with the kubeconfig are the administrator, over plain HTTP on this machine. Each endpoint has its own address and
+behaviour; all of them run in one thread. Guarantees: a behaviour's unchanged calls reach both sides unchanged, watches event by
+event; when the API server is down, the caller's connection breaks as it would without a proxy. Not guaranteed: upgraded
+connections (exec, port-forward), of which the lab has none.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import yaml
 from aiohttp import web
 
 from aerie_lab.cluster import Lab
-from aerie_lab.kube.connector import Connector, tls_context
+from aerie_lab.kube.connector import ApiServerConnector, build_tls_context
 
 T = TypeVar("T")
-_FORWARDED = ("Accept", "Content-Type", "User-Agent")
-_OBJECTS = re.compile(
+_FORWARDED_HEADERS = ("Accept", "Content-Type", "User-Agent")
+_RESOURCE_PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>.+))?)?$"
 )
@@ -41,7 +41,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """One call of the API server, as its audit log would name it."""
 
     verb: str
@@ -52,33 +52,33 @@ class Call:
     name: str
 
     @classmethod
-    def of(cls, method: str, path: str, *, watch: bool = False) -> Call:
-        """The call that a request makes."""
-        found = _OBJECTS.match(path)
-        plural, namespace, name, sub = found.group("plural", "namespace", "name", "sub") if found else ("", "", "", "")
+    def from_request(cls, method: str, path: str, *, watch: bool = False) -> ApiCall:
+        """Return the call of a request."""
+        match = _RESOURCE_PATH.match(path)
+        plural, namespace, name, sub = match.group("plural", "namespace", "name", "sub") if match else ("", "", "", "")
         reads = "watch" if watch else "get" if name or not plural else "list"
         verb = _VERBS.get(method, reads)
         return cls(verb, f"{plural}/{sub}" if sub else plural or "", namespace or "", name or "")
 
     @property
-    def writes(self) -> bool:
-        """Whether it may change anything."""
+    def is_write(self) -> bool:
+        """Whether the call may change an object."""
         return self.verb in _VERBS.values()
 
 
-PassOn = Callable[[], Awaitable[web.StreamResponse]]
-Behaviour = Callable[[Call, PassOn], Awaitable[web.StreamResponse]]
-"""What a door does with a call: pass it on or not, and answer. The answer to a watch has been sent when `pass_on` returns."""
+ForwardCall = Callable[[], Awaitable[web.StreamResponse]]
+ProxyBehaviour = Callable[[ApiCall, ForwardCall], Awaitable[web.StreamResponse]]
+"""Handles a call: forwards it or not, and returns the response. That to a watch has been sent when the forwarding returns."""
 
 
-def refusal(code: int, reason: str, message: str) -> web.Response:
-    """An answer as the API server refuses."""
+def build_error_response(code: int, reason: str, message: str) -> web.Response:
+    """Build an error response as the API server's."""
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message}
     return web.json_response(status, status=code)
 
 
-class Proxy:
-    """The doors to one lab."""
+class ApiServerProxy:
+    """The proxy endpoints of one lab."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -88,7 +88,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._http = self.run(self._connect())
+        self._http = self.run(self._create_session())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,101 +98,101 @@ class Proxy:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something in the thread of the doors."""
+        """Run a coroutine in the proxy's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def door(self, behaviour: Behaviour) -> Door:
-        """Open one."""
-        return self.run(self._open(behaviour))
+    def open_endpoint(self, behaviour: ProxyBehaviour) -> ProxyEndpoint:
+        """Open an endpoint with this behaviour."""
+        return self.run(self._open_endpoint(behaviour))
 
-    async def _connect(self) -> aiohttp.ClientSession:
-        connector = Connector(tls_context(self._lab.folder / "certificates", "admin"), limit=0)
+    async def _create_session(self) -> aiohttp.ClientSession:
+        connector = ApiServerConnector(build_tls_context(self._lab.folder / "certificates", "admin"), limit=0)
         return aiohttp.ClientSession(self._lab.api_url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
-    async def _open(self, behaviour: Behaviour) -> Door:
-        door = Door(self, self._http, behaviour)
+    async def _open_endpoint(self, behaviour: ProxyBehaviour) -> ProxyEndpoint:
+        endpoint = ProxyEndpoint(self, self._http, behaviour)
         app = web.Application(client_max_size=16 * 1024 * 1024)
-        app.router.add_route("*", "/{path:.*}", door.handle)
+        app.router.add_route("*", "/{path:.*}", endpoint.handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         self._runners.append(runner)
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         (address, *_) = runner.addresses
-        door.url = f"http://127.0.0.1:{address[1]}"
-        return door
+        endpoint.url = f"http://127.0.0.1:{address[1]}"
+        return endpoint
 
     async def _close(self) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         await self._http.close()
 
 
-class Door:
+class ProxyEndpoint:
     """One address of the API server with a behaviour, which may be replaced at any time."""
 
     url = ""
 
-    def __init__(self, proxy: Proxy, http: aiohttp.ClientSession, behaviour: Behaviour) -> None:
+    def __init__(self, proxy: ApiServerProxy, http: aiohttp.ClientSession, behaviour: ProxyBehaviour) -> None:
         self.behaviour = behaviour
         self._proxy, self._http = proxy, http
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._watch_tasks: set[asyncio.Task[Any]] = set()
 
     def write_kubeconfig(self, path: Path) -> Path:
-        """A kubeconfig that leads through this door; its path."""
+        """Write a kubeconfig for this endpoint, and return its path."""
         document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "door", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
             "users": [{"name": "admin", "user": {}}],
-            "contexts": [{"name": "door", "context": {"cluster": "door", "user": "admin"}}],
-            "current-context": "door",
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "admin"}}],
+            "current-context": "proxy",
         }
         path.write_text(yaml.safe_dump(document, sort_keys=False))
         return path
 
-    def cut_watches(self) -> int:
-        """Break all watches under way, as a load balancer or a restarted API server does; how many there were."""
+    def break_watches(self) -> int:
+        """Break all open watches, as a load balancer or a restarted API server does; return their number."""
 
-        async def cut() -> int:
-            streams = list(self._streams)
+        async def cancel_watches() -> int:
+            streams = list(self._watch_tasks)
             for stream in streams:
                 stream.cancel()
             return len(streams)
 
-        return self._proxy.run(cut())
+        return self._proxy.run(cancel_watches())
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """One request."""
+        """Handle one request."""
         body = await request.read()
-        call = Call.of(request.method, request.path, watch=request.query.get("watch", "") in ("true", "1"))
+        call = ApiCall.from_request(request.method, request.path, watch=request.query.get("watch", "") in ("true", "1"))
 
-        async def pass_on() -> web.StreamResponse:
-            return await (self._stream if call.verb == "watch" else self._pass)(request, body)
+        async def forward() -> web.StreamResponse:
+            return await (self._forward_watch if call.verb == "watch" else self._forward)(request, body)
 
         try:
-            return await self.behaviour(call, pass_on)
+            return await self.behaviour(call, forward)
         except aiohttp.ClientError as error:
             if request.transport is not None:
                 request.transport.abort()
             raise web.HTTPBadGateway(text=str(error)) from error
 
-    def _ask(self, request: web.Request, body: bytes) -> Any:
-        headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
+    def _send_upstream(self, request: web.Request, body: bytes) -> Any:
+        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
         return self._http.request(
             request.method, request.rel_url, data=body or None, headers=headers | {"Accept-Encoding": "identity"}
         )
 
-    async def _pass(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        async with self._ask(request, body) as answer:
+    async def _forward(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        async with self._send_upstream(request, body) as answer:
             headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
             return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
-    async def _stream(self, request: web.Request, body: bytes) -> web.StreamResponse:
+    async def _forward_watch(self, request: web.Request, body: bytes) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
-        self._streams.add(task)
+        self._watch_tasks.add(task)
         try:
-            async with self._ask(request, body) as answer:
+            async with self._send_upstream(request, body) as answer:
                 headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
                 response = web.StreamResponse(status=answer.status, headers=headers)
                 await response.prepare(request)
@@ -201,4 +201,4 @@ class Door:
                 await response.write_eof()
                 return response
         finally:
-            self._streams.discard(task)
+            self._watch_tasks.discard(task)

@@ -1,10 +1,10 @@
-"""Real engines under a load of a constant batch, what they count in windows of it, and what the tuner makes of that.
+"""Real engines under a constant batch, their counters in windows of it, and the tuner's decision from them.
 
-    answers under way, always as many ─► pages ─► windows in which nothing begins or ends ─► telemetry ─► decision
+    constant number of open requests ─► scrapes ─► windows in which no request begins or ends ─► telemetry ─► decision
 
-So the draft tokens per draft can be compared with the setting without a margin; the batch is known but for the few steps by which
-two counters of one page may lie apart. A window lasts for a number of steps, never for a time, and windows are taken until they
-are enough for a decision: what is shown does not depend on how fast the machine is. tests/vllm asserts it, `make bench
+So the draft tokens per draft can be compared with the setting without a margin; the batch is known except for the few steps by
+which two counters of one scrape may differ. A window lasts for a number of steps, never for a time, and windows are measured
+until they are enough for a decision: the result does not depend on the speed of the machine. tests/vllm asserts it, `make bench
 NAME=tuning_vllm` records it.
 
 Not guaranteed: that step times agree while other work keeps the cores busy. Engines that are compared are measured in turn, so
@@ -26,236 +26,237 @@ from statistics import median
 import httpx
 import numpy as np
 
-from aerie.engine import arguments, flags
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
-from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine as Known
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.explain import explain
-from aerie.tuning.numeric import quantiles
-from aerie.tuning.policy import Policy
-from aerie.tuning.telemetry import Reading, Scale, Telemetry
-from aerie_lab.testing.agreement import BUNDLE, START, Engine, engine
-from aerie_lab.testing.sampled import seed
+from aerie.engine import arguments, command_line
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Counters, Sample, diff_samples
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Off, Schedule, ScheduleTier, SpeculationSetting, Static
+from aerie.tuning.decision.candidates import EngineConfig
+from aerie.tuning.decision.explain import explain_decision
+from aerie.tuning.decision.policy import TuningPolicy
+from aerie.tuning.decision.recommend import decide_setting
+from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
+from aerie.tuning.models.numeric import quantiles
+from aerie.tuning.telemetry import ReplicaWindow, TelemetryScale, TuningTelemetry
+from aerie_lab.testing.agreement import BUNDLE_FOLDER, START_TIMEOUT_SECONDS, RunningEngine, start_engine
+from aerie_lab.testing.sampled import derive_seed
 
-VERSION = Version.parse("0.32.0")
-CURRENT = Static(3)
-OTHER = Static(1)
-SCHEDULE = Schedule((Tier(1, 2, 3), Tier(3, 8, 1)), max_tokens=3)
-BATCHES = (1, 2, 4, 8)
-STEPS = 60
-"""Engine steps of a window at least: a few more than the tuner asks of one."""
-WINDOWS = 2
-"""Of a batch, at a time: few, so that a slow minute of the machine does not fall on one batch of one engine alone."""
-LEAST_ROUNDS, ROUNDS = 5, 24
-"""So often all batches are measured, and at most for a decision."""
-ANSWER = 1500
-"""Tokens of an answer: with any of the prompts below the context's end, and left before they are all there."""
-MOST = 7
-"""The most draft tokens that the tuner may choose."""
-SCALE = Scale(block=1.0, cell=3600.0, warm=0.0)
+VLLM_VERSION = Version.parse("0.32.0")
+CURRENT_SETTING = Static(3)
+OTHER_SETTING = Static(1)
+SCHEDULE_SETTING = Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 8, 1)), max_tokens=3)
+BATCH_SIZES = (1, 2, 4, 8)
+MIN_WINDOW_STEPS = 60
+"""Minimum of engine steps in a window: a few more than the tuner requires."""
+WINDOWS_PER_SET = 2
+"""Windows of one batch in one set: few, so that a slow minute of the machine does not affect one batch of one engine alone."""
+MIN_ROUNDS, MAX_ROUNDS = 5, 24
+"""How often all batches are measured, and the maximum for a decision."""
+ANSWER_TOKENS = 1500
+"""Tokens of an answer: with any prompt within the context, and never all generated before the window ends."""
+MAX_SPECULATIVE_TOKENS = 7
+"""Maximum number of draft tokens that the tuner may select."""
+TELEMETRY_SCALE = TelemetryScale(block_seconds=1.0, cell_seconds=3600.0, warm_up_seconds=0.0)
 """Short blocks, because the load is always the same."""
-_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-"""What vLLM decides by itself where there is no Triton, as on CPU; the tuner is told."""
+_MODEL_RUNNER_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""vLLM's own choice without Triton, as on CPU; the tuner gets it as environment."""
 
 
 @dataclass(frozen=True)
-class Window:
-    """What an engine counted while its batch stood still."""
+class CounterWindow:
+    """Counters of an engine while its batch was constant."""
 
     end: float
-    """Seconds of Unix time."""
-    age: float
-    """Seconds that the engine had run for at its beginning."""
+    """Unix time in seconds."""
+    engine_age_seconds: float
+    """Age of the engine at the window's beginning."""
     counters: Counters
 
 
 @dataclass
-class Measured:
+class MeasuredEngine:
     """One engine: its setting, and its windows by batch."""
 
-    engine: Engine
-    setting: Setting
-    windows: dict[int, list[Window]] = field(default_factory=dict)
+    engine: RunningEngine
+    setting: SpeculationSetting
+    windows: dict[int, list[CounterWindow]] = field(default_factory=dict)
 
     def measure(self, batch: int) -> None:
-        """Take more windows of the batch."""
-        self.windows.setdefault(batch, []).extend(asyncio.run(_windows(self.engine.url, batch)))
+        """Measure more windows of the batch."""
+        self.windows.setdefault(batch, []).extend(asyncio.run(_measure_windows(self.engine.url, batch)))
 
     def seconds_per_token(self, batch: int) -> float:
-        """A user's, over all windows of the batch: what the tuner's figures are means of, slow moments included."""
-        counted = [window.counters for window in self.windows[batch]]
-        return sum(one.step_seconds for one in counted) / sum(one.generation_tokens for one in counted)
+        """Return a user's time per token over all windows of the batch, slow moments included, as the tuner has it."""
+        counters = [window.counters for window in self.windows[batch]]
+        return sum(each.step_seconds for each in counters) / sum(each.generation_tokens for each in counters)
 
-    def usual_seconds_per_token(self, batch: int) -> float:
-        """A user's in the middle one of the batch's windows: one in which the machine did something else does not count."""
-        counted = [window.counters for window in self.windows[batch]]
-        return median(one.step_seconds / one.generation_tokens for one in counted)
+    def median_seconds_per_token(self, batch: int) -> float:
+        """Return a user's time per token in the median window of the batch: it ignores windows with other load on the machine."""
+        counters = [window.counters for window in self.windows[batch]]
+        return median(each.step_seconds / each.generation_tokens for each in counters)
 
 
 @contextlib.contextmanager
-def serving(vllm: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[list[Measured]]:
-    """Real vLLM with the bundle's target and its EAGLE 3.1 drafter, one for each setting as Aerie writes it, started together."""
+def start_engines(vllm_folder: Path, folder: Path, settings: Sequence[SpeculationSetting]) -> Iterator[list[MeasuredEngine]]:
+    """Start real vLLM with the bundle's target and its EAGLE 3.1 drafter, one engine per setting, with Aerie's arguments."""
     with contextlib.ExitStack() as stack:
-        made = [engine("real", vllm, folder, *words(setting)) for setting in settings]
-        with ThreadPoolExecutor(len(made)) as pool:
-            engines = list(pool.map(stack.enter_context, made))
-        for one in engines:
-            one.load(4, 8, 30, seed=0)  # first requests pay for lazily made state
-        yield [Measured(*each) for each in zip(engines, settings, strict=True)]
+        contexts = [start_engine("real", vllm_folder, folder, *build_engine_arguments(setting)) for setting in settings]
+        with ThreadPoolExecutor(len(contexts)) as pool:
+            engines = list(pool.map(stack.enter_context, contexts))
+        for engine in engines:
+            engine.run_load(4, 8, 30, seed=0)  # the first requests are slower: lazy initialization
+        yield [MeasuredEngine(*each) for each in zip(engines, settings, strict=True)]
 
 
-def words(setting: Setting) -> list[str]:
-    """The arguments by which Aerie gives an engine the setting."""
-    drafter = flags.Drafter(str(BUNDLE / "eagle31"))
-    config = flags.speculative_config(setting, drafter, VERSION, arguments.Arguments())
+def build_engine_arguments(setting: SpeculationSetting) -> list[str]:
+    """Return the arguments with which Aerie sets an engine's speculation setting."""
+    drafter = command_line.DrafterArguments(str(BUNDLE_FOLDER / "eagle31"))
+    config = command_line.build_speculative_config(setting, drafter, VLLM_VERSION, arguments.EngineArguments())
     return [] if config is None else ["--speculative-config", json.dumps(config)]
 
 
-async def _windows(url: str, batch: int) -> list[Window]:
-    found: list[Window] = []
-    async with httpx.AsyncClient(base_url=url, timeout=START) as client:
-        while len(found) < WINDOWS:
-            found += await _one_set(client, batch, WINDOWS - len(found))
-    return found
+async def _measure_windows(url: str, batch: int) -> list[CounterWindow]:
+    windows: list[CounterWindow] = []
+    async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT_SECONDS) as client:
+        while len(windows) < WINDOWS_PER_SET:
+            windows += await _measure_set(client, batch, WINDOWS_PER_SET - len(windows))
+    return windows
 
 
-async def _one_set(client: httpx.AsyncClient, batch: int, count: int) -> list[Window]:
-    """Windows of one set of answers: as many as are wanted, or as there is time for before the first of the answers ends."""
+async def _measure_set(client: httpx.AsyncClient, batch: int, count: int) -> list[CounterWindow]:
+    """Measure windows during one set of answers: `count`, or as many as fit before the first answer ends."""
     before = await _scrape(client)
-    answers = [asyncio.create_task(client.post("/v1/completions", json=_question(index))) for index in range(batch)]
-    found: list[Window] = []
-    begun: tuple[float, Sample] | None = None
+    answers = [asyncio.create_task(client.post("/v1/completions", json=_build_request(index))) for index in range(batch)]
+    windows: list[CounterWindow] = []
+    start: tuple[float, Sample] | None = None
     try:
-        while len(found) < count and not any(answer.done() for answer in answers):
+        while len(windows) < count and not any(answer.done() for answer in answers):
             now, sample = time.time(), await _scrape(client)
-            if not _under_way(before, sample, batch):
-                begun = None
-            elif begun is None:
-                begun = now, sample
+            if not _is_batch_constant(before, sample, batch):
+                start = None
+            elif start is None:
+                start = now, sample
             else:
-                counted = between(begun[1], sample)
-                assert isinstance(counted, Counters), counted
-                if counted.iterations >= STEPS:
-                    found.append(Window(now, begun[0] - (sample.started or 0.0), counted))
-                    begun = now, sample
+                counters = diff_samples(start[1], sample)
+                assert isinstance(counters, Counters), counters
+                if counters.iterations >= MIN_WINDOW_STEPS:
+                    windows.append(CounterWindow(now, start[0] - (sample.process_start_time or 0.0), counters))
+                    start = now, sample
             await asyncio.sleep(0.05)
     finally:
         for answer in answers:
-            answer.cancel()  # the engine sees that its client has gone
-        ended = await asyncio.gather(*answers, return_exceptions=True)
-    for one in ended:  # a connection lost on busy cores costs the set: an engine that is gone fails the next scrape
-        if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError | httpx.ReadError):
-            raise one
-        assert not isinstance(one, httpx.Response) or one.status_code == 200, one.text
-    return found
+            answer.cancel()  # the engine notices that its client has disconnected
+        results = await asyncio.gather(*answers, return_exceptions=True)
+    for result in results:  # a connection lost on busy cores only ends the set: if the engine has ended, the next scrape fails
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | httpx.ReadError):
+            raise result
+        assert not isinstance(result, httpx.Response) or result.status_code == 200, result.text
+    return windows
 
 
-def _question(index: int) -> dict[str, object]:
-    """Sampled, because greedy answers of this length end in loops, of which any drafter guesses the rest."""
+def _build_request(index: int) -> dict[str, object]:
+    """Return a sampled request: greedy answers of this length end in loops, whose rest any drafter predicts."""
     prompt = f"{index}. The module is"
-    drawn = {"temperature": 0.8, "seed": seed("steady", index)}
-    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True, **drawn}
+    sampling = {"temperature": 0.8, "seed": derive_seed("steady", index)}
+    return {"model": "agreement", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, **sampling}
 
 
 async def _scrape(client: httpx.AsyncClient) -> Sample:
-    return parse((await client.get("/metrics")).raise_for_status().content)
+    return parse_exposition((await client.get("/metrics")).raise_for_status().content)
 
 
-def _under_way(before: Sample, now: Sample, batch: int) -> bool:
-    """Whether all answers that were asked for have begun, none has ended, and none of an earlier set still runs."""
-    begun = now.counters.first_tokens - before.counters.first_tokens == batch
-    return begun and now.gauges.running == batch and now.counters.finished == before.counters.finished
+def _is_batch_constant(before: Sample, now: Sample, batch: int) -> bool:
+    """Return whether all requested answers have begun, none has ended, and none of an earlier set still runs."""
+    all_begun = now.counters.first_tokens - before.counters.first_tokens == batch
+    return all_begun and now.gauges.running_requests == batch and now.counters.finished == before.counters.finished
 
 
 # ---------------------------------------------------------------------------------------------------------------- the tuner
 @dataclass(frozen=True)
-class Opinion:
-    """What the tuner says of some engines' windows."""
+class TunerResult:
+    """The tuner's decision for some engines, and its explanation."""
 
-    decision: Decision
-    text: str
+    decision: TuningDecision
+    explanation: str
 
 
-def opinion(engines: Sequence[Measured]) -> Opinion:
-    """Of these engines as the replicas of one fleet whose setting is that of the first, as of the first one's newest window."""
-    told = Telemetry(scale=SCALE)
-    readings = [
-        Reading(str(one.setting), window.end, one.setting, window.counters, window.age)
-        for one in engines
-        for windows in one.windows.values()
+def run_tuner(engines: Sequence[MeasuredEngine]) -> TunerResult:
+    """Decide for these engines as replicas of one fleet with the first engine's setting, at the end of its newest window."""
+    telemetry = TuningTelemetry(scale=TELEMETRY_SCALE)
+    replica_windows = [
+        ReplicaWindow(str(engine.setting), window.end, engine.setting, window.counters, window.engine_age_seconds)
+        for engine in engines
+        for windows in engine.windows.values()
         for window in windows
     ]
-    for reading in sorted(readings, key=lambda each: each.end):
-        told.add(reading)
-    known = Known(VERSION, arguments.read(["--enforce-eager"]), environment=_RUNNER, experts=False)
+    for replica_window in sorted(replica_windows, key=lambda each: each.end):
+        telemetry.add(replica_window)
+    config = EngineConfig(
+        VLLM_VERSION, arguments.parse_arguments(["--enforce-eager"]), environment=_MODEL_RUNNER_ENVIRONMENT, is_moe=False
+    )
     newest = max(window.end for windows in engines[0].windows.values() for window in windows)
-    situation = Situation(known, engines[0].setting, MOST, len(engines), newest)
-    decision = decide(told, situation, Policy(), seed=1)
-    return Opinion(decision, explain(decision, told, situation, Policy()))
+    context = TuningContext(config, engines[0].setting, MAX_SPECULATIVE_TOKENS, len(engines), newest)
+    decision = decide_setting(telemetry, context, TuningPolicy(), seed=1)
+    return TunerResult(decision, explain_decision(decision, telemetry, context, TuningPolicy()))
 
 
-def decided(engines: Sequence[Measured]) -> Opinion:
-    """Measure the engines in turn, until the tuner has figures enough to decide on; its decision."""
-    measure_in_turn(engines, LEAST_ROUNDS)
-    found, rounds = opinion(engines), LEAST_ROUNDS
-    while found.decision.action is Action.INSUFFICIENT and rounds < ROUNDS:
+def measure_until_decided(engines: Sequence[MeasuredEngine]) -> TunerResult:
+    """Measure the engines in turn until the tuner has enough data to decide; return its result."""
+    measure_in_turn(engines, MIN_ROUNDS)
+    result, rounds = run_tuner(engines), MIN_ROUNDS
+    while result.decision.action is TuningAction.INSUFFICIENT and rounds < MAX_ROUNDS:
         measure_in_turn(engines, 1)
-        found, rounds = opinion(engines), rounds + 1
-    return found
+        result, rounds = run_tuner(engines), rounds + 1
+    return result
 
 
-def measure_in_turn(engines: Sequence[Measured], rounds: int) -> None:
-    """More windows of all engines at all batches."""
-    for batch in BATCHES * rounds:
-        for one in reversed(engines):  # the first one last: what is newest is of the setting that runs
-            one.measure(batch)
+def measure_in_turn(engines: Sequence[MeasuredEngine], rounds: int) -> None:
+    """Measure more windows of all engines at all batches."""
+    for batch in BATCH_SIZES * rounds:
+        for engine in reversed(engines):  # the first one last: the newest windows are of the current setting
+            engine.measure(batch)
 
 
 @dataclass(frozen=True)
-class Told:
-    """All that was measured."""
+class SteadyReport:
+    """All measurements, and the tuner's result."""
 
-    engines: dict[Setting, Measured]
-    opinion: Opinion
-    """With the figures of the engines that ran the current setting, and no speculation."""
-
-    @property
-    def gain(self) -> dict[int, float]:
-        """By batch, how many more tokens a user got in the same time without speculation: over all windows, as the tuner has
-        them."""
-        return self._gain(Measured.seconds_per_token)
+    engines: dict[SpeculationSetting, MeasuredEngine]
+    tuner_result: TunerResult
+    """Result from the engines with the current setting and without speculation."""
 
     @property
-    def usual_gain(self) -> dict[int, float]:
-        """The same of each one's middle window."""
-        return self._gain(Measured.usual_seconds_per_token)
-
-    def _gain(self, seconds: Callable[[Measured, int], float]) -> dict[int, float]:
-        off, current = self.engines[Off()], self.engines[CURRENT]
-        return {batch: seconds(current, batch) / seconds(off, batch) - 1 for batch in BATCHES}
+    def mean_gain(self) -> dict[int, float]:
+        """Relative change of a user's time per token by the current setting, per batch, over all windows as the tuner has."""
+        return self._gain(MeasuredEngine.seconds_per_token)
 
     @property
-    def forecast(self) -> dict[int, tuple[float, float, float]]:
-        """The same as the tuner has it, at the batch of its load that is nearest: the 5 %, 50 % and 95 % points."""
-        drawn = self.opinion.decision.evidence.forecast
-        assert drawn is not None, self.opinion.text
-        gains = drawn.of(CURRENT) / drawn.of(Off()) - 1
-        columns = {batch: int(np.abs(np.log(drawn.load.batches / batch)).argmin()) for batch in BATCHES}
-        found = {batch: quantiles(gains[:, column], 0.05, 0.5, 0.95) for batch, column in columns.items()}
-        return {batch: (low, middle, high) for batch, (low, middle, high) in found.items()}
+    def median_gain(self) -> dict[int, float]:
+        """The same in the median windows."""
+        return self._gain(MeasuredEngine.median_seconds_per_token)
+
+    def _gain(self, seconds: Callable[[MeasuredEngine, int], float]) -> dict[int, float]:
+        off, current = self.engines[Off()], self.engines[CURRENT_SETTING]
+        return {batch: seconds(current, batch) / seconds(off, batch) - 1 for batch in BATCH_SIZES}
+
+    @property
+    def forecast_quantiles(self) -> dict[int, tuple[float, float, float]]:
+        """The same as the tuner forecasts it, at the nearest batch of its load: the 5 %, 50 % and 95 % quantiles."""
+        forecast = self.tuner_result.decision.evidence.forecast
+        assert forecast is not None, self.tuner_result.explanation
+        gains = forecast.token_seconds(CURRENT_SETTING) / forecast.token_seconds(Off()) - 1
+        columns = {batch: int(np.abs(np.log(forecast.load.batches / batch)).argmin()) for batch in BATCH_SIZES}
+        points = {batch: quantiles(gains[:, column], 0.05, 0.5, 0.95) for batch, column in columns.items()}
+        return {batch: (low, middle, high) for batch, (low, middle, high) in points.items()}
 
 
-def tell(vllm: Path, folder: Path) -> Told:
-    """Two engines at a time, which is what two cores and 8 GiB hold. Takes five minutes on an idle machine."""
-    engines: dict[Setting, Measured] = {}
-    with serving(vllm, folder, [CURRENT, Off()]) as pair:
-        found = decided(pair)
-        engines |= {one.setting: one for one in pair}
-    with serving(vllm, folder, [OTHER, SCHEDULE]) as pair:
-        measure_in_turn(pair, LEAST_ROUNDS)
-        engines |= {one.setting: one for one in pair}
-    return Told(engines, found)
+def run_steady(vllm_folder: Path, folder: Path) -> SteadyReport:
+    """Measure two engines at a time, which fit in two cores and 8 GiB. Takes five minutes on an idle machine."""
+    engines: dict[SpeculationSetting, MeasuredEngine] = {}
+    with start_engines(vllm_folder, folder, [CURRENT_SETTING, Off()]) as pair:
+        tuner_result = measure_until_decided(pair)
+        engines |= {engine.setting: engine for engine in pair}
+    with start_engines(vllm_folder, folder, [OTHER_SETTING, SCHEDULE_SETTING]) as pair:
+        measure_in_turn(pair, MIN_ROUNDS)
+        engines |= {engine.setting: engine for engine in pair}
+    return SteadyReport(engines, tuner_result)

@@ -1,4 +1,4 @@
-"""Bounds of single values on the API server: durations, which it and Python have to read alike, numbers, what is required."""
+"""Bounds of single values on the API server: durations, which it and Python have to read alike, numbers, and required fields."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 import pytest
 
-from aerie.api import duration
+from aerie.api.types import duration
 from aerie_lab.errors import KubeError
 
 Changes = Mapping[str, Any]
 Offer = Callable[..., dict[str, Any]]
 
-NO_DURATION = "no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
+NOT_A_DURATION = "not a duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m"
 # Each duration with its bounds, one value beyond each, and one that all rules take.
 DURATIONS = [
     ("speculation.tuning.slo.timePerOutputToken", "1ms", "1m", "61s", "40ms"),
     ("speculation.tuning.slo.timeToFirstToken", "1ms", "1h", "61m", "1h"),
-    ("speculation.tuning.interval", "10s", "24h", "25h", "12h"),
-    ("speculation.tuning.cooldown", "0s", "168h", "169h", "0s"),
-    ("speculation.tuning.history", "1m", "168h", "169h", "168h"),
-    ("rollout.canary.rampHold", "0s", "24h", "24h1ms", "24h"),
+    ("speculation.tuning.decisionInterval", "10s", "24h", "25h", "12h"),
+    ("speculation.tuning.cooldownDuration", "0s", "168h", "169h", "0s"),
+    ("speculation.tuning.historyWindow", "1m", "168h", "169h", "168h"),
+    ("rollout.canary.stepDuration", "0s", "24h", "24h1ms", "24h"),
     ("rollout.canary.scaleDownDelay", "0s", "24h", "24h1ms", "24h"),
-    ("rollout.analysis.block", "2s", "1h", "61m", "30s"),
-    ("rollout.analysis.warmup", "0s", "24h", "25h", "0s"),
-    ("rollout.analysis.soak", "0s", "168h", "169h", "0s"),
-    ("rollout.analysis.deadline", "1m", "336h", "337h", "336h"),
+    ("rollout.analysis.blockDuration", "2s", "1h", "61m", "30s"),
+    ("rollout.analysis.warmupDuration", "0s", "24h", "25h", "0s"),
+    ("rollout.analysis.minDuration", "0s", "168h", "169h", "0s"),
+    ("rollout.analysis.maxDuration", "1m", "336h", "337h", "336h"),
     ("rollout.progressDeadline", "1m", "24h", "59s", "1m"),
-    ("metrics.interval", "1s", "5m", "999ms", "1s"),
+    ("metrics.scrapeInterval", "1s", "5m", "999ms", "1s"),
 ]
 
 
@@ -36,16 +36,18 @@ DURATIONS = [
     "path", ["engine.cache.sizeLimit", "engine.resources.limits", "engine.resources.requests"], ids=["size", "limits", "requests"]
 )
 @pytest.mark.parametrize("amount", [-1, -5])
-def test_an_amount_below_0_is_refused_as_a_number_too(offer: Offer, path: str, amount: int) -> None:
+def test_negative_number_is_rejected_as_an_amount(offer: Offer, path: str, amount: int) -> None:
     whole = path.endswith("sizeLimit")
     assert "write an amount of 0 or more" in refusal(offer, {path: amount if whole else {"nvidia.com/gpu": amount}})
     offer({path: 0 if whole else {"nvidia.com/gpu": 0}})
 
 
-@pytest.mark.parametrize("given", [{"accept": ["c2"]}, {"accept": ["C0"]}, {"accept": ["C123"]}, {"mode": "Never"}])
-def test_what_preflight_may_hold_back(offer: Offer, given: Changes) -> None:
+@pytest.mark.parametrize(
+    "given", [{"acceptedChecks": ["c2"]}, {"acceptedChecks": ["C0"]}, {"acceptedChecks": ["C123"]}, {"mode": "Never"}]
+)
+def test_invalid_preflight_spec_is_rejected(offer: Offer, given: Changes) -> None:
     refusal(offer, {"rollout.preflight": given})
-    offer({"rollout.preflight": {"mode": "Warn", "accept": ["C2", "C29"]}})
+    offer({"rollout.preflight": {"mode": "Warn", "acceptedChecks": ["C2", "C29"]}})
 
 
 def refusal(offer: Offer, changes: Changes) -> str:
@@ -56,9 +58,9 @@ def refusal(offer: Offer, changes: Changes) -> str:
 
 
 @pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "taken"), DURATIONS)
-def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
+def test_duration_bounds(offer: Offer, path: str, shortest: str, longest: str, beyond: str, taken: str) -> None:
     message = refusal(offer, {path: "5 minutes"})
-    assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NO_DURATION}'), message
+    assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NOT_A_DURATION}'), message
     assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in refusal(
         offer, {path: beyond}
     )
@@ -69,25 +71,25 @@ def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond
     ("changes", "says", "taken"),
     [
         (
-            {"speculation.tokens": 16},
-            "spec.speculation.tokens in body should be less than or equal to 15",
-            {"speculation": {"tokens": 15, "tuning": {"maxTokens": 15}}},
+            {"speculation.numSpeculativeTokens": 16},
+            "spec.speculation.numSpeculativeTokens in body should be less than or equal to 15",
+            {"speculation": {"numSpeculativeTokens": 15, "tuning": {"maxSpeculativeTokens": 15}}},
         ),
         (
-            {"speculation.tuning.maxTokens": 16},
-            "spec.speculation.tuning.maxTokens in body should be less than or equal to 15",
-            {"speculation.tuning.maxTokens": 15},
+            {"speculation.tuning.maxSpeculativeTokens": 16},
+            "spec.speculation.tuning.maxSpeculativeTokens in body should be less than or equal to 15",
+            {"speculation.tuning.maxSpeculativeTokens": 15},
         ),
         ({"speculation.tuning.mode": "On"}, 'supported values: "Auto", "Recommend", "Off"', {"speculation.tuning.mode": "Off"}),
         (
-            {"rollout.canary.ramp": [0, 50]},
-            "spec.rollout.canary.ramp[0] in body should be greater than or equal to 1",
-            {"rollout.canary.ramp": [1, 99]},
+            {"rollout.canary.stepWeights": [0, 50]},
+            "spec.rollout.canary.stepWeights[0] in body should be greater than or equal to 1",
+            {"rollout.canary.stepWeights": [1, 99]},
         ),
         (
-            {"rollout.canary.ramp": [50, 100]},
-            "spec.rollout.canary.ramp[1] in body should be less than or equal to 99",
-            {"rollout.canary.ramp": [50, 99]},
+            {"rollout.canary.stepWeights": [50, 100]},
+            "spec.rollout.canary.stepWeights[1] in body should be less than or equal to 99",
+            {"rollout.canary.stepWeights": [50, 99]},
         ),
         (
             {"rollout.traffic": {"mode": "Gateway", "gateway": {"parentRefs": []}}},
@@ -116,24 +118,24 @@ def test_a_duration(offer: Offer, path: str, shortest: str, longest: str, beyond
     ],
     ids=lambda value: next(iter(value), "least") if isinstance(value, Mapping) else "",
 )
-def test_a_bound(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
+def test_bound_rejects_and_accepts(offer: Offer, changes: Changes, says: str, taken: Changes) -> None:
     assert says in refusal(offer, changes)
     offer(taken)
 
 
-def test_a_name_that_is_too_long(offer: Offer) -> None:
+def test_long_name_is_rejected(offer: Offer) -> None:
     offer({}, "a" * 40)
     with pytest.raises(KubeError, match=r"metadata\.name: Too long: may not be more than 40 bytes"):
         offer({}, "a" * 41)
 
 
-def test_every_duration_is_here(crd: dict[str, Any]) -> None:
+def test_every_duration_field_is_covered(crd: dict[str, Any]) -> None:
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     assert set(_durations(spec)) == {path for path, *_ in DURATIONS}
 
 
 def _durations(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    if any(rule["message"] == NO_DURATION for rule in node.get("x-kubernetes-validations", [])):
+    if any(rule["message"] == NOT_A_DURATION for rule in node.get("x-kubernetes-validations", [])):
         yield path.removeprefix(".")
     for name, child in node.get("properties", {}).items():
         yield from _durations(child, f"{path}.{name}")
@@ -144,10 +146,10 @@ MALFORMED = ["", "5", "1.5h", "-5m", "+5m", "5 m", "5m\n", "1d", "1us", "\uff15m
 
 
 @pytest.mark.parametrize("text", WELL_FORMED + MALFORMED)
-def test_the_server_and_python_agree_on_what_a_duration_is(offer: Offer, text: str) -> None:
+def test_server_and_python_agree_on_durations(offer: Offer, text: str) -> None:
     try:
-        duration.parse(text)
+        duration.parse_duration(text)
     except ValueError:
-        assert NO_DURATION in refusal(offer, {"rollout.canary.rampHold": text})
+        assert NOT_A_DURATION in refusal(offer, {"rollout.canary.stepDuration": text})
     else:
-        assert offer({"rollout.canary.rampHold": text})["spec"]["rollout"]["canary"]["rampHold"] == text
+        assert offer({"rollout.canary.stepDuration": text})["spec"]["rollout"]["canary"]["stepDuration"] == text

@@ -1,7 +1,7 @@
 """Odd values for every field of the spec, offered to the API server and to Python.
 
-Whatever the server takes, the operator can read: else nobody would care for the pods of a resource that is there. And
-`aerie preflight` refuses what the server refuses, and nothing else.
+The operator can read everything that the server accepts; otherwise it could not reconcile a stored resource. `aerie preflight`
+rejects exactly what the server rejects.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.admission import pruned, refusals
-from aerie.api.crd import root_schema
+from aerie.api.crd import build_root_schema
+from aerie.api.validation.admission import find_manifest_errors, prune_manifest
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
 from tests.lab.api.conftest import LEAST, WHERE
@@ -52,10 +52,10 @@ def put(node: Any, path: tuple[str, ...], value: Any) -> Any:
 def refused(document: Json) -> str:
     """Why Python refuses it as a manifest."""
     try:
-        SpeculativeDeployment.from_dict(pruned(document))
+        SpeculativeDeployment.from_dict(prune_manifest(document))
     except ResourceError as error:
         return str(error)
-    return "\n".join(refusals(document))
+    return "\n".join(find_manifest_errors(document))
 
 
 def _is_whole_float(value: object) -> bool:
@@ -63,8 +63,8 @@ def _is_whole_float(value: object) -> bool:
     return isinstance(value, float) and value.is_integer()
 
 
-def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
-    spec = root_schema()["properties"]["spec"]
+def test_operator_reads_everything_that_the_server_accepts(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
+    spec = build_root_schema()["properties"]["spec"]
     offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
     taken = unreadable = 0
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""Who writes a SpeculativeDeployment gains nothing that he may not do himself: tried as real users, with the chart's defaults."""
+"""The admission policy: writers of a SpeculativeDeployment gain no permission. Tried as real users, with default values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import LabError
-from aerie_lab.testing import Namespace, until
+from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
 
 Release = Callable[..., contextlib.AbstractContextManager[None]]
@@ -61,7 +61,7 @@ def team(lab: Lab, chart: Path, release: Release) -> Iterator[Namespace]:
     ):
         found.apply(routes, binding(EDITOR, "edit"), binding(ROUTER, "edit"), binding(ROUTER, "routes", "Role"))
         found.apply(binding(WRITER, "aerie-edit"), binding(WRITER, "aerie-view"))
-        until(lambda: "Deployments nor pods" in refusal(found, WRITER, resource(), "--dry-run=server"), "it is in force")
+        wait_until(lambda: "Deployments nor pods" in refusal(found, WRITER, resource(), "--dry-run=server"), "it is in force")
         yield found
 
 
@@ -86,7 +86,7 @@ def patch(team: Namespace, user: str, *more: str, **spec: Any) -> None:
     team.kubectl("patch", "specdep", "chat", f"--as={user}", "--type=merge", "-p", json.dumps({"spec": spec}), *more)
 
 
-def test_an_editor_gets_no_route_that_he_may_not_make_himself(team: Namespace) -> None:
+def test_editor_cannot_request_a_route(team: Namespace) -> None:
     said = refusal(team, EDITOR, resource(rollout={"traffic": GATEWAY}))
     assert "user editor may not create httproutes.gateway.networking.k8s.io" in said
     assert "write mode: Service" in said
@@ -96,7 +96,7 @@ def test_an_editor_gets_no_route_that_he_may_not_make_himself(team: Namespace) -
     patch(team, ROUTER, rollout={"traffic": GATEWAY})
 
 
-def test_of_a_route_that_is_there_an_editor_changes_nothing_and_all_the_rest(team: Namespace) -> None:
+def test_editor_cannot_change_an_existing_route(team: Namespace) -> None:
     apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
     with pytest.raises(LabError, match="may not create httproutes"):
         patch(team, EDITOR, rollout={"traffic": {"gateway": {"hostnames": ["theirs.example"]}}})
@@ -106,24 +106,24 @@ def test_of_a_route_that_is_there_an_editor_changes_nothing_and_all_the_rest(tea
         patch(team, EDITOR, rollout={"traffic": GATEWAY})
 
 
-def test_the_role_alone_says_no_pods_and_all_the_rest(team: Namespace) -> None:
+def test_chart_role_alone_cannot_change_pods(team: Namespace) -> None:
     assert "user writer may create neither Deployments nor pods" in refusal(team, WRITER, resource())
     apply(team, ROUTER, resource(rollout={"traffic": GATEWAY}))
     for what in (
         {"engine": {"podTemplate": {"spec": {"serviceAccountName": "admin"}}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}]}},
-        {"model": {"source": {"huggingFace": None, "volumeClaim": {"claimName": "theirs"}}}},
-        {"drafter": {"source": {"volumeClaim": {"claimName": "theirs"}}}},
+        {"model": {"source": {"huggingFace": None, "persistentVolumeClaim": {"claimName": "theirs"}}}},
+        {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "theirs"}}}},
     ):
         with pytest.raises(LabError, match="may create neither Deployments nor pods"):
             patch(team, WRITER, **what)
-    patch(team, WRITER, replicas=2, speculation={"tokens": 2}, rollout={"canary": {"replicas": 2}})
+    patch(team, WRITER, replicas=2, speculation={"numSpeculativeTokens": 2}, rollout={"canary": {"replicas": 2}})
     team.kubectl("scale", "specdep", "chat", f"--as={WRITER}", "--replicas=4")
     team.kubectl("annotate", "specdep", "chat", f"--as={WRITER}", "aerie.dev/promote=abc")
     team.kubectl("delete", "specdep", "chat", f"--as={WRITER}")
 
 
-def test_a_status_may_be_written_by_whoever_may_write_it(team: Namespace) -> None:
+def test_status_is_exempt_from_the_policy(team: Namespace) -> None:
     rules = [{"apiGroups": ["aerie.dev"], "resources": ["speculativedeployments/status"], "verbs": ["patch"]}]
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "status"}, "rules": rules}
     team.apply(role, binding(WRITER, "status", "Role"))

@@ -25,7 +25,7 @@ class Crowd:
     def document(self, number: int, drafter: str) -> Object:
         undecided: Object = {"analysis": SHORT | {"onInconclusive": "Rollback"}} if self.way(number) == "undecided" else {}
         node = f"node-{1 + number % 2}"
-        return resource(f"crowd-{number}", drafter, node=node, canary={"ramp": [50], "rampHold": "1s"}, **undecided)
+        return resource(f"crowd-{number}", drafter, node=node, canary={"stepWeights": [50], "stepDuration": "1s"}, **undecided)
 
     @staticmethod
     def way(number: int) -> str:
@@ -62,14 +62,14 @@ class Crowd:
         case = self.cases[number]
         match self.way(number):
             case "promoted":
-                await case.ended("Promoted", drafter="eagle31", words="A person")
+                await case.ended("Promoted", drafter="eagle31", words="manually")
             case "undecided":
-                await case.ended("RolledBack", drafter="eagle3", words="No decision within")
+                await case.ended("RolledBack", drafter="eagle3", verdict="Inconclusive")
             case "turned down":
                 await asyncio.sleep(moment)
                 await case.say(rollback=revision_of(self.document(number, "eagle31")))
-                await case.ended("RolledBack", drafter="eagle3", words="A person")
+                await case.ended("RolledBack", drafter="eagle3", words="manually")
             case "superseded":
                 await asyncio.sleep(moment)
                 await case.apply(accepted(self.document(number, "better")))
-                await case.ended("Promoted", drafter="better", words="A person")
+                await case.ended("Promoted", drafter="better", words="manually")

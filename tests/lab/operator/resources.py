@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.sentences import PROMOTE
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
+from aerie.rollout.revision.desired import resolve_desired_revision
 
 Object = dict[str, Any]
 
@@ -46,7 +46,7 @@ def resource(
         run["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     # Pods that run nothing are looked at less often.
     interval, block, blocks = ("1s", "2s", 5) if simulator is not None else ("10s", "20s", 2)
-    quick = {"warmup": "1s", "block": block, "minBlocks": blocks, "soak": "2s", "deadline": "1h"}
+    quick = {"warmupDuration": "1s", "blockDuration": block, "minBlocks": blocks, "minDuration": "2s", "maxDuration": "1h"}
     quick |= {"margin": 0.05, "failureMargin": 0.1}
     return {
         "apiVersion": "aerie.dev/v1alpha1",
@@ -58,32 +58,38 @@ def resource(
             "drafter": image(drafter),
             "engine": run,
             # So long that a slow machine does not fail them: what is compared here is the drafters.
-            "speculation": {"tokens": 3, "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}}},
+            "speculation": {
+                "numSpeculativeTokens": 3,
+                "tuning": {"slo": {"timePerOutputToken": "10s", "timeToFirstToken": "30s"}},
+            },
             "rollout": {
-                "canary": {"ramp": [], "rampHold": "0s", "scaleDownDelay": "0s", **(canary or {})},
+                "canary": {"stepWeights": [], "stepDuration": "0s", "scaleDownDelay": "0s", **(canary or {})},
                 "analysis": quick | (analysis or {}),
                 **rollout,
             },
-            "metrics": {"interval": interval},
+            "metrics": {"scrapeInterval": interval},
         },
     }
 
 
-BUSY = '{"startup_seconds": 0.5, "asks": 5, "step_time": {"formula": {"base": 0.03, "token": 1e-4}}}'
+BUSY = (
+    '{"startup_seconds": 0.5, "own_requests_per_second": 5, '
+    '"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 1e-4}}}'
+)
 """An engine that asks itself, in steps so long that thirty of them take little of a processor."""
-FROZEN = BUSY.replace("{", '{"lie": "frozen", ', 1)
+FROZEN = BUSY.replace("{", '{"metrics_corruption": "frozen", ', 1)
 IDLE = '{"startup_seconds": 0.5}'
-GONE = IDLE.replace("{", '{"lie": "gone", ', 1)
-BUSY_GONE = BUSY.replace("{", '{"lie": "gone", ', 1)
-LONG = {"warmup": "10m"}
-SHORT = {"deadline": "1m"}
+GONE = IDLE.replace("{", '{"metrics_corruption": "missing", ', 1)
+BUSY_GONE = BUSY.replace("{", '{"metrics_corruption": "missing", ', 1)
+LONG = {"warmupDuration": "10m"}
+SHORT = {"maxDuration": "1m"}
 
 
 def revision_of(document: Object) -> str:
     """The revision that a resource asks for."""
-    return read_wanted(SpeculativeDeployment.from_dict(document)).revision
+    return resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
 
 
 def accepted(document: Object) -> Object:
     """With a person's word beforehand that the canary of this very revision is to be promoted."""
-    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE: revision_of(document)}}}
+    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE_ANNOTATION: revision_of(document)}}}

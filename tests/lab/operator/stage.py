@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.rollout.course import RETRY
-from aerie.rollout.sentences import PROMOTE, ROLL_BACK
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
+from aerie.rollout.progression import RETRY_ANNOTATION
 from aerie_lab.cluster import Lab
-from aerie_lab.faults import Fault, Faults
-from aerie_lab.kube.client import KubeClient, core
+from aerie_lab.faults import Fault, FaultInjector
+from aerie_lab.kube.client import KubeClient, core_path
 from tests.lab.operator.witness import RESOURCES, Witness, ready
 
 Object = dict[str, Any]
@@ -71,7 +71,7 @@ class Case:
     @property
     def last(self) -> Object:
         """How its latest rollout has ended."""
-        found: Object = self.status["history"][0]
+        found: Object = self.status["rolloutHistory"][0]
         return found
 
     def pods(self, revision: str) -> list[Object]:
@@ -93,7 +93,7 @@ class Case:
 
     async def say(self, **words: str | None) -> None:
         """Annotate: promote, rollback, retry."""
-        names = {"promote": PROMOTE, "rollback": ROLL_BACK, "retry": RETRY}
+        names = {"promote": PROMOTE_ANNOTATION, "rollback": ROLLBACK_ANNOTATION, "retry": RETRY_ANNOTATION}
         body = {"metadata": {"annotations": {names[word]: value for word, value in words.items()}}}
         await self.stage.client.patch(self._where(), body)
 
@@ -110,22 +110,24 @@ class Case:
         """Let the first pod of the revision that waits at its gate be scheduled; its name."""
         await self.until(lambda _: self.pods(revision), "the pod is there")
         name = str(self.pods(revision)[0]["metadata"]["name"])
-        await self.stage.client.patch(core("pods", self.stage.namespace, name), {"spec": {"schedulingGates": None}})
+        await self.stage.client.patch(core_path("pods", self.stage.namespace, name), {"spec": {"schedulingGates": None}})
         return name
 
-    async def lie(self, lie: Any, revision: str | None = None) -> None:
-        """All pods of the canary, or of the revision, that serve lie from now on; there has to be one."""
+    async def corrupt_metrics(self, corruption: Any, revision: str | None = None) -> None:
+        """Corrupt the metrics of all ready pods of the canary, or of the revision; waits until there is one."""
         revision = str(revision or self.canary["revision"])
-        await self.until(lambda _: any(map(ready, self.pods(revision))), "a pod that may lie serves")
+        await self.until(lambda _: any(map(ready, self.pods(revision))), "a pod is ready")
         for pod in filter(ready, self.pods(revision)):
-            made = await asyncio.to_thread(self.stage.faults.lie, pod["metadata"]["name"], lie, namespace=self.stage.namespace)
+            made = await asyncio.to_thread(
+                self.stage.faults.corrupt_metrics, pod["metadata"]["name"], corruption, namespace=self.stage.namespace
+            )
             self.faults.append(made)
 
     async def truth(self) -> None:
         """They do no longer, whatever it was that they showed."""
         for pod in self.pods(self.canary["revision"]):
-            request = {"namespace": self.stage.namespace, "pod": pod["metadata"]["name"], "lie": None}
-            await asyncio.to_thread(self.stage.lab.ask_agent, "lie", **request)
+            request = {"namespace": self.stage.namespace, "pod": pod["metadata"]["name"], "corruption": None}
+            await asyncio.to_thread(self.stage.lab.call_agent, "corrupt_metrics", **request)
 
     # -- waits
     async def until(self, look: Callable[[Object], Any], what: str) -> None:
@@ -140,19 +142,20 @@ class Case:
 
     async def watched(self) -> None:
         """Until it is promoted, and pods of the revision before are kept."""
-        await self.until(lambda status: status["phase"] == "Watching", "old pods are kept")
+        await self.until(lambda status: status["phase"] == "Monitoring", "old pods are kept")
 
     async def open_all(self, revision: str) -> None:
         """Let each pod of the revision that waits at its gate be scheduled, until cancelled."""
         while True:
             for pod in self.pods(revision):
                 if pod["spec"].get("schedulingGates"):
-                    where = core("pods", self.stage.namespace, str(pod["metadata"]["name"]))
+                    where = core_path("pods", self.stage.namespace, str(pod["metadata"]["name"]))
                     await self.stage.client.patch(where, {"spec": {"schedulingGates": None}})
             await asyncio.sleep(1)
 
-    async def ended(self, result: str, *, drafter: str, words: str = "") -> None:
-        """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the reason says."""
+    async def ended(self, result: str, *, drafter: str, words: str = "", verdict: str = "") -> None:
+        """Until the rollout has ended, and nothing is left of it but what serves; `words`: what the message contains;
+        `verdict`: that of the analysis."""
 
         def over(status: Object) -> bool:
             phases = {"Promoted": "Ready", "RolledBack": "RolledBack", "Failed": "Failed", "Superseded": "Ready"}
@@ -170,7 +173,8 @@ class Case:
             )
 
         await self.until(over, f"its rollout has ended as {result}")
-        assert words in self.last["reason"], self.last
+        assert words in self.last["message"], self.last
+        assert not verdict or self.status["analysis"]["verdict"] == verdict, self.last
 
 
 @dataclass
@@ -182,7 +186,7 @@ class Stage:
     client: KubeClient
     witness: Witness
     reign: Reign
-    faults: Faults
+    faults: FaultInjector
     killed_in: dict[str, str] = field(default_factory=dict)
     """By phase, the resource whose coming into it had the operator killed."""
     waiting: set[str] = field(default_factory=set)

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from aerie.engine.page import parse
-from aerie.rollout.figures import Figures, figures_of, settled
-from aerie_lab.testing import Namespace, until
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.rollout.facts.arm_metrics import ArmMetrics, compute_arm_metrics, debounce_metrics
+from aerie_lab.testing import Namespace, wait_until
 
 Wait = Callable[..., dict[str, Any]]
 DIGEST = "sha256:" + "0" * 64
@@ -48,8 +48,8 @@ def holds(status: dict[str, Any], kind: str, value: str = "True") -> bool:
     return any(one["type"] == kind and one["status"] == value for one in status.get("conditions") or [])
 
 
-def shown(arm: dict[str, Any]) -> Figures:
-    return Figures(arm.get("acceptanceLength"), arm.get("timePerOutputToken"), arm.get("timeToFirstToken"))
+def shown(arm: dict[str, Any]) -> ArmMetrics:
+    return ArmMetrics(arm.get("acceptanceLength"), arm.get("timePerOutputToken"), arm.get("timeToFirstToken"))
 
 
 def message(status: dict[str, Any], kind: str) -> str:
@@ -61,14 +61,14 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
 ) -> None:
     host = f"{namespace.name}.example"
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
-    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}, metrics={"interval": "1s"}))
+    namespace.apply(resource(rollout={"traffic": {"mode": "Gateway", "gateway": gateway}}, metrics={"scrapeInterval": "1s"}))
     status = specdep(is_ready, "it is Ready")["status"]
     assert status["stable"]["drafter"] == "models.example/eagle31"
-    assert status["stable"]["setting"] == {"mode": "Static", "tokens": 3}
+    assert status["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
     columns = namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()
     assert columns[:4] == ["chat", "Ready", "models.example/eagle31", "3"]
     assert "acceptanceLength" not in status["stable"]
-    until(lambda: inside.scrapes() >= 1, "the engine's metrics are read before there is traffic")
+    wait_until(lambda: inside.scrapes() >= 1, "the engine's metrics are read before there is traffic")
 
     assert namespace.lab.gateway_url is not None
     ask = {"model": "chat", "messages": [{"role": "user", "content": "Where do eagles nest?"}], "max_tokens": 8}
@@ -82,7 +82,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
             found: dict[str, Any] | None = answer.json() if answer.status_code == 200 else None
             return found
 
-        answer = until(answered, "the gateway answers")
+        answer = wait_until(answered, "the gateway answers")
         assert answer is not None
         assert answer["usage"]["completion_tokens"] == 8
         for _ in range(20):
@@ -90,10 +90,12 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
         page = client.get("/metrics").content
 
     # The window began before the first request, so it is all that the engine has counted.
-    found, read = figures_of(parse(page).counters), inside.scrapes()
+    found, read = compute_arm_metrics(parse_exposition(page).counters), inside.scrapes()
     assert found.acceptance_length is not None
-    until(lambda: inside.scrapes() >= read + 2, "the metrics are read after the last request")
-    told = specdep(lambda s: settled(shown(s["stable"]), found) == shown(s["stable"]), "the figures are what the engine counts")
+    wait_until(lambda: inside.scrapes() >= read + 2, "the metrics are read after the last request")
+    told = specdep(
+        lambda s: debounce_metrics(shown(s["stable"]), found) == shown(s["stable"]), "the figures are what the engine counts"
+    )
     length = told["status"]["stable"]["acceptanceLength"]
     assert length == pytest.approx(found.acceptance_length, rel=0.04)
     assert namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()[4] == f"{length:g}"
@@ -108,7 +110,7 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
 
     before, read = written(), inside.scrapes()
     assert len(before[1].split()) >= 4
-    until(lambda: inside.scrapes() >= read + 3, "the metrics are read a few times more")
+    wait_until(lambda: inside.scrapes() >= read + 3, "the metrics are read a few times more")
     assert written() == before
     assert inside.end() == 0
 
@@ -144,21 +146,21 @@ def test_a_spec_says_what_becomes_of_what_preflight_refuses(namespace: Namespace
     assert "C29" in preflight(status)["message"]
     assert namespace.list_all("deployments") == []
 
-    document["spec"]["rollout"] = {"preflight": {"accept": ["C21"]}}
+    document["spec"]["rollout"] = {"preflight": {"acceptedChecks": ["C21"]}}
     namespace.apply(document)
     generation = namespace.get("specdep", "chat")["metadata"]["generation"]
     status = specdep(lambda s: s.get("observedGeneration") == generation, "the spec is taken up")["status"]
     assert preflight(status)["status"] == "False"  # another finding than that which is accepted
 
-    document["spec"]["rollout"] = {"preflight": {"accept": ["C29"]}}
+    document["spec"]["rollout"] = {"preflight": {"acceptedChecks": ["C29"]}}
     namespace.apply(document)
     condition = preflight(specdep(is_ready, "what is accepted serves")["status"])
-    assert (condition["status"], condition["reason"]) == ("True", "Accepted")
-    assert "accepted by spec.rollout.preflight.accept: C29" in condition["message"]
+    assert (condition["status"], condition["reason"]) == ("True", "PreflightAccepted")
+    assert "acceptedChecks: C29" in condition["message"]
     assert operator.process.poll() is None
 
 
-@pytest.mark.parametrize(("mode", "status", "reason"), [("Warn", "True", "Warned"), ("Off", "Unknown", "Skipped")])
+@pytest.mark.parametrize(("mode", "status", "reason"), [("Warn", "True", "PreflightWarned"), ("Off", "Unknown", "Skipped")])
 @pytest.mark.usefixtures("operator")
 def test_what_is_refused_goes_on_where_preflight_only_warns_or_is_off(
     namespace: Namespace, specdep: Wait, mode: str, status: str, reason: str
@@ -178,7 +180,7 @@ def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_no
     namespace: Namespace, stopped: Any, specdep: Wait
 ) -> None:
     # Traffic is another test's; here a person says at once that the canary is good.
-    rollout = {"canary": {"control": "Stable", "ramp": [], "scaleDownDelay": "0s"}}
+    rollout = {"canary": {"control": "Stable", "stepWeights": [], "scaleDownDelay": "0s"}}
     stopped.start()
     namespace.apply(resource("eagle3", rollout=rollout))
     old = specdep(is_ready, "it is Ready")["status"]["stable"]["revision"]
@@ -192,8 +194,8 @@ def test_a_change_serves_before_the_old_pods_go_and_a_kill_in_between_changes_no
     status = specdep(lambda s: is_ready(s) and s["stable"]["revision"] != old, "the change is rolled out")["status"]
     assert status["stable"]["revision"] == new
     assert status["stable"]["drafter"] == "models.example/eagle31"
-    assert [(one["result"], one["revision"]) for one in status["history"]] == [("Promoted", new), ("Promoted", old)]
-    until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
+    assert [(one["result"], one["revision"]) for one in status["rolloutHistory"]] == [("Promoted", new), ("Promoted", old)]
+    wait_until(lambda: len(namespace.list_all("deployments")) == 1, "the old Deployment is gone")
     (deployment,) = namespace.list_all("deployments")
     assert deployment["metadata"]["labels"]["aerie.dev/revision"] == new
 
@@ -204,21 +206,21 @@ def test_children_are_put_back_and_go_with_the_resource_while_no_operator_runs(
     namespace.apply(resource())
     specdep(is_ready, "it is Ready")
     namespace.kubectl("delete", "service", "chat")
-    until(lambda: namespace.exists("service", "chat"), "the Service is back")
+    wait_until(lambda: namespace.exists("service", "chat"), "the Service is back")
     edit = '[{"op": "replace", "path": "/spec/ports/0/port", "value": 81}]'
     namespace.kubectl("patch", "service", "chat", "--type=json", "-p", edit)
 
     def ports() -> list[int]:
         return [port["port"] for port in namespace.get("service", "chat")["spec"]["ports"]]
 
-    until(lambda: ports() == [80, 8000], "the Service's ports are as they were")
+    wait_until(lambda: ports() == [80, 8000], "the Service's ports are as they were")
     (deployment,) = namespace.list_all("deployments")
     name = deployment["metadata"]["name"]
     namespace.kubectl("scale", "deployment", name, "--replicas=3")
-    until(lambda: namespace.get("deployment", name)["spec"]["replicas"] == 1, "the Deployment is as it was")
+    wait_until(lambda: namespace.get("deployment", name)["spec"]["replicas"] == 1, "the Deployment is as it was")
     assert operator.end() == 0
     namespace.kubectl("delete", "specdep", "chat")
-    until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone")
+    wait_until(lambda: not namespace.list_all("deployments") and not namespace.list_all("pods"), "the children are gone")
 
 
 def test_a_name_that_somebody_has_is_left_to_them_and_named(namespace: Namespace, operator: Any, specdep: Wait) -> None:
@@ -226,6 +228,6 @@ def test_a_name_that_somebody_has_is_left_to_them_and_named(namespace: Namespace
     uid = namespace.get("service", "chat")["metadata"]["uid"]
     namespace.apply(resource())
     status = specdep(lambda s: holds(s, "Degraded"), "the conflict is told")["status"]
-    assert message(status, "Degraded").startswith("Service chat belongs to somebody else")
+    assert message(status, "Degraded").startswith("Service chat belongs to another owner")
     assert namespace.get("service", "chat")["metadata"]["uid"] == uid
     assert operator.end() == 0

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.machine import TABLE
-from aerie.rollout.notices import notices
+from aerie.rollout.canary.state_machine import TRANSITIONS, Trigger
+from aerie.rollout.status.notifications import build_notifications
 from aerie_lab.cluster import Lab, process
-from aerie_lab.faults import Faults
+from aerie_lab.faults import FaultInjector
 from aerie_lab.testing.plugin import new_namespace
 from tests.lab.operator.crowd import CROWD, KILLS, Crowd
 from tests.lab.operator.scenarios import SCENARIOS
@@ -35,10 +35,16 @@ from tests.lab.operator.witness import Witness, witness
 
 pytestmark = pytest.mark.timeout(1800)
 NOT_HERE = {
-    ("Analyzing", "explored"): "a trial of tuning, of which this crowd has none: unit tests of machine and tuned rollouts",
-    ("Rechecking", "due"): "it takes an hour: unit tests of watch",
-    ("Ramping", "late"): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
-    ("Promoting", "late"): "as with Ramping",
+    (
+        "Analyzing",
+        Trigger.EXPLORED,
+    ): "a trial of tuning, of which this crowd has none: unit tests of the state machine and of tuned rollouts",
+    ("Verifying", Trigger.TIMER): "it takes an hour: unit tests of post-promotion monitoring",
+    (
+        "Ramping",
+        Trigger.DEADLINE_EXCEEDED,
+    ): "it takes more pods than one that are late for their revision's sake: unit tests of fleet size",
+    ("Promoting", Trigger.DEADLINE_EXCEEDED): "as with Ramping",
 }
 """Rows that no scenario passes, and why."""
 
@@ -52,7 +58,7 @@ class Told:
     killed_in: dict[str, str]
     kills: int
     offences: list[str]
-    rows: dict[tuple[str, str], set[str]]
+    rows: dict[tuple[str, Trigger], set[str]]
     transitions: int
     untold: set[str]
     """Ids of notices that did not come."""
@@ -69,7 +75,7 @@ class Received:
         """Of what the resources' statuses tell, what has not come."""
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         found = [SpeculativeDeployment.from_dict(item) for item in resources]
-        wanted = {notice.id for one in found if one.status is not None for notice in notices(one, one.status)}
+        wanted = {notice.id for one in found if one.status is not None for notice in build_notifications(one, one.status)}
         return wanted - {json.loads(line)["id"] for line in lines}
 
     async def none_missing(self, witness: Witness) -> set[str]:
@@ -81,7 +87,7 @@ class Received:
         return self.missing(witness.now.values())
 
 
-async def play(lab: Lab, namespace: str, faults: Faults, nursery: Any, received: Received) -> Told:
+async def play(lab: Lab, namespace: str, faults: FaultInjector, nursery: Any, received: Received) -> Told:
     """All of it."""
     async with lab.client() as client, witness(client, namespace) as seer:
         reign = Reign(nursery, namespace, received.url)
@@ -119,7 +125,7 @@ async def play(lab: Lab, namespace: str, faults: Faults, nursery: Any, received:
 @pytest.fixture(scope="module")
 def received(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Received]:
     file = tmp_path_factory.mktemp("received") / "notices"
-    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.living(lab.folder))]
+    inside = [sys.executable, "-m", "aerie_lab.sandbox.inside", "--network", str(process.find_lab_pid(lab.folder))]
     command = [*inside, sys.executable, str(Path(__file__).with_name("receiver.py")), str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as endpoint:
         assert endpoint.stdout is not None
@@ -150,7 +156,7 @@ def test_fifty_canaries_at_once_while_the_operator_is_killed_fifty_times(told: T
 
 
 def test_the_operator_was_killed_in_every_phase(told: Told) -> None:
-    wanted = {phase for phase, _ in TABLE.keys() - NOT_HERE.keys()} | {"RollingBack"}
+    wanted = {phase for phase, _ in TRANSITIONS.keys() - NOT_HERE.keys()} | {"RollingBack"}
     assert wanted <= told.killed_in.keys()
 
 
@@ -164,5 +170,5 @@ def test_nothing_happened_that_never_should(told: Told) -> None:
 
 
 def test_every_row_of_the_table_was_passed(told: Told) -> None:
-    assert TABLE.keys() >= NOT_HERE.keys(), "what is left out is a row"
-    assert TABLE.keys() - NOT_HERE.keys() - told.rows.keys() == set()
+    assert TRANSITIONS.keys() >= NOT_HERE.keys(), "what is left out is a row"
+    assert TRANSITIONS.keys() - NOT_HERE.keys() - told.rows.keys() == set()

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import tuning
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.background import Background
-from aerie_lab.engine.traffic import Target
-from aerie_lab.engine.workload import Lengths, TrafficClass
-from aerie_lab.testing import Namespace, until
+from aerie.manifests import tuning_config_map
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.background import BackgroundTraffic
+from aerie_lab.engine.traffic import TrafficTarget
+from aerie_lab.engine.workload import LengthDistribution, TrafficClass
+from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
 from tests.lab.operator.test_canary import answers
 
@@ -35,20 +35,25 @@ PATIENCE = 900.0
 """Seconds for one wait. A minute or two is usual."""
 RATE = 7.8
 """Requests a second for two engines: at K = 3 they have three at a time, and with twice the rate ten."""
-ANSWER = Lengths(45, 0.3)
-KINDS = (TrafficClass("chat", CLASSES["chat"], Lengths(30, 0.3), ANSWER),)
+ANSWER = LengthDistribution(45, 0.3)
+KINDS = (TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(30, 0.3), ANSWER),)
 
 
-def simulator(formula: Object, rates: list[float], asks: float = 0.0) -> str:
-    """`asks`: requests of 45 tokens a second, each engine by itself."""
-    told = {"startup_seconds": 0.5, "asks": asks, "step_time": {"formula": formula}, "acceptance": {"chat": {"rates": rates}}}
-    return json.dumps(told | {"drafter_effect": False})
+def simulator(formula: Object, rates: list[float], requests_per_second: float = 0.0) -> str:
+    """Return the simulator's options; each engine sends itself `requests_per_second`, of 45 tokens each."""
+    told = {
+        "startup_seconds": 0.5,
+        "own_requests_per_second": requests_per_second,
+        "step_time": {"formula": formula},
+        "acceptance": {"chat": {"rates": rates}},
+    }
+    return json.dumps(told | {"apply_drafter_effect": False})
 
 
-COSTLY_TOKENS = {"base": 1e-2, "token": 1.25e-3}
+COSTLY_TOKENS = {"base_seconds": 1e-2, "seconds_per_token": 1.25e-3}
 """Each verified token costs: with many requests at a time, drafts that are seldom accepted do harm."""
 FEW, FEWER = [0.6, 0.4, 0.28], [0.45, 0.2, 0.09]
-COSTLY_DRAFTS = {"base": 1e-3, "token": 0.0, "draft": 6.4e-3}
+COSTLY_DRAFTS = {"base_seconds": 1e-3, "seconds_per_token": 0.0, "seconds_per_draft_token": 6.4e-3}
 """A step of the drafter costs six times one of the target, which no metric at one K tells from a costly target."""
 MANY = [0.94, 0.8836, 0.8306]
 
@@ -61,13 +66,18 @@ def tuned(name: str, mode: str, engine: str, *, cooldown: str = "0s", **more: An
         simulator=engine,
         replicas=2,
         canary={"capacity": "Reuse", "control": "Stable"},
-        analysis={"block": "4s", "deadline": "5m"},
+        analysis={"blockDuration": "4s", "maxDuration": "5m"},
         **more,
     )
     spec = made["spec"]
-    spec["speculation"]["tuning"] = {"mode": mode, "interval": "10s", "cooldown": cooldown, "history": "90s"}
+    spec["speculation"]["tuning"] = {
+        "mode": mode,
+        "decisionInterval": "10s",
+        "cooldownDuration": cooldown,
+        "historyWindow": "90s",
+    }
     spec["model"]["servedName"] = "chat"
-    spec["metrics"]["interval"] = "2s"
+    spec["metrics"]["scrapeInterval"] = "2s"
     spec["engine"]["args"] = ["--enforce-eager"]
     spec["engine"]["env"].append({"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"})  # so that no schedule is a candidate
     del spec["engine"]["podTemplate"]["spec"][
@@ -81,58 +91,58 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
     gateway = {"parentRefs": [{"name": "lab", "namespace": "projectcontour"}], "hostnames": [host]}
     route = {"mode": "Gateway", "gateway": gateway}
     namespace.apply(tuned("load", "Auto", simulator(COSTLY_TOKENS, FEW), traffic=route))
-    namespace.apply(tuned("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, asks=5.4)))
-    namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, asks=11), cooldown="1h"))
+    namespace.apply(tuned("shown", "Recommend", simulator(COSTLY_TOKENS, FEWER, requests_per_second=5.4)))
+    namespace.apply(tuned("planted", "Auto", simulator(COSTLY_DRAFTS, MANY, requests_per_second=11), cooldown="1h"))
 
     def status(name: str, look: Callable[[Object], object], what: str) -> Object:
-        found: Object = namespace.until(
-            "specdep", name, lambda item: look(item.get("status") or {}), f"{name}: {what}", within=PATIENCE
+        found: Object = namespace.wait_until(
+            "specdep", name, lambda item: look(item.get("status") or {}), f"{name}: {what}", timeout_seconds=PATIENCE
         )["status"]
         return found
 
     for name in ("load", "shown", "planted"):
         status(name, lambda s: s.get("phase") == "Ready", "it is Ready")
     url = namespace.lab.gateway_url or ""
-    until(lambda: answers(url, host), "the gateway answers")
-    target = Target(url, "chat", host, stream=False, timeout=120)
-    with Background(target, RATE, KINDS) as traffic:
+    wait_until(lambda: answers(url, host), "the gateway answers")
+    target = TrafficTarget(url, "chat", host, stream=False, timeout_seconds=120)
+    with BackgroundTraffic(target, RATE, KINDS) as traffic:
         status("load", lambda s: reason(s) in ("Optimal", "Recommended", "Trial"), "there is a first decision")
-        with Background(target, RATE, KINDS) as more:
+        with BackgroundTraffic(target, RATE, KINDS) as more:
             found = status("load", lambda s: trials(s) and trials(s)[0]["result"] == "Promoted", "a change is proven")
             proven = trials(found)[0]
             chosen = status("load", lambda s: s.get("phase") == "Ready" and chosen_of(s), "the proven setting serves")
-            assert proven["was"] == {"mode": "Static", "tokens": 3}
-            assert chosen["speculation"]["chosen"]["setting"] == chosen["stable"]["setting"]
-            assert proven["tried"] != proven["was"]
+            assert proven["fromSetting"] == {"mode": "Static", "numSpeculativeTokens": 3}
+            assert chosen["speculation"]["applied"]["setting"] == chosen["stable"]["setting"]
+            assert proven["toSetting"] != proven["fromSetting"]
             assert proven["predicted"]["estimate"] > 0
-            assert 0 <= proven["realised"]["lower"] <= proven["realised"]["estimate"], "faster than the control, rounded"
-            assert proven["realised"]["estimate"] > 0
-            assert namespace.get("specdep", "load")["spec"]["speculation"]["tokens"] == 3, "the spec is the user's"
+            assert 0 <= proven["measured"]["lower"] <= proven["measured"]["estimate"], "faster than the control, rounded"
+            assert proven["measured"]["estimate"] > 0
+            assert namespace.get("specdep", "load")["spec"]["speculation"]["numSpeculativeTokens"] == 3, "the spec is the user's"
         # Half of the load again: the next decisions are on that, and whatever they lead to is proven too.
         seen = decided_at(namespace, "load")
-        until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", within=PATIENCE)
+        wait_until(lambda: decided_at(namespace, "load") != seen, "it is decided on the load as before", timeout_seconds=PATIENCE)
         later = namespace.get("specdep", "load")["status"]
-        assert all(one["result"] != "Promoted" or one["realised"]["lower"] >= 0 for one in trials(later))
+        assert all(one["result"] != "Promoted" or one["measured"]["lower"] >= 0 for one in trials(later))
     for one in (traffic, more):
         assert [outcome for outcome in one.report.outcomes if outcome.error] == []
 
     shown = status("shown", lambda s: reason(s) == "Recommended", "a better setting is told")
-    assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "tokens": 3}
+    assert shown["speculation"]["recommended"] != shown["speculation"]["current"] == {"mode": "Static", "numSpeculativeTokens": 3}
     assert shown["speculation"]["predicted"]["estimate"] > 0
-    assert not {"trial", "chosen", "changes"} & shown["speculation"].keys()
-    assert [one["result"] for one in shown["history"]] == ["Promoted"], "the first revision, and no canary since"
+    assert not {"trial", "applied", "trials"} & shown["speculation"].keys()
+    assert [one["result"] for one in shown["rolloutHistory"]] == ["Promoted"], "the first revision, and no canary since"
 
     back = status("planted", lambda s: trials(s) and not s.get("canary"), "its trial is over")
     taken = trials(back)[0]
-    assert (taken["result"], taken["tried"]["mode"]) == ("RolledBack", "Static")
-    assert taken["tried"]["tokens"] > 3
-    assert taken["predicted"]["estimate"] > 0 > taken["realised"]["estimate"]
-    assert back["stable"]["setting"] == {"mode": "Static", "tokens": 3}
-    assert "chosen" not in back["speculation"]
+    assert (taken["result"], taken["toSetting"]["mode"]) == ("RolledBack", "Static")
+    assert taken["toSetting"]["numSpeculativeTokens"] > 3
+    assert taken["predicted"]["estimate"] > 0 > taken["measured"]["estimate"]
+    assert back["stable"]["setting"] == {"mode": "Static", "numSpeculativeTokens": 3}
+    assert "applied" not in back["speculation"]
     resting = status("planted", lambda s: reason(s) == "Cooldown", "nothing is tried for a while")
-    assert resting["speculation"]["rolledBackAt"] == taken["endedAt"]
+    assert resting["speculation"]["lastRollbackTime"] == taken["completionTime"]
 
-    for name, told in (("load", "by tuning; the spec says 3"), ("shown", "K=3"), ("planted", "K=7")):
+    for name, told in (("load", "by tuning (spec: 3)"), ("shown", "K=3"), ("planted", "K=7")):
         command = [sys.executable, "-m", "aerie.cli", "tune", "explain", name, "-n", namespace.name]
         environment = {**os.environ, "KUBECONFIG": str(namespace.lab.kubeconfig)}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -143,20 +153,22 @@ def test_settings_are_proven_or_only_shown_or_taken_back(namespace: Namespace, i
 
 
 def reason(status: Object) -> str:
-    """Of the condition Tuned."""
+    """Of the condition SpeculationTuned."""
     known = {one["type"]: one for one in status.get("conditions") or []}
-    return str(known.get("Tuned", {}).get("reason", ""))
+    return str(known.get("SpeculationTuned", {}).get("reason", ""))
 
 
 def trials(status: Object) -> list[Object]:
     """How trials have ended, the newest first."""
-    return list((status.get("speculation") or {}).get("changes") or [])
+    return list((status.get("speculation") or {}).get("trials") or [])
 
 
 def chosen_of(status: Object) -> object:
-    return (status.get("speculation") or {}).get("chosen")
+    return (status.get("speculation") or {}).get("applied")
 
 
 def decided_at(namespace: Namespace, name: str) -> str:
     """When the last decision was made that is written down."""
-    return str(namespace.get("configmap", tuning.name(name))["data"][tuning.AT])
+    return str(
+        namespace.get("configmap", tuning_config_map.tuning_config_map_name(name))["data"][tuning_config_map.DECISION_TIME_KEY]
+    )

@@ -1,4 +1,4 @@
-"""What the API server would refuse, known without one. tests/lab/api holds the same cases against a real server."""
+"""Validation of manifests without an API server. tests/lab/api tries the same cases against a real server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie.api.admission import pruned, refusals
-from aerie.cli.run import run
+from aerie.api.validation.admission import find_manifest_errors, prune_manifest
+from aerie.cli.app import run_command_line
+from tests.golden import Messages
 from tests.lab.api.conftest import LEAST, Changes, changed
-from tests.lab.api.test_rules import CASES, NAME, Case
+from tests.lab.api.test_rules import CASES, NAME_MESSAGE, Case
 
 Capture = pytest.CaptureFixture[str]
 Preflight = Callable[..., int]
@@ -22,9 +23,9 @@ BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_rule(case: Case) -> None:
-    assert refusals(changed(case.refused)) == [f"{case.field}: {case.says}."]
-    assert refusals(changed(case.taken)) == []
+def test_rule_rejects_and_accepts(case: Case, messages: Messages) -> None:
+    messages.check(case.name, f"{case.field}: {case.message}")
+    assert find_manifest_errors(changed(case.accepted)) == []
 
 
 @pytest.fixture
@@ -32,54 +33,72 @@ def preflight(tmp_path: Path) -> Preflight:
     """Runs the command on the least manifest with changes, whose models are the bundle's."""
 
     def preflight(changes: Changes, *options: str, **metadata: Any) -> int:
-        document = changed({"speculation.tokens": 3, **changes})
+        document = changed({"speculation.numSpeculativeTokens": 3, **changes})
         document["metadata"] |= metadata
         (tmp_path / "chat.yaml").write_text(yaml.safe_dump(document))
         folders = ["--target", f"{BUNDLE}/target", "--drafter", f"{BUNDLE}/eagle3"]
-        return run(["preflight", "-f", str(tmp_path / "chat.yaml"), *folders, *options])
+        return run_command_line(["preflight", "-f", str(tmp_path / "chat.yaml"), *folders, *options])
 
     return preflight
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if not case.name.startswith("flag ")], ids=lambda case: case.name)
+def test_preflight_rejects_what_a_rule_rejects(preflight: Preflight, case: Case, capsys: Capture) -> None:
+    assert preflight(case.rejected) == 2
+    assert f"{case.field}: {case.message}." in capsys.readouterr().err
+
+
+LOG_CONTAINER = "spec.engine.podTemplate.spec.containers[0]"
+
+
 @pytest.mark.parametrize(
-    ("changes", "metadata", "says"),
+    ("name", "field", "changes", "metadata"),
     [
-        *((case.refused, {}, f"{case.field}: {case.says}.") for case in CASES if not case.name.startswith("flag ")),
-        ({}, {"name": "a" * 60}, "metadata.name has 60 characters: write 40 at most."),
-        ({}, {"name": "1chat"}, f"{NAME}."),
+        ("long name", "metadata.name", {}, {"name": "a" * 60}),
+        ("name that begins with a digit", "", {}, {"name": "1chat"}),
         (
+            "two variables of one name",
+            "spec.engine.env[2]",
             {"engine.env": [{"name": "A", "value": "1"}, {"name": "B"}, {"name": "A", "value": "2"}]},
             {},
-            "spec.engine.env[2] has the same name as an entry before it: leave one of them out.",
         ),
-        ({"speculation.tokens": 16}, {}, "spec.speculation.tokens is 16: write 15 at most."),
-        ({"engine.image": None}, {}, "spec.engine.image is missing."),
-        ({"rolout": {}}, {}, "spec.rolout is no field of the resource: correct its name, or remove it."),
-        ({"rollout.canary.rampHold": "25h"}, {}, "spec.rollout.canary.rampHold: write a duration from 0s to 24h."),
+        ("too many tokens", "spec.speculation.numSpeculativeTokens", {"speculation.numSpeculativeTokens": 16}, {}),
+        ("no image", "spec.engine.image", {"engine.image": None}, {}),
+        ("misspelt field", "spec.rolout", {"rolout": {}}, {}),
+        ("long step", "spec.rollout.canary.stepDuration", {"rollout.canary.stepDuration": "25h"}, {}),
         (
+            "args of another type",
+            f"{LOG_CONTAINER}.args",
             {"engine.podTemplate": {"spec": {"containers": [{"name": "log", "args": "-v"}]}}},
             {},
-            "spec.engine.podTemplate.spec.containers[0].args is of type string: write array.",
         ),
         (
+            "port 0",
+            f"{LOG_CONTAINER}.ports[0].containerPort",
             {"engine.podTemplate": {"spec": {"containers": [{"name": "log", "ports": [{"containerPort": 0}]}]}}},
             {},
-            "spec.engine.podTemplate.spec.containers[0].ports[0].containerPort is 0: write 1 or more.",
         ),
     ],
 )
-def test_preflight_refuses_what_the_api_server_refuses(
-    preflight: Preflight, changes: Changes, metadata: dict[str, Any], says: str, capsys: Capture
+def test_preflight_rejects_what_the_schema_rejects(
+    preflight: Preflight, name: str, field: str, changes: Changes, metadata: dict[str, Any], capsys: Capture, messages: Messages
 ) -> None:
     assert preflight(changes, **metadata) == 2
-    assert says in capsys.readouterr().err
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if field in line)
+    messages.check(name, line)
 
 
-def test_as_json(preflight: Preflight, capsys: Capture) -> None:
-    assert preflight({"metrics.interval": "61s"}, "-o", "json") == 2
+def test_invalid_name_gets_the_message_of_its_rule() -> None:
+    document = changed({})
+    document["metadata"]["name"] = "1chat"
+    assert find_manifest_errors(document) == [f"{NAME_MESSAGE}."]
+
+
+def test_preflight_as_json_lists_rejections(preflight: Preflight, capsys: Capture) -> None:
+    assert preflight({"metrics.scrapeInterval": "61s"}, "-o", "json") == 2
     said = json.loads(capsys.readouterr().out)
-    assert said["allowed"] is said["ok"] is False
-    assert [sentence.partition(":")[0] for sentence in said["refused"]] == ["spec.metrics.interval"]
+    assert said["allowed"] is said["passed"] is False
+    assert [sentence.partition(":")[0] for sentence in said["errors"]] == ["spec.metrics.scrapeInterval"]
 
 
 @pytest.mark.parametrize(
@@ -90,22 +109,27 @@ def test_as_json(preflight: Preflight, capsys: Capture) -> None:
         ({}, {"labels": None, "annotations": None}),
     ],
 )
-def test_what_kubernetes_takes_passes(preflight: Preflight, changes: Changes, metadata: dict[str, Any], capsys: Capture) -> None:
+def test_manifest_for_kubernetes_passes(
+    preflight: Preflight, changes: Changes, metadata: dict[str, Any], capsys: Capture
+) -> None:
     preflight(changes, **metadata)
     assert "error" not in capsys.readouterr().err
 
 
-def test_null_is_as_good_as_nothing_but_in_a_list() -> None:
+def test_null_equals_an_absent_field_except_in_a_list() -> None:
     document = copy.deepcopy(LEAST)
-    document["spec"] |= {"rollout": {"analysis": {"soak": None}, "canary": None}, "drafter": None, "unknown": None}
-    assert refusals(document) == []
-    assert pruned(document)["spec"].keys() == {"model", "engine", "rollout", "unknown"}
+    document["spec"] |= {"rollout": {"analysis": {"minDuration": None}, "canary": None}, "drafter": None, "unknown": None}
+    assert find_manifest_errors(document) == []
+    assert prune_manifest(document)["spec"].keys() == {"model", "engine", "rollout", "unknown"}
     document["spec"]["engine"]["image"] = None
     document["spec"]["engine"]["args"] = [None]
-    assert refusals(document) == ["spec.engine.image is missing.", "spec.engine.args[0] is of type null: write string."]
+    assert find_manifest_errors(document) == [
+        "spec.engine.image is missing.",
+        "spec.engine.args[0] is of type null: write string.",
+    ]
 
 
-def test_a_secret_in_a_value_is_not_repeated() -> None:
-    said = refusals(changed({"engine.args": ["--hf-token=hf_secret"]}))
+def test_message_does_not_repeat_a_secret() -> None:
+    said = find_manifest_errors(changed({"engine.args": ["--hf-token=hf_secret"]}))
     assert said
     assert "hf_secret" not in str(said)

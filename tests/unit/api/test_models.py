@@ -1,4 +1,4 @@
-"""The models: what is written reads back, unknown fields stay out of the way, and bad input gets a sentence."""
+"""The models: what is written reads back, unknown fields are ignored, and invalid input gets a message."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.base import Json
-from aerie.api.engine import IMAGE_OF_LMCACHE, IMAGE_WITH_VERSION, Resources
+from aerie.api.engine import LMCACHE_IMAGE_PATTERN, VERSIONED_IMAGE_PATTERN, ResourceRequirements
 from aerie.api.source import HuggingFaceSource, ImageSource, VolumeClaimSource
-from aerie.api.status import Condition, Outcome, Setting, SpeculationStatus, Status
-from aerie.engine.versions import NoVersion, from_image
+from aerie.api.status import Condition, RolloutOutcome, SettingStatus, SpeculationStatus, Status
+from aerie.api.types.base import JsonObject
+from aerie.engine.releases import UnknownVersion, parse_image_version
+from tests.golden import Messages
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 
 
 @pytest.fixture
-def least() -> Json:
+def least() -> JsonObject:
     """The least resource."""
     source = {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}
     return {
@@ -38,24 +39,32 @@ def least() -> Json:
     }
 
 
-def test_defaults_are_those_of_the_design(least: Json) -> None:
+def test_defaults_of_the_spec(least: JsonObject) -> None:
     spec = SpeculativeDeployment.from_dict(least).spec
-    assert (spec.replicas, spec.drafter, spec.metrics.interval) == (1, None, timedelta(seconds=15))
-    assert (spec.speculation.tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_tokens) == (3, "Recommend", 7)
+    assert (spec.replicas, spec.drafter, spec.metrics.scrape_interval) == (1, None, timedelta(seconds=15))
+    assert (
+        spec.speculation.num_speculative_tokens,
+        spec.speculation.tuning.mode,
+        spec.speculation.tuning.max_speculative_tokens,
+    ) == (3, "Recommend", 7)
     canary, analysis = spec.rollout.canary, spec.rollout.analysis
     assert (canary.replicas, canary.control, canary.capacity, canary.approval) == (1, "Fresh", "Surge", "Automatic")
-    assert (canary.ramp, canary.ramp_hold) == ([25, 50], timedelta(minutes=5))
-    assert (analysis.block, analysis.warmup, analysis.min_blocks) == (timedelta(minutes=2), timedelta(minutes=5), 5)
-    assert (analysis.soak, analysis.deadline, analysis.margin) == (timedelta(minutes=30), timedelta(hours=4), 0.02)
+    assert (canary.step_weights, canary.step_duration) == ([25, 50], timedelta(minutes=5))
+    assert (analysis.block_duration, analysis.warmup_duration, analysis.min_blocks) == (
+        timedelta(minutes=2),
+        timedelta(minutes=5),
+        5,
+    )
+    assert (analysis.min_duration, analysis.max_duration, analysis.margin) == (timedelta(minutes=30), timedelta(hours=4), 0.02)
     assert (analysis.goal, analysis.on_inconclusive) == ("NonInferior", "Hold")
     assert (spec.rollout.progress_deadline, spec.rollout.paused) == (timedelta(minutes=30), False)
     assert spec.rollout.traffic.mode == "Service"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_reads_strictly_and_back(example: Path) -> None:
-    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown="refuse")
-    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown="refuse") == read
+def test_example_reads_strictly_and_back(example: Path) -> None:
+    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown_fields="forbid")
+    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown_fields="forbid") == read
 
 
 minutes = st.integers(0, 1440).map(lambda count: timedelta(minutes=count))
@@ -75,27 +84,27 @@ def test_any_resource_reads_back(
     document = {
         "metadata": {"name": "chat"},
         "spec": {
-            "model": {"source": {"volumeClaim": {"claimName": "models"}}},
+            "model": {"source": {"persistentVolumeClaim": {"claimName": "models"}}},
             "engine": {
                 "image": "vllm/vllm-openai:v0.33.0",
                 "env": [{"name": name, "value": "1"} for name in env],
                 "resources": {"limits": {"nvidia.com/gpu": gpus}},
             },
-            "speculation": {"tokens": tokens},
+            "speculation": {"numSpeculativeTokens": tokens},
             "rollout": {
-                "canary": {"ramp": ramp},
-                "analysis": {"soak": f"{soak // timedelta(minutes=1)}m", "margin": margin},
+                "canary": {"stepWeights": ramp},
+                "analysis": {"minDuration": f"{soak // timedelta(minutes=1)}m", "margin": margin},
             },
         },
     }
     read = SpeculativeDeployment.from_dict(document)
-    assert read.spec.rollout.analysis.soak == soak
+    assert read.spec.rollout.analysis.min_duration == soak
     assert read.spec.engine.resources is not None
     assert read.spec.engine.resources.limits == {"nvidia.com/gpu": str(gpus)}
     assert SpeculativeDeployment.from_dict(read.to_dict()) == read
 
 
-def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: Json) -> None:
+def test_unknown_fields_from_the_server_are_ignored(least: JsonObject) -> None:
     plain = SpeculativeDeployment.from_dict(least)
     newer = copy.deepcopy(least)
     newer["spec"]["future"] = 1
@@ -104,14 +113,14 @@ def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: Json) 
     assert SpeculativeDeployment.from_dict(newer) == plain
 
 
-def test_what_a_user_may_say_of_metadata_is_never_refused(least: Json) -> None:
+def test_any_metadata_of_a_user_is_accepted(least: JsonObject) -> None:
     least["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
-    read = SpeculativeDeployment.from_dict(least, unknown="refuse")
+    read = SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
     assert read.metadata.annotations == {"a": "b"}
 
 
-def _set(*path: str, to: Any) -> Callable[[Json], None]:
-    def change(document: Json) -> None:
+def _set(*path: str, to: Any) -> Callable[[JsonObject], None]:
+    def change(document: JsonObject) -> None:
         node: Any = document
         for part in path[:-1]:
             node = node.setdefault(part, {})
@@ -121,70 +130,49 @@ def _set(*path: str, to: Any) -> Callable[[Json], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("path", "value"),
     [
-        (_set("spec", "rolout", to={}), "spec.rolout is no field of the resource: correct its name, or remove it."),
-        (_set("spec", "engine", to={}), "spec.engine.image is missing."),
-        (_set("spec", "replicas", to="3"), "spec.replicas is '3': input should be a valid integer."),
-        (
-            _set("spec", "speculation", "tokens", to=16),
-            "spec.speculation.tokens is 16: input should be less than or equal to 15.",
-        ),
-        (
-            _set("spec", "rollout", "canary", "ramp", to=[25, 100]),
-            "spec.rollout.canary.ramp[1] is 100: input should be less than or equal to 99.",
-        ),
-        (
-            _set("spec", "metrics", "interval", to="15 s"),
-            "spec.metrics.interval: '15 s' is no duration: write whole numbers with h, m, s or ms, such as 30s, 5m or 1h30m.",
-        ),
-        (
-            _set("spec", "metrics", "interval", to=15),
-            "spec.metrics.interval: 15 is no duration: write it as a string, such as 30s, 5m or 1h30m.",
-        ),
-        (
-            _set("spec", "metrics", "interval", to="6m"),
-            "spec.metrics.interval: 6m is out of range: write a duration from 1s to 5m.",
-        ),
-        (
-            _set("spec", "model", "source", "image", to={"reference": "a@sha256:1"}),
-            "spec.model.source: write exactly one of huggingFace, volumeClaim and image, not 2 of them.",
-        ),
-        (
-            _set("spec", "rollout", "analysis", "goal", to="Better"),
-            "spec.rollout.analysis.goal is 'Better': input should be 'NonInferior' or 'Superior'.",
-        ),
-        (_set("kind", to="Deployment"), "kind is 'Deployment': input should be 'SpeculativeDeployment'."),
+        ("spec.rolout", {}),
+        ("spec.engine", {}),
+        ("spec.replicas", "3"),
+        ("spec.speculation.numSpeculativeTokens", 16),
+        ("spec.rollout.canary.stepWeights", [25, 100]),
+        ("spec.metrics.scrapeInterval", "15 s"),
+        ("spec.metrics.scrapeInterval", 15),
+        ("spec.metrics.scrapeInterval", "6m"),
+        ("spec.model.source.image", {"reference": "a@sha256:1"}),
+        ("spec.rollout.analysis.goal", "Better"),
+        ("kind", "Deployment"),
     ],
 )
-def test_bad_input_gets_a_sentence(least: Json, change: Callable[[Json], None], sentence: str) -> None:
-    change(least)
+def test_invalid_input_gets_a_message(least: JsonObject, path: str, value: Any, messages: Messages) -> None:
+    _set(*path.split("."), to=value)(least)
     with pytest.raises(ResourceError) as caught:
-        SpeculativeDeployment.from_dict(least, unknown="refuse")
-    assert str(caught.value) == sentence
+        SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
+    messages.check(f"{path}: {value}", str(caught.value))
 
 
-def test_every_fault_gets_its_own_line(least: Json) -> None:
-    least["spec"] |= {"replicas": -1, "metrics": {"interval": "x"}}
+def test_each_error_has_its_own_line(least: JsonObject) -> None:
+    least["spec"] |= {"replicas": -1, "metrics": {"scrapeInterval": "x"}}
     with pytest.raises(ResourceError) as caught:
         SpeculativeDeployment.from_dict(least)
-    assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == ["spec.replicas", "spec.metrics.interval:"]
+    assert [line.split(" ")[0] for line in str(caught.value).splitlines()] == ["spec.replicas", "spec.metrics.scrapeInterval:"]
 
 
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
         ({"huggingFace": {"repo": "gpt2", "revision": COMMIT}}, HuggingFaceSource),
-        ({"volumeClaim": {"claimName": "models", "path": "a/b"}}, VolumeClaimSource),
+        ({"persistentVolumeClaim": {"claimName": "models", "path": "a/b"}}, VolumeClaimSource),
         ({"image": {"reference": "a@sha256:" + "0" * 64}}, ImageSource),
     ],
 )
-def test_the_given_source(least: Json, source: Json, kind: type) -> None:
+def test_source_variant(least: JsonObject, source: JsonObject, kind: type) -> None:
     least["spec"]["model"]["source"] = source
-    assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.given, kind)
+    assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.variant, kind)
 
 
-def test_the_served_name(least: Json) -> None:
+def test_served_name_defaults_to_the_name(least: JsonObject) -> None:
     assert SpeculativeDeployment.from_dict(least).served_name == "chat"
     least["spec"]["model"]["servedName"] = "llama"
     assert SpeculativeDeployment.from_dict(least).served_name == "llama"
@@ -215,51 +203,51 @@ def test_the_served_name(least: Json) -> None:
         "vllm/vllm-openai@sha256:" + "0" * 64,
     ],
 )
-def test_the_schema_takes_the_image_tags_that_tell_a_version(image: str) -> None:
-    taken = bool(re.search(IMAGE_WITH_VERSION, image)) and not re.search(IMAGE_OF_LMCACHE, image)
-    assert taken == (not isinstance(from_image(image), NoVersion))
+def test_schema_accepts_exactly_the_image_tags_with_a_version(image: str) -> None:
+    taken = bool(re.search(VERSIONED_IMAGE_PATTERN, image)) and not re.search(LMCACHE_IMAGE_PATTERN, image)
+    assert taken == (not isinstance(parse_image_version(image), UnknownVersion))
 
 
-def test_a_moment_is_written_in_utc_and_read_back() -> None:
+def test_timestamp_is_written_in_utc_and_read_back() -> None:
     moment = datetime(2026, 11, 21, 13, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=1)))
-    condition = Condition(type="Ready", status="True", reason="Serving", message="", last_transition_time=moment)
+    condition = Condition(type="Ready", status="True", reason="AllPodsReady", message="", last_transition_time=moment)
     assert condition.to_dict()["lastTransitionTime"] == "2026-11-21T12:00:00.123Z"
     assert Condition.from_dict(condition.to_dict()) == condition
     assert Condition.from_dict(condition.to_dict() | {"lastTransitionTime": "2026-11-21T12:00:00Z"}) != condition
 
 
-def test_a_moment_without_a_time_zone_is_refused() -> None:
+def test_timestamp_without_a_time_zone_is_rejected() -> None:
     with pytest.raises(ValidationError, match="timezone"):
         Condition(type="Ready", status="True", reason="A", message="", last_transition_time=datetime(2026, 11, 21))  # noqa: DTZ001
 
 
-def test_a_status_that_the_schema_would_refuse_cannot_be_made() -> None:
+def test_status_beyond_the_schema_is_rejected() -> None:
     with pytest.raises(ValidationError, match="at most 10 items"):
-        Status(history=[OUTCOME] * 11)
-    assert len(Status(history=[OUTCOME] * 10).history) == 10
+        Status(rollout_history=[OUTCOME] * 11)
+    assert len(Status(rollout_history=[OUTCOME] * 10).rollout_history) == 10
 
 
-def test_what_is_empty_in_a_status_is_not_written() -> None:
+def test_empty_lists_of_a_status_are_not_written() -> None:
     """Each would be an empty line of `kubectl describe`."""
-    setting = Setting(mode="Static", tokens=3)
-    told = Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
-    assert set(told) == {"history", "speculation"}
-    assert "comparisons" not in told["history"][0]
-    assert told["speculation"] == {"current": {"mode": "Static", "tokens": 3}}
-    assert Status.from_dict(told) == Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting))
+    setting = SettingStatus(mode="Static", num_speculative_tokens=3)
+    written = Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
+    assert set(written) == {"rolloutHistory", "speculation"}
+    assert "comparisons" not in written["rolloutHistory"][0]
+    assert written["speculation"] == {"current": {"mode": "Static", "numSpeculativeTokens": 3}}
+    assert Status.from_dict(written) == Status(rollout_history=[OUTCOME], speculation=SpeculationStatus(current=setting))
 
 
-OUTCOME = Outcome(
+OUTCOME = RolloutOutcome(
     revision="abc",
     change="K=5",
     result="Promoted",
-    reason="It was better.",
-    started_at=datetime(2026, 11, 21, tzinfo=UTC),
-    ended_at=datetime(2026, 11, 21, 1, tzinfo=UTC),
+    message="It was better.",
+    start_time=datetime(2026, 11, 21, tzinfo=UTC),
+    completion_time=datetime(2026, 11, 21, 1, tzinfo=UTC),
 )
 
 
 @pytest.mark.parametrize("amount", [-1, "-1", -5])
-def test_an_amount_below_0_that_the_api_server_once_took_is_read(amount: object) -> None:
+def test_negative_amount_of_an_older_definition_is_read(amount: object) -> None:
     """Else nobody would care for a fleet that serves."""
-    assert Resources.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}
+    assert ResourceRequirements.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}

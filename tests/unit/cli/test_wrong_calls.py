@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aerie.boundary import status
-from aerie.cli.run import run as aerie
+from aerie.boundary import run_to_exit_status
+from aerie.cli.app import run_command_line
+from aerie_drafter.cli import run_cli as aerie_drafter
 from aerie_lab.cli.run import run as lab
-from eagle.cli import run as eagle
 
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 TARGET, DRAFTER = f"{BUNDLE}/target", f"{BUNDLE}/eagle3"
@@ -112,46 +112,51 @@ Row = tuple[str, str, int, str]
 ROWS: list[Row] = [
     ("aerie", "", 2, ""),
     ("aerie", "fly", 2, "No such command"),
-    ("aerie", "preflight", 2, "there is nothing to check"),
+    ("aerie", "preflight", 2, "nothing to check"),
     ("aerie", "preflight --nonsense", 2, "No such option"),
     ("aerie", "preflight -o xml", 2, "Invalid value"),
     ("aerie", "preflight -f FOLDER/none", 2, "cannot be read (No such file or directory)"),
     ("aerie", "preflight -f FOLDER", 2, "cannot be read (Is a directory)"),
-    ("aerie", "preflight -f FOLDER/bomb.yaml", 2, "more than 100000 values, aliases put in"),
-    ("aerie", "preflight -f FOLDER/merge.yaml", 2, "more than 100000 values, aliases put in"),
-    ("aerie", "preflight -f FOLDER/cycle.yaml", 2, "a value holds itself, in line 1"),
+    ("aerie", "preflight -f FOLDER/bomb.yaml", 2, "more than 100000 values after its aliases are expanded"),
+    ("aerie", "preflight -f FOLDER/merge.yaml", 2, "more than 100000 values after its aliases are expanded"),
+    ("aerie", "preflight -f FOLDER/cycle.yaml", 2, "a value contains itself, in line 1"),
     ("aerie", "preflight -f FOLDER/date.yaml", 2, "spec is missing"),
     ("aerie", "preflight -f FOLDER/deep.yaml", 2, "nested too deeply"),
-    ("aerie", "preflight -f FOLDER/digits.yaml", 2, "a whole number has more than 64 bits, in line 4"),
-    ("aerie", "preflight -f FOLDER/hex.yaml", 2, "a whole number has more than 64 bits"),
-    ("aerie", "preflight -f FOLDER/infinite.yaml", 2, ".inf is no finite number"),
-    ("aerie", "preflight -f FOLDER/double.yaml", 2, "the key 'replicas' stands twice, in line 4"),
+    ("aerie", "preflight -f FOLDER/digits.yaml", 2, "an integer has more than 64 bits, in line 4"),
+    ("aerie", "preflight -f FOLDER/hex.yaml", 2, "an integer has more than 64 bits"),
+    ("aerie", "preflight -f FOLDER/infinite.yaml", 2, ".inf is not a finite number"),
+    ("aerie", "preflight -f FOLDER/double.yaml", 2, "the key 'replicas' occurs twice, in line 4"),
     ("aerie", "preflight -f FOLDER/long.yaml", 2, "spec.replicas is of type string: write integer"),
-    ("aerie", "preflight -f FOLDER/list.yaml", 2, "holds none"),
-    ("aerie", "preflight -f FOLDER/empty.yaml", 2, "holds none"),
+    ("aerie", "preflight -f FOLDER/list.yaml", 2, "contains none"),
+    ("aerie", "preflight -f FOLDER/empty.yaml", 2, "contains none"),
     ("aerie", "preflight -f FOLDER/tag.yaml", 2, "could not determine a constructor"),
     ("aerie", "preflight -f FOLDER/binary.yaml", 2, "is not YAML"),
     ("aerie", "preflight -f FOLDER/utf16.yaml", 2, "it is not text"),
-    ("aerie", "preflight -f FOLDER/service.yaml", 2, "a container that runs `vllm serve`, and holds none: give a file"),
-    ("aerie", "preflight -f FOLDER/script.yaml", 2, "its command cannot be read (it has 'if', and what of it runs cannot be"),
-    ("aerie", "preflight -f FOLDER/number.yaml", 2, "Pod/chat, container vllm: args[2] is 80: write a text, in quotes"),
-    ("aerie", "preflight -f FOLDER/model.yaml", 2, "serves /models/llama, a path in the pod: give its files with --target"),
-    ("aerie", "preflight -f FOLDER/two.yaml", 2, "and one is checked at a time: give a file with the one to check"),
-    ("aerie", "preflight -f FOLDER/two.yaml --name chat", 2, "and one is checked at a time: give a file with the one to check"),
-    ("aerie", "preflight -f FOLDER/two.yaml --name other", 2, "and holds none called other"),
-    ("aerie", "preflight --name chat", 2, "--name chooses from a file, and there is none: give it with -f"),
+    ("aerie", "preflight -f FOLDER/service.yaml", 2, "a container that runs `vllm serve`, but contains none: set a file"),
+    (
+        "aerie",
+        "preflight -f FOLDER/script.yaml",
+        2,
+        "its command cannot be read (it contains 'if', so that the executed commands are",
+    ),
+    ("aerie", "preflight -f FOLDER/number.yaml", 2, "Pod/chat, container vllm: args[2] is 80: set a string, in quotes"),
+    ("aerie", "preflight -f FOLDER/model.yaml", 2, "serves /models/llama, a path in the pod: set --target"),
+    ("aerie", "preflight -f FOLDER/two.yaml", 2, "but preflight checks one at a time: set a file with one of them"),
+    ("aerie", "preflight -f FOLDER/two.yaml --name chat", 2, "but preflight checks one at a time: set a file with one of them"),
+    ("aerie", "preflight -f FOLDER/two.yaml --name other", 2, "but contains none with the name other"),
+    ("aerie", "preflight --name chat", 2, "--name selects an object of a file: set the file with -f"),
     ("aerie", "preflight --target FOLDER/large --drafter DRAFTER", 2, "must have dtype, shape and data_offsets"),
     ("aerie", "preflight --target FOLDER/many --drafter DRAFTER", 2, "needs "),
     ("aerie", "preflight --target FOLDER/control --drafter DRAFTER", 2, "control characters in its name"),
-    ("aerie", "preflight --target FOLDER/null --drafter DRAFTER", 2, "which is no plain name"),
-    ("aerie", "preflight --target FOLDER/surrogate --drafter DRAFTER", 2, "which is no plain name"),
+    ("aerie", "preflight --target FOLDER/null --drafter DRAFTER", 2, "which is not a plain name"),
+    ("aerie", "preflight --target FOLDER/surrogate --drafter DRAFTER", 2, "which is not a plain name"),
     ("aerie", "preflight --target FOLDER/digits --drafter DRAFTER", 2, "a whole number of 4000 digits"),
     ("aerie", "preflight --target TARGET --drafter FOLDER/none", 2, "config.json cannot be read"),
-    ("aerie", "preflight --target TARGET --drafter DRAFTER --gpu-memory apples", 2, "write the memory of one GPU like 80GiB"),
+    ("aerie", "preflight --target TARGET --drafter DRAFTER --gpu-memory apples", 2, "set the memory of one GPU, such as 80GiB"),
     ("aerie", "preflight --target TARGET --drafter DRAFTER --vllm new", 2, "is not a vLLM version"),
     ("aerie", "preflight --target TARGET --drafter ~nobody-here/eagle", 2, "config.json cannot be read"),
-    ("aerie", "preflight --target TARGET --drafter me/model@", 2, "--drafter is 'me/model@': write a folder, or a repository as"),
-    ("aerie", "preflight --target https://example.com/a/b --drafter DRAFTER", 2, "--target is 'https://example.com/a/b': write"),
+    ("aerie", "preflight --target TARGET --drafter me/model@", 2, "--drafter is 'me/model@': set a folder, or a repository as"),
+    ("aerie", "preflight --target https://example.com/a/b --drafter DRAFTER", 2, "--target is 'https://example.com/a/b': set"),
     ("aerie", "preflight --target " + "x" * 300 + " --drafter DRAFTER", 2, "cannot be read (File name too long)"),
     ("aerie", "preflight --target me/model@main --drafter DRAFTER", 2, "HTTPS_PROXY and HTTP_PROXY as http://HOST:PORT"),
     ("aerie", "preflight-job --file FOLDER/bomb.yaml --report FOLDER/report", 1, ""),
@@ -160,48 +165,48 @@ ROWS: list[Row] = [
     ("aerie", "catalog FOLDER/none", 1, "has no drafter"),
     ("aerie", "catalog --catalog FOLDER/none", 2, "cannot be read"),
     ("aerie", "catalog --catalog FOLDER/map.yaml", 2, "is not TOML"),
-    ("aerie", "catalog --catalog FOLDER/data.yaml", 2, "must hold one ConfigMap whose data are texts"),
+    ("aerie", "catalog --catalog FOLDER/data.yaml", 2, "must contain one ConfigMap whose data are strings"),
     ("aerie", "catalog --catalog FOLDER/deep.yaml", 2, "nested too deeply"),
-    ("aerie", "operator", 2, "give --preflight-image, or set AERIE_IMAGE"),
+    ("aerie", "operator", 2, "set --preflight-image or AERIE_IMAGE"),
     ("aerie", "operator --preflight-image i --log-level LOUD", 2, "--log-level is LOUD"),
     ("aerie", "operator --preflight-image i --preflight-resources {", 2, "--preflight-resources is {"),
     ("aerie", "operator --preflight-image i --prometheus-token x", 2, "--prometheus-token is x"),
     ("aerie", "tune", 2, ""),
-    ("aerie", "tune offline", 2, "give --metrics FILE or --prometheus URL"),
+    ("aerie", "tune offline", 2, "set --metrics FILE or --prometheus URL"),
     ("aerie", "tune offline --metrics FOLDER/none", 2, "cannot be read"),
     ("aerie", "tune offline --metrics FOLDER/no-metrics.jsonl", 2, "line 1 has no 'time'"),
     ("aerie", "tune offline --metrics FOLDER/nan.jsonl", 2, "line 1 cannot be read"),
     ("aerie", "tune offline --metrics FOLDER/late.jsonl", 2, "line 1 cannot be read"),
     ("aerie", "tune offline --metrics FOLDER/nested.jsonl", 2, "line 1 cannot be read"),
     ("aerie", "tune offline --metrics FOLDER/squashed.gz", 2, "cannot be read"),
-    ("aerie", "tune offline --prometheus nowhere --pods a", 2, "write it as http://HOST:PORT"),
-    ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods (", 2, "which is no regular expression"),
+    ("aerie", "tune offline --prometheus nowhere --pods a", 2, "use the form http://HOST:PORT"),
+    ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods (", 2, "which is not a regular expression"),
     ("aerie", "tune offline --prometheus http://127.0.0.1:1 --pods a", 2, "cannot be reached"),
     ("aerie", "tune explain", 2, "Missing argument"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/none", 2, "there is no kubeconfig"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/config.kube", 2, "is not YAML"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/list.kube", 2, "is no kubeconfig (it is a list)"),
-    ("aerie", "tune explain chat --kubeconfig FOLDER/empty.kube", 2, "is no kubeconfig (it is empty)"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/list.kube", 2, "is not a kubeconfig (it is a list)"),
+    ("aerie", "tune explain chat --kubeconfig FOLDER/empty.kube", 2, "is not a kubeconfig (it is empty)"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/binary.yaml", 2, "is not YAML"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/plain.kube", 2, "cannot be used (Expected key current-context"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/authority.kube", 2, "cannot be used (SSLError"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/plugin.kube", 2, "credentials plugin of the user failed"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube", 2, "did not answer GET"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube --context other", 2, "cannot be used"),
-    ("eagle", "", 2, ""),
-    ("eagle", "paint", 2, "No such command"),
-    ("eagle", "inspect", 2, "Missing argument"),
-    ("eagle", "inspect FOLDER/none", 2, "missing"),
-    ("eagle", "inspect FOLDER/null", 2, ""),
-    ("eagle", "export FOLDER/none FOLDER/out", 2, "missing"),
-    ("eagle", "convert FOLDER/none FOLDER/out", 2, ""),
-    ("eagle", "convert FOLDER/none FOLDER/out --layers low", 2, "--layers is 'low'"),
-    ("eagle", "train", 2, "no settings are named"),
-    ("eagle", "train FOLDER/bomb.yaml", 2, "more than 100000 values"),
-    ("eagle", "train FOLDER/double.yaml", 2, "stands twice"),
-    ("eagle", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "no JSON"),
-    ("eagle", "evaluate BUNDLE/prompts.jsonl --drafter DRAFTER --target TARGET --device gpu9", 2, "--device is gpu9"),
-    ("eagle", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are needed"),
+    ("aerie-drafter", "", 2, ""),
+    ("aerie-drafter", "paint", 2, "No such command"),
+    ("aerie-drafter", "inspect", 2, "Missing argument"),
+    ("aerie-drafter", "inspect FOLDER/none", 2, "missing"),
+    ("aerie-drafter", "inspect FOLDER/null", 2, ""),
+    ("aerie-drafter", "export FOLDER/none FOLDER/out", 2, "missing"),
+    ("aerie-drafter", "convert FOLDER/none FOLDER/out", 2, ""),
+    ("aerie-drafter", "convert FOLDER/none FOLDER/out --layers low", 2, "--layers is 'low'"),
+    ("aerie-drafter", "train", 2, "no settings file"),
+    ("aerie-drafter", "train FOLDER/bomb.yaml", 2, "more than 100000 values"),
+    ("aerie-drafter", "train FOLDER/double.yaml", 2, "occurs twice"),
+    ("aerie-drafter", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "invalid JSON"),
+    ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl --drafter DRAFTER --target TARGET --device gpu9", 2, "--device is gpu9"),
+    ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are required"),
     ("aerie-lab", "", 2, ""),
     ("aerie-lab", "fly", 2, "No such command"),
     ("aerie-lab", "up --nodes 0", 2, "nodes is 0"),
@@ -221,9 +226,9 @@ ROWS: list[Row] = [
 
 def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     if program == "aerie":
-        return lambda: aerie(arguments)
-    if program == "eagle":
-        return lambda: eagle(arguments)
+        return lambda: run_command_line(arguments)
+    if program == "aerie-drafter":
+        return lambda: aerie_drafter(arguments)
     monkeypatch.setattr("sys.argv", ["aerie-lab", *arguments])
     return lab
 
@@ -238,7 +243,7 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
     places = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
     for name, place in places.items():
         line = line.replace(name, place)
-    found = status(program, "", command(program, line.split(), monkeypatch))
+    found = run_to_exit_status(program, "", command(program, line.split(), monkeypatch))
     printed = capsys.readouterr()
     assert (found, "Traceback" in printed.err + printed.out) == (code, False), printed.err
     assert said in " ".join(printed.err.split())
@@ -247,9 +252,9 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = folder / "verdict"
-    assert aerie(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
-    assert json.loads(report.read_text())["ok"] is False
-    assert "aliases put in" in capsys.readouterr().out
+    assert run_command_line(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
+    assert json.loads(report.read_text())["passed"] is False
+    assert "after its aliases are expanded" in capsys.readouterr().out
 
 
 def test_enough_rows() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerie_lab.errors import BuildError, StateError
-from aerie_lab.images.table import SIMULATED, ImageError, ImageTable, repository
+from aerie_lab.images.table import SIMULATED_IMAGE_TABLE, ImageError, ImageTable, normalize_repository
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from aerie_lab.images.table import SIMULATED, ImageError, ImageTable, repository
     ],
 )
 def test_references(reference: str, name: str) -> None:
-    assert repository(reference) == name
+    assert normalize_repository(reference) == name
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def table_of(tmp_path: Path) -> type:
         def __new__(cls, text: str) -> ImageTable:  # type: ignore[misc]
             file = tmp_path / "images.toml"
             file.write_text(text)
-            return ImageTable([file], folder_of=lambda family: Path("/built") / family)
+            return ImageTable([file], find_binaries_folder=lambda family: Path("/built") / family)
 
     return Table
 
@@ -59,12 +59,12 @@ repository = "*/any-registry/*"
 entrypoint = ["any"]
 """
     )
-    image = table.image("aerie.dev/lab/echo:7")
+    image = table.resolve_image("aerie.dev/lab/echo:7")
     assert image.entrypoint == [sys.executable, f"{Path(sys.executable).parent}/x", "/built/etcd/etcd"]
-    assert (image.arguments, image.path, image.environment) == (["--flag"], ["/built/etcd"], {"WHERE": "/built/etcd"})
-    assert table.image("docker.io/team/model@sha256:00").entrypoint == ["team"]
-    assert table.image("quay.example/any-registry/x:1").entrypoint == ["any"]
-    assert table.image("aerie.dev/lab/shell").entrypoint == ["/bin/sh"]
+    assert (image.arguments, image.path_folders, image.environment) == (["--flag"], ["/built/etcd"], {"WHERE": "/built/etcd"})
+    assert table.resolve_image("docker.io/team/model@sha256:00").entrypoint == ["team"]
+    assert table.resolve_image("quay.example/any-registry/x:1").entrypoint == ["any"]
+    assert table.resolve_image("aerie.dev/lab/shell").entrypoint == ["/bin/sh"]
 
 
 @pytest.mark.parametrize("repository", ["aerie.dev/lab/engine", "localhost:5000/vllm-openai"])
@@ -75,18 +75,20 @@ def test_a_row_may_ask_for_the_tag(table_of: type, repository: str, suffix: str,
     table = table_of(
         '[[image]]\nrepository = "*/vllm-openai"\nentrypoint = ["x"]\nenvironment = {AERIE_SIMULATOR_TAG = "{tag}"}\n'
     )
-    assert table.image(f"{repository}{suffix}").environment == {"AERIE_SIMULATOR_TAG": tag}
+    assert table.resolve_image(f"{repository}{suffix}").environment == {"AERIE_SIMULATOR_TAG": tag}
 
 
 def test_a_simulated_vllm_knows_its_tag() -> None:
-    assert ImageTable([SIMULATED]).image("vllm/vllm-openai:v0.32.0").environment == {"AERIE_SIMULATOR_TAG": "v0.32.0"}
+    assert ImageTable([SIMULATED_IMAGE_TABLE]).resolve_image("vllm/vllm-openai:v0.32.0").environment == {
+        "AERIE_SIMULATOR_TAG": "v0.32.0"
+    }
 
 
 def test_unknown_references_are_named(table_of: type) -> None:
     with pytest.raises(ImageError, match=r"'example.org/x:1'.*repository = 'example.org/x'"):
-        table_of("").image("example.org/x:1")
+        table_of("").resolve_image("example.org/x:1")
     with pytest.raises(ImageError, match=r"image volume 'x:1'"):
-        table_of("").volume("x:1")
+        table_of("").resolve_volume("x:1")
 
 
 def test_an_image_whose_binaries_cannot_be_built() -> None:
@@ -94,15 +96,15 @@ def test_an_image_whose_binaries_cannot_be_built() -> None:
         raise BuildError(f"no Go for {family}")
 
     with pytest.raises(ImageError, match="no Go for contour"):
-        ImageTable(folder_of=refuse).image("ghcr.io/projectcontour/contour:v1")
+        ImageTable(find_binaries_folder=refuse).resolve_image("ghcr.io/projectcontour/contour:v1")
 
 
 def test_image_volumes_lie_beside_their_table(table_of: type, tmp_path: Path) -> None:
     table = table_of('[[volume]]\nrepository = "example.org/model"\nfolder = "model"\n')
     with pytest.raises(ImageError, match="is not a folder"):
-        table.volume("example.org/model:1")
+        table.resolve_volume("example.org/model:1")
     (tmp_path / "model").mkdir()
-    assert table.volume("example.org/model:1") == tmp_path / "model"
+    assert table.resolve_volume("example.org/model:1") == tmp_path / "model"
 
 
 @pytest.mark.parametrize(

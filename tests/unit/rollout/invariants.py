@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from aerie.rollout.rollback import cause_of
+from aerie.rollout.canary.blocked_rollback import find_reversal_cause
 from tests.unit.rollout.cluster import Cluster, Look
 
 ALONE = timedelta(hours=72)
@@ -31,7 +31,7 @@ def no_weight_without_a_pod(look: Look) -> str:
     """No arm without a serving pod gets requests while pods of another arm serve: by the route's weights and the Services'
     selectors in mode Gateway, by the Service that bears the resource's name everywhere."""
     spec = look.observed.resource.spec
-    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.unlisted.keys():
+    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.unlisted_kinds.keys():
         return ""
     serving = {name: min(count, _asked_after(look, name)) for name, count in look.serving.items()}
     labels = {name: _pod_labels(look, name) for name, count in serving.items() if count}
@@ -65,8 +65,8 @@ def no_serving_pod_given_up(look: Look) -> str:
     if after >= min(before, floor - excused):
         return ""
     status = look.observed.resource.status
-    last = status.history[0] if status and status.history else None
-    if last is not None and cause_of(last) is not None and 2 * after >= before:
+    last = status.rollout_history[0] if status and status.rollout_history else None
+    if last is not None and find_reversal_cause(last) is not None and 2 * after >= before:
         return (
             ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
         )
@@ -76,12 +76,13 @@ def no_serving_pod_given_up(look: Look) -> str:
 def no_gpu_decides(look: Look) -> str:
     """No rollout is taken back for its times: here drafters differ in acceptance alone, and GPUs in time alone. That a time
     was not counted until the deadline is no verdict on it."""
-    ended = next((one for one in look.plan.status.history if one.ended_at == look.at), None)
-    if ended is None or ended.result != "RolledBack" or ended.reason.startswith("No decision within "):
+    ended = next((one for one in look.plan.status.rollout_history if one.completion_time == look.at), None)
+    analysis = look.plan.status.analysis
+    if ended is None or ended.result != "RolledBack" or (analysis is not None and analysis.verdict == "Inconclusive"):
         return ""
-    if "ime per output token" not in ended.reason.partition(".")[0]:
+    if "ime per output token" not in ended.message.partition(".")[0]:
         return ""
-    return f"revision {ended.revision} is taken back: {ended.reason}"
+    return f"revision {ended.revision} is taken back: {ended.message}"
 
 
 def no_spin(cluster: Cluster, look: Look) -> str:
@@ -115,7 +116,7 @@ def taken_up(cluster: Cluster) -> str:
 
     def found() -> bool:
         arms = [cluster.status.get(arm) or {} for arm in ("stable", "canary")]
-        ended = [one["revision"] for one in cluster.status.get("history") or []]
+        ended = [one["revision"] for one in cluster.status.get("rolloutHistory") or []]
         return wanted in [*(one.get("revision") for one in arms), *ended]
 
     return "" if cluster.go_on(ALONE, found) else f"revision {wanted} has no pods after {ALONE}: {_summary(cluster)}"
@@ -172,14 +173,14 @@ def _floor(look: Look) -> int:
 
 def _after(look: Look, kind: str, name: str) -> Mapping[str, Any] | None:
     """The object when the plan is carried out."""
-    if any((gone.kind, gone.name) == (kind, name) for gone in look.plan.delete):
+    if any((gone.kind, gone.name) == (kind, name) for gone in look.plan.objects_to_delete):
         return None
-    made = next((one for one in look.plan.apply if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
+    made = next((one for one in look.plan.objects_to_apply if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
     return made or look.observed.child(kind, name)
 
 
 def _asked_after(look: Look, deployment: str) -> int:
-    if "Deployment" in look.observed.unlisted:
+    if "Deployment" in look.observed.unlisted_kinds:
         return 10**6
     found = _after(look, "Deployment", deployment)
     return 0 if found is None else int(found["spec"]["replicas"])
@@ -200,7 +201,7 @@ def _decided(cluster: Cluster) -> str:
     canary, message = status.get("canary"), cluster.message("Progressing")
     if status["phase"] == "Paused":
         return "Paused"
-    if status.get("previous") and "do not serve" in message and "aerie.dev/rollback" in message:
+    if status.get("previous") and "lacks " in message and "aerie.dev/rollback" in message:
         return str(status["phase"])
     if canary is None:
         return "" if status.get("previous") or status["phase"] not in _FINAL else str(status["phase"])
@@ -230,7 +231,9 @@ def _good_spec(cluster: Cluster) -> None:
     cluster.document["metadata"].pop("annotations", None)
     rollout = {**spec.get("rollout", {}), "paused": False, "progressDeadline": "1h"}
     rollout["analysis"] = {**rollout.get("analysis", {}), "onInconclusive": "Hold"}
-    cluster.edit(rollout=rollout, drafter={"source": {"volumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}})
+    cluster.edit(
+        rollout=rollout, drafter={"source": {"persistentVolumeClaim": {"claimName": "models", "path": f"new{cluster.looks}"}}}
+    )
 
 
 def _summary(cluster: Cluster) -> str:
@@ -245,6 +248,6 @@ def _wrote(look: Look) -> str:
     after = look.plan.status
     old, new = before.to_dict() if before else {}, after.to_dict()
     changed = {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-    applied = [f"{one['kind']} {one['metadata']['name']}" for one in look.plan.apply]
-    deleted = [f"{one.kind} {one.name}" for one in look.plan.delete]
+    applied = [f"{one['kind']} {one['metadata']['name']}" for one in look.plan.objects_to_apply]
+    deleted = [f"{one.kind} {one.name}" for one in look.plan.objects_to_delete]
     return f"it applies {applied}, deletes {deleted}, tells {[one.reason for one in look.plan.events]}, writes {changed}"

@@ -8,13 +8,14 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.rollout.evidence import incomparable
-from aerie.rollout.wanted import read_wanted, recommended_sampling
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.rollout.canary.analysis_run import explain_incomparable_acceptance
+from aerie.rollout.revision.desired import recommend_draft_sampling, resolve_desired_revision
+from tests.golden import Messages
 
 
 def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> SpeculativeDeployment:
-    volume = {"source": {"volumeClaim": {"claimName": "models", "path": "x"}}}
+    volume = {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "x"}}}
     return SpeculativeDeployment.from_dict(
         {
             "apiVersion": "aerie.dev/v1alpha1",
@@ -32,52 +33,49 @@ def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> Spe
 
 
 def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> None:
-    before, after = read_wanted(resource()), read_wanted(resource(draftSampling="Probabilistic"))
+    before, after = resolve_desired_revision(resource()), resolve_desired_revision(resource(draftSampling="Probabilistic"))
     assert before.revision != after.revision
-    assert before.template != after.template
-    assert after.change(Status(stable=before.arm)) == "probabilistic drafts"
-    assert before.change(Status(stable=after.arm)) == "drafts as the engine samples them"
-    assert incomparable(after.arm, before.arm) == ""
+    assert before.pod_template != after.pod_template
+    assert after.describe_change(Status(stable=before.arm)) == "probabilistic draft sampling"
+    assert before.describe_change(Status(stable=after.arm)) == "default draft sampling"
+    assert explain_incomparable_acceptance(after.arm, before.arm) == ""
 
 
 @pytest.mark.parametrize(
-    ("speculation", "why"),
+    ("speculation", "key"),
     [
-        ({"engineOptions": {"fly_window_size": 3}}, "has fly_window_size: 3: it lets the drafter change what the model answers"),
-        ({"engineOptions": {"num_speculative_tokens": 9}}, "it belongs in spec.speculation.tokens"),
-        ({"engineOptions": {"of_tomorrow": 1}}, "knows no such key"),
+        ({"engineOptions": {"fly_window_size": 3}}, "fly_window_size"),
+        ({"engineOptions": {"num_speculative_tokens": 9}}, "num_speculative_tokens"),
+        ({"engineOptions": {"of_tomorrow": 1}}, "of_tomorrow"),
         (
             {"draftSampling": "Probabilistic", "engineOptions": {"use_local_argmax_reduction": True}},
-            "leave use_local_argmax_reduction out",
+            "use_local_argmax_reduction",
         ),
     ],
 )
-def test_the_operator_makes_no_pods_of_what_it_refuses(speculation: dict[str, Any], why: str) -> None:
-    wanted = read_wanted(resource(**speculation))
-    assert wanted.template is None
-    assert why in wanted.problem
+def test_the_operator_makes_no_pods_of_what_it_refuses(speculation: dict[str, Any], key: str, messages: Messages) -> None:
+    wanted = resolve_desired_revision(resource(**speculation))
+    assert wanted.pod_template is None
+    messages.check(f"invalid option {key}", wanted.problem)
 
 
-def test_a_version_without_the_key_is_refused() -> None:
-    wanted = read_wanted(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
-    assert wanted.problem == (
-        "spec.speculation: draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2 does not have: "
-        "use vLLM 0.22.0 or newer, or leave draftSampling out."
-    )
+def test_a_version_without_the_key_is_refused(messages: Messages) -> None:
+    wanted = resolve_desired_revision(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
+    messages.check("a version without the key", wanted.problem)
 
 
 @pytest.mark.parametrize(
     ("speculation", "setting", "image", "expected"),
     [
-        ({"tuning": {"traffic": "Sampled"}}, Static(3), "v0.33.0", "Probabilistic"),
-        ({"tuning": {"traffic": "Greedy"}}, Static(3), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}}, Static(3), "v0.33.0", "Probabilistic"),
+        ({"tuning": {"trafficSampling": "Greedy"}}, Static(3), "v0.33.0", None),
         ({}, Static(3), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled", "mode": "Off"}}, Static(3), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled"}, "draftSampling": "Greedy"}, Static(3), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled"}}, Off(), "v0.33.0", None),
-        ({"tuning": {"traffic": "Sampled"}}, Static(3), "v0.20.2", None),
+        ({"tuning": {"trafficSampling": "Sampled", "mode": "Off"}}, Static(3), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}, "draftSampling": "Greedy"}, Static(3), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}}, Off(), "v0.33.0", None),
+        ({"tuning": {"trafficSampling": "Sampled"}}, Static(3), "v0.20.2", None),
         (
-            {"tuning": {"traffic": "Sampled"}, "engineOptions": {"use_local_argmax_reduction": True}},
+            {"tuning": {"trafficSampling": "Sampled"}, "engineOptions": {"use_local_argmax_reduction": True}},
             Static(3),
             "v0.33.0",
             None,
@@ -85,6 +83,6 @@ def test_a_version_without_the_key_is_refused() -> None:
     ],
 )
 def test_it_is_recommended_for_sampled_traffic_alone(
-    speculation: dict[str, Any], setting: Setting, image: str, expected: str | None
+    speculation: dict[str, Any], setting: SpeculationSetting, image: str, expected: str | None
 ) -> None:
-    assert recommended_sampling(resource(f"vllm/vllm-openai:{image}", **speculation), setting) == expected
+    assert recommend_draft_sampling(resource(f"vllm/vllm-openai:{image}", **speculation), setting) == expected

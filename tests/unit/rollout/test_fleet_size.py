@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout import pods
-from tests.unit.rollout.world import START, World, canarying, of, serving, watching
+from aerie.manifests import naming
+from aerie.rollout.facts import pod_failures
+from tests.golden import Messages
+from tests.unit.rollout.world import START, World, canarying, masked, of, serving, watching
 
 MINUTE = timedelta(minutes=1)
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on ephemeral-storage."}
@@ -32,7 +33,7 @@ class Slow(World):
         deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         for item in deployments:
             alive = [pod for pod in self.pods if of(pod, item) and not ended(pod) and not deleted(pod)]
-            for pod in sorted(alive, key=lambda pod: (pods.ready(pod), pod["metadata"]["creationTimestamp"]))[
+            for pod in sorted(alive, key=lambda pod: (pod_failures.is_pod_ready(pod), pod["metadata"]["creationTimestamp"]))[
                 : max(0, len(alive) - item["spec"]["replicas"])
             ]:
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
@@ -46,10 +47,13 @@ class Slow(World):
                 self.pods.append(
                     {"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}, "ready_at": self._ready_at(name)}
                 )
-        keys = {(item["metadata"]["labels"][names.REVISION], item["metadata"]["labels"][names.CONTROL]) for item in deployments}
+        keys = {
+            (item["metadata"]["labels"][naming.REVISION_LABEL], item["metadata"]["labels"][naming.CONTROL_LABEL])
+            for item in deployments
+        }
         for pod in self.pods:
             label = pod["metadata"]["labels"]
-            if (label[names.REVISION], label[names.CONTROL]) not in keys and not deleted(pod):
+            if (label[naming.REVISION_LABEL], label[naming.CONTROL_LABEL]) not in keys and not deleted(pod):
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
                 pod["gone"] = now + timedelta(seconds=self.drain)
             if pod["ready_at"] is not None and pod["ready_at"] <= now and pod["status"]["phase"] == "Pending":
@@ -68,7 +72,7 @@ class Slow(World):
         end = self.now + timedelta(hours=hours)
         while self.now < end:
             before = copy.deepcopy((self.document, self.objects))
-            again = self.step().again
+            again = self.step().requeue_after
             if self.status["phase"] == until:
                 return
             self.check()
@@ -100,6 +104,7 @@ def slow(replicas: int, cls: type[Slow] = Slow, **spec: Any) -> Slow:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "load"), [(1, 300), (3, 1200), (24, 300), (32, 300), (40, 300), (64, 120), (64, 1700), (200, 120)]
 )
@@ -110,12 +115,13 @@ def test_a_faultless_rollout_of_any_size_is_promoted(replicas: int, load: float)
     Loading.load = load
     world = slow(replicas, Loading)
     new = world.wanted
-    world.go_on("Watching")
-    assert world.status["history"][0]["result"] == "Promoted"
+    world.go_on("Monitoring")
+    assert world.status["rolloutHistory"][0]["result"] == "Promoted"
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", ["Surge", "Reuse"])
 @pytest.mark.parametrize("status", [EVICTED, None])
 def test_a_dead_pod_or_the_pod_of_a_lost_node_holds_nothing_up(status: dict[str, Any] | None, capacity: str) -> None:
@@ -154,7 +160,7 @@ def test_one_crash_of_the_only_pod_does_not_skip_the_judgement() -> None:
 def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -> None:
     world, _ = canarying("Ramping", replicas=4)
     rollout = world.document["spec"].get("rollout", {})
-    world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "ramp": ramp}})
+    world.edit(rollout={**rollout, "canary": {**rollout.get("canary", {}), "stepWeights": ramp}})
     new = world.wanted
     if edit == "word":
         world.annotate(rollback=new)
@@ -165,7 +171,7 @@ def test_the_ramp_may_change_while_it_is_under_way(ramp: list[int], edit: str) -
         world.schedule()
         world.ready()
         world.now += 6 * MINUTE
-    assert world.status["history"][0]["result"] == ("RolledBack" if edit == "word" else "Promoted")
+    assert world.status["rolloutHistory"][0]["result"] == ("RolledBack" if edit == "word" else "Promoted")
 
 
 class OneBadNode(Slow):
@@ -179,11 +185,12 @@ class OneBadNode(Slow):
         return None if is_canary and len(late) < self.bad else super()._ready_at(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [20, 64])
 def test_a_bad_node_does_not_take_a_fleet_back(replicas: int) -> None:
     world = slow(replicas, OneBadNode)
     new = world.wanted
-    world.go_on("Watching")
+    world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.serving(new) >= replicas - 1
 
@@ -194,7 +201,7 @@ def test_many_late_pods_take_it_back() -> None:
 
     world = slow(20, Bad)
     world.go_on("RollingBack")
-    assert world.status["history"][0]["reason"].startswith("Pods that it needs have not served for spec.rollout.progressDeadline")
+    assert "spec.rollout.progressDeadline" in world.status["rolloutHistory"][0]["message"]
     assert world.serving() >= 20
 
 
@@ -219,7 +226,7 @@ class Full(Slow):
             item["status"] = {"conditions": [condition]}
 
 
-def test_a_quota_is_told_and_rejects_nothing() -> None:
+def test_a_quota_is_told_and_rejects_nothing(messages: Messages) -> None:
     class Quota(Full):
         places = 5
 
@@ -227,11 +234,11 @@ def test_a_quota_is_told_and_rejects_nothing() -> None:
     new = world.wanted
     world.go_on("Failed", hours=3)
     assert "exceeded quota: gpus" in world.message("Progressing")
-    assert "rejected" not in world.status
-    assert "It is tried again at" in world.message("Progressing")
+    assert "rejectedRevision" not in world.status
+    messages.check("waits for a quota", masked(world.message("Progressing"), NEW=new))
     began = world.now
     Quota.places = 6
-    world.go_on("Watching")
+    world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
     assert world.now - began < timedelta(hours=4)
 
@@ -262,7 +269,7 @@ def test_an_autoscaler_that_asks_for_more_than_there_is_takes_nothing_back() -> 
     assert world.status["phase"] == "Promoting"
     assert world.serving() >= 20
     world.edit(replicas=20)
-    world.go_on("Watching")
+    world.go_on("Monitoring")
     assert world.status["stable"]["revision"] == new
 
 
@@ -290,14 +297,14 @@ def test_a_first_revision_that_lacks_a_pod_is_not_deleted_for_an_edit(drafter: s
     assert world.status["stable"]["revision"] == old
 
 
-def test_a_first_revision_is_stable_once_its_time_is_over_and_some_pods_serve() -> None:
+def test_a_first_revision_is_stable_once_its_time_is_over_and_some_pods_serve(messages: Messages) -> None:
     class Seven(Full):
         places = 7
 
     world = Seven(replicas=8)
     world.go_on("Ready", hours=2)
     assert world.condition("Ready") == ("False", "QuotaExceeded")
-    assert world.status["history"][0]["reason"].endswith("7 of 8 pods serve, and spec.rollout.progressDeadline is over.")
+    messages.check("first revision without a pod", masked(world.status["rolloutHistory"][0]["message"], NEW=world.wanted))
 
 
 @pytest.mark.parametrize("how", ["spec", "word"])
@@ -317,8 +324,8 @@ def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
         for _ in range(times):
             world.schedule()
             for pod in world.pods:
-                revision = pod["metadata"]["labels"][names.REVISION]
-                if revision == old and not pods.ready(pod):
+                revision = pod["metadata"]["labels"][naming.REVISION_LABEL]
+                if revision == old and not pod_failures.is_pod_ready(pod):
                     pod["status"] = {"phase": "Pending", "containerStatuses": [waiting("ImagePullBackOff")]}
                 elif revision != old:
                     pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -351,24 +358,24 @@ def waiting(reason: str) -> dict[str, Any]:
 def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
     from aerie.api.status import Trial
     from aerie.engine.speculation import Static
-    from aerie.resources.revision import revision
-    from aerie.rollout.wanted import shown
+    from aerie.manifests.revision_hash import compute_revision
+    from aerie.rollout.revision.desired import build_status_setting
 
     world = serving(replicas=2)
     resource = world.observed().resource
     trial = Trial(
-        setting=shown(Static(5)),
-        purpose="Change",
-        revision=revision(resource, Static(5)),
-        basis=world.wanted,
-        started_at=START,
+        setting=build_status_setting(Static(5)),
+        purpose="Improve",
+        revision=compute_revision(resource, Static(5)),
+        spec_revision=world.wanted,
+        start_time=START,
     )
     world.document["status"]["speculation"]["trial"] = trial.to_dict()
     world.edit(rollout={"paused": True})
     world.now = START + timedelta(hours=2)
     world.step()
     for _ in range(5):
-        again = world.step().again
+        again = world.step().requeue_after
         assert again is None or again >= timedelta(seconds=1)
 
 
@@ -399,13 +406,13 @@ def test_a_word_of_any_length_is_heard_once() -> None:
     world.step()
     world.step()
     assert world.status["phase"] == "Starting"
-    assert len(world.status["retry"]) == 64
+    assert len(world.status["lastHandledRetry"]) == 64
 
 
 def test_a_promoted_fleet_is_not_taken_back_for_one_crashing_pod() -> None:
     world, _ = watching(replicas=20)
-    assert world.status["phase"] == "Watching"
-    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][names.REVISION] == world.wanted)
+    assert world.status["phase"] == "Monitoring"
+    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.wanted)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}
     world.step()
-    assert world.status["phase"] == "Watching"
+    assert world.status["phase"] == "Monitoring"

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout.evidence import Evidence
-from aerie.rollout.failures import AFTER_ROLLBACK
-from aerie.rollout.hardware import MOST, Nodes, _sample, unlike
-from aerie.tuning.policy import lengthened
-from tests.unit.rollout.test_tuned import K5, MINUTE, advise, look, speculation, tuned
+from aerie.manifests import naming
+from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sample, hardware_difference_message
+from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
+from aerie.tuning.decision.policy import backoff_factor
+from tests.golden import Messages
+from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
 from tests.unit.rollout.world import World, canarying, serving, watching
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
 PRODUCT, INSTANCE = "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"
-SAID = "Latency is not compared: the canary's pods run on"
 
 
 def pods(*nodes: str | None) -> list[dict[str, Any]]:
     return [{"metadata": {"name": f"p{at}"}, "spec": {"nodeName": node} if node else {}} for at, node in enumerate(nodes)]
 
 
-NODES: Nodes = {
+NODES: LabelsByNode = {
     "a1": {PRODUCT: A100, INSTANCE: "p4d.24xlarge"},
     "a2": {PRODUCT: A100, INSTANCE: "p4de.24xlarge"},
     "h1": {PRODUCT: H100, INSTANCE: "p5.48xlarge"},
@@ -48,32 +48,30 @@ NODES: Nodes = {
 )
 def test_alike_by_the_first_label_that_all_nodes_have(canary: list[str | None], control: list[str | None]) -> None:
     """A node that the GPU's own label has not reached yet is no other hardware."""
-    assert unlike(pods(*canary), pods(*control), NODES) == ""
+    assert hardware_difference_message(pods(*canary), pods(*control), NODES) == ""
 
 
-def test_unlike_names_both_products_with_counts() -> None:
-    said = f"the canary's pods run on {A100} (2 pods), the control's on {A100} (1 pod) and {H100} (1 pod)"
-    assert unlike(pods("a1", "a2"), pods("a1", "h1"), NODES) == said
-    said = "the canary's pods run on p4d.24xlarge (1 pod), the control's on p5.48xlarge (1 pod)"
-    assert unlike(pods("a1"), pods("h2"), NODES) == said
+def test_unlike_names_both_products_with_counts(messages: Messages) -> None:
+    messages.check("GPU products", hardware_difference_message(pods("a1", "a2"), pods("a1", "h1"), NODES) or "")
+    messages.check("instance types", hardware_difference_message(pods("a1"), pods("h2"), NODES) or "")
 
 
 @pytest.mark.parametrize(
     ("canary", "control"), [([], ["a1"]), (["a1"], []), ([None], ["a1"]), (["a1"], ["bare"]), (["a1"], ["h1", "gone"])]
 )
 def test_not_known(canary: list[str | None], control: list[str | None]) -> None:
-    assert unlike(pods(*canary), pods(*control), NODES) is None
+    assert hardware_difference_message(pods(*canary), pods(*control), NODES) is None
 
 
 @pytest.mark.parametrize("newer", [lambda at: at < 500, lambda at: at % 2 == 0], ids=["the later half", "every second pod"])
 def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Callable[[int], bool]) -> None:
-    nodes: Nodes = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
-    said = unlike(pods("n0"), pods(*nodes), nodes)
+    nodes: LabelsByNode = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
+    said = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
     assert said is not None
     counts = [int(count) for count in re.findall(r"\((\d+) pods\)", said)]
-    assert sum(counts) == MOST
-    assert min(counts) > MOST // 4
-    assert said.endswith(f"by a sample of {MOST} of its 1000 pods")
+    assert sum(counts) == MAX_COMPARED_PODS
+    assert min(counts) > MAX_COMPARED_PODS // 4
+    assert f"{MAX_COMPARED_PODS} of its 1000 pods" in said
 
 
 def test_another_pod_changes_at_most_one_of_the_sample() -> None:
@@ -87,11 +85,11 @@ def place(world: World, canary: str, others: str) -> None:
     world.nodes = {"one": {PRODUCT: canary}, "other": {PRODUCT: others}}
     mine = (world.status.get("canary") or {}).get("revision")
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][names.REVISION] == mine else "other"}
+        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION_LABEL] == mine else "other"}
 
 
-def evidence(world: World) -> Evidence:
-    found = Evidence.unpack(world.status["analysis"]["state"])
+def evidence(world: World) -> AnalysisRun:
+    found = AnalysisRun.unpack(world.status["analysis"]["state"])
     assert found is not None
     return found
 
@@ -99,29 +97,31 @@ def evidence(world: World) -> Evidence:
 def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
-    assert world.step().nodes == ("one", "other")
+    assert world.step().hardware_nodes == ("one", "other")
     ready = serving()
     place(ready, A100, A100)
-    assert ready.step().nodes == (), "of no rollout"
+    assert ready.step().hardware_nodes == (), "of no rollout"
 
 
-def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance() -> None:
+def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     world.measure_time(6, 4.0)
     assert world.status["phase"] == "Analyzing"
-    assert SAID in world.message("Progressing")
-    assert f"{A100} (1 pod), the control's on {H100} (1 pod)" in world.status["analysis"]["unlike"]
+    difference = world.status["analysis"]["hardwareMismatch"]
+    assert difference in world.message("Progressing")
+    messages.check("other hardware", difference)
     shown = {one["metric"] for one in world.status["analysis"]["comparisons"]}
-    assert shown == {"TokensPerStep", "AcceptanceLength", "FailedRequests", "GivenUpRequests", "OutputLength", "CutRequests"}
+    requests = {"FailedRequests", "AbandonedRequests", "OutputLength", "TruncatedRequests"}
+    assert shown == {"TokensPerStep", "AcceptanceLength", *requests}
     for _ in range(40):
         world.measure(1, +0.2)
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] in ("Ramping", "Promoting")
-    reason = world.status["analysis"]["reason"]
+    reason = world.status["analysis"]["message"]
     assert "time per output token" not in reason
-    assert SAID in reason
+    assert difference in reason
 
 
 def test_alike_hardware_is_judged_as_ever() -> None:
@@ -129,10 +129,10 @@ def test_alike_hardware_is_judged_as_ever() -> None:
     place(world, A100, A100)
     world.measure_time(2, 4.0)
     assert world.status["phase"] == "RollingBack"
-    assert "unlike" not in world.status["analysis"]
+    assert "hardwareMismatch" not in world.status["analysis"]
 
 
-def test_what_fails_is_said_with_what_was_left_out() -> None:
+def test_what_fails_is_said_with_what_was_left_out(messages: Messages) -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
     for _ in range(40):
@@ -140,8 +140,8 @@ def test_what_fails_is_said_with_what_was_left_out() -> None:
         if world.status["phase"] != "Analyzing":
             break
     assert world.status["phase"] == "RollingBack"
-    assert "certainly at most" in world.status["history"][0]["reason"]
-    assert SAID in world.status["history"][0]["reason"]
+    assert world.status["analysis"]["hardwareMismatch"] in world.status["rolloutHistory"][0]["message"]
+    messages.check("rolled back on other hardware", world.status["rolloutHistory"][0]["message"])
 
 
 def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
@@ -157,20 +157,20 @@ def test_times_of_unlike_hardware_are_not_used_once_it_is_alike() -> None:
     world.measure_time(3, 0.0)
     state = evidence(world).state
     assert world.status["phase"] == "Analyzing"
-    assert state.slow == 0
-    assert state.pairs["TimePerOutputToken"].count == 3
-    assert state.pairs["TimePerOutputToken"].canary == pytest.approx(0.01, rel=0.1)
-    assert "unlike" not in world.status["analysis"]
+    assert state.slow_output_streak == 0
+    assert state.paired_moments["TimePerOutputToken"].count == 3
+    assert state.paired_moments["TimePerOutputToken"].canary_mean == pytest.approx(0.01, rel=0.1)
+    assert "hardwareMismatch" not in world.status["analysis"]
 
 
 def test_times_from_before_it_was_known_are_forgotten() -> None:
     world, _ = canarying("Analyzing")
     world.measure_time(1, 4.0)
-    assert evidence(world).state.slow == 1
+    assert evidence(world).state.slow_output_streak == 1
     place(world, A100, H100)
     world.measure_time(1, 4.0)
     state = evidence(world).state
-    assert (state.slow, "TimePerOutputToken" in state.pairs) == (0, False)
+    assert (state.slow_output_streak, "TimePerOutputToken" in state.paired_moments) == (0, False)
 
 
 def test_it_stays_unlike_while_nothing_new_is_known() -> None:
@@ -179,27 +179,26 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
     world.step()
     world.nodes = {}
     world.measure_time(6, 4.0)
-    assert SAID in world.message("Progressing")
+    assert world.status["analysis"]["hardwareMismatch"] in world.message("Progressing")
 
 
-def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
+def test_with_neither_acceptance_nor_time_only_a_person_accepts(messages: Messages) -> None:
     """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
-    world, _ = canarying("Analyzing", speculation={"tokens": 0})
-    assert evidence(world).terms.incomparable
+    world, _ = canarying("Analyzing", speculation={"numSpeculativeTokens": 0})
+    assert evidence(world).plan.drafts_not_comparable_reason
     place(world, A100, H100)
     for _ in range(130):
         world.measure(1, 0.0)
         if world.status["phase"] != "Analyzing":
             break
     assert (world.status["phase"], world.status["analysis"]["verdict"]) == ("Held", "Inconclusive")
-    reason = world.status["analysis"]["reason"]
-    assert reason.startswith("No decision within ")
-    assert "neither drafts nor latency are compared" in reason
+    reason = world.status["analysis"]["message"]
     assert "spec.engine.podTemplate" in reason
+    messages.check("nothing that may promote", reason)
 
 
 def test_an_accepted_canary_is_watched_without_time() -> None:
-    world, _ = canarying("Ramping", rollout={"canary": {"rampHold": "4h"}})
+    world, _ = canarying("Ramping", rollout={"canary": {"stepDuration": "4h"}})
     world.schedule()
     world.ready()
     place(world, A100, H100)
@@ -211,15 +210,15 @@ def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
     world, old = watching(rollout={"canary": {"scaleDownDelay": "3h"}})
     for _ in range(30):
         world.measure_alone(1, 1.5)
-        if world.status["phase"] == "Rechecking":
+        if world.status["phase"] == "Verifying":
             break
-    assert world.status["phase"] == "Rechecking"
+    assert world.status["phase"] == "Verifying"
     world.nodes = {"one": {PRODUCT: A100}, "other": {PRODUCT: H100}}
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][names.REVISION] == old else "one"}
-    assert world.plan().nodes == ("one", "other")
+        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][naming.REVISION_LABEL] == old else "one"}
+    assert world.plan().hardware_nodes == ("one", "other")
     world.measure_time(8, 4.0)
-    assert world.status["phase"] == "Rechecking"
+    assert world.status["phase"] == "Verifying"
 
 
 # ------------------------------------------------------------------------------------------------------------------- trials
@@ -234,10 +233,10 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
         world.now += MINUTE
         if "trial" not in speculation(world):
             break
-    tried, failure = speculation(world)["changes"][0], speculation(world)["failures"][0]
-    assert (tried["tried"], tried["result"]) == (K5, "Undecided")
-    assert (failure["reason"], failure["times"]) == ("Failed", 1)
-    assert SAID in failure["message"]
+    tried, failure = speculation(world)["trials"][0], speculation(world)["failures"][0]
+    assert (tried["toSetting"], tried["result"]) == (K5, "Inconclusive")
+    assert (failure["reason"], failure["failureCount"]) == ("Failed", 1)
+    assert A100 in failure["message"]
     for _ in range(60):
         look(world)
         world.now += MINUTE
@@ -246,10 +245,12 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     advise(world, action=action)
     look(world)
     assert "trial" not in speculation(world)
-    assert world.condition("Tuned") == ("False", "Cooldown")
-    ended = datetime.fromisoformat(failure["lastAt"])
+    assert world.condition("SpeculationTuned") == ("False", "Cooldown")
+    ended = datetime.fromisoformat(failure["lastCompletionTime"])
     tuning = world.observed().resource.spec.speculation.tuning
-    world.now = ended + AFTER_ROLLBACK * lengthened(1) * max(tuning.cooldown, tuning.interval) + MINUTE
+    world.now = (
+        ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown_duration, tuning.decision_interval) + MINUTE
+    )
     advise(world, action=action)
     look(world)
     assert speculation(world)["trial"]["setting"] == K5, "the pause is over"

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import preflight
-from aerie.resources.preflight import Runner
-from aerie.rollout.decide import decide
-from aerie.rollout.plan import Plan
-from tests.unit.rollout.world import IMAGE, World
+from aerie.manifests import preflight_job as preflight
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan
+from tests.golden import Messages
+from tests.unit.rollout.world import IMAGE, World, masked
 
-PASSES = {"ok": True, "summary": "checked.", "refused": [], "warned": ["⚠ C3 norms: a bit low."]}
-REFUSES = {"ok": False, "summary": "no.", "refused": ["✗ C9 weights: torn."], "warned": []}
-HUB = {"ok": None, "error": "the Hub does not answer"}
+PASSES = {"passed": True, "summary": "checked.", "errors": [], "warnings": ["⚠ C3 norms: a bit low."]}
+REFUSES = {"passed": False, "summary": "no.", "errors": ["✗ C9 weights: torn."], "warnings": []}
+HUB = {"passed": None, "error": "the Hub does not answer"}
 
 
 class Cluster(World):
@@ -27,7 +28,7 @@ class Cluster(World):
     def __init__(self) -> None:
         super().__init__()
         self.step()
-        self.name = preflight.name("chat", self.wanted)
+        self.name = preflight.preflight_job_name("chat", self.wanted)
 
     @property
     def job(self) -> dict[str, Any]:
@@ -49,7 +50,7 @@ class Cluster(World):
 
     def says(self, document: dict[str, Any], phase: str = "Running") -> None:
         """The container ends with this message; another one of the pod goes on."""
-        code = {True: 0, False: 1, None: 2}[document["ok"]]
+        code = {True: 0, False: 1, None: 2}[document["passed"]]
         ended = {"exitCode": code, "message": json.dumps(document), "startedAt": self.now.isoformat()}
         self.pod(phase, {"terminated": ended})
 
@@ -58,8 +59,8 @@ class Cluster(World):
         failed = {"type": "Failed", "status": "True", "lastTransitionTime": moment, "reason": reason, "message": "it has failed"}
         self.job["status"] = {"conditions": [failed]}
 
-    def look(self, **observed: Any) -> Plan:
-        plan = decide(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
+    def look(self, **observed: Any) -> ReconcilePlan:
+        plan = build_reconcile_plan(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
         self.document["status"] = plan.status.to_dict()
         return plan
 
@@ -111,12 +112,12 @@ def test_a_job_that_is_deleted_looks_again() -> None:
         ),
         (
             {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}},
-            "ImagePull",
+            "ImagePullBackOff",
             "pull access denied",
         ),
         (
             {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}}},
-            "Config",
+            "CreateContainerError",
             'secret "hub" not found',
         ),
     ],
@@ -130,7 +131,9 @@ def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dic
     assert words in cluster.message("Progressing")
     cluster.now += timedelta(hours=3)
     plan = cluster.step()
-    assert (plan.apply, plan.delete, plan.events) == ((), (), ()), "Kubernetes goes on trying, and nothing has changed"
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ()), (
+        "Kubernetes goes on trying, and nothing has changed"
+    )
     cluster.says(PASSES, "Succeeded")
     cluster.step()
     assert cluster.status["phase"] == "Starting"
@@ -140,19 +143,19 @@ def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     cluster = Cluster()
     cluster.job["metadata"]["creationTimestamp"] = cluster.now.isoformat()
     plan = cluster.look()
-    assert plan.again is not None
-    assert plan.again <= timedelta(seconds=10), "no event of a Job is watched"
-    cluster.now += plan.again
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= timedelta(seconds=10), "no event of a Job is watched"
+    cluster.now += plan.requeue_after
     cluster.look()
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
     words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
-    plan = cluster.look(refusals={cluster.name: words})
+    plan = cluster.look(job_creation_errors={cluster.name: words})
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate")
     assert words in cluster.message("PreflightPassed")
     cluster.now += timedelta(hours=2)
-    plan = cluster.look(refusals={cluster.name: words})
-    assert not plan.delete
-    assert plan.again == timedelta(minutes=1)
+    plan = cluster.look(job_creation_errors={cluster.name: words})
+    assert not plan.objects_to_delete
+    assert plan.requeue_after == timedelta(minutes=1)
 
 
 def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
@@ -163,11 +166,11 @@ def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
         plan = cluster.step()
         assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
         assert "the Hub does not answer" in cluster.message("PreflightPassed")
-        assert plan.again is not None
-        pauses.append(plan.again)
-        assert cluster.step().again == plan.again, "an error is counted once"
+        assert plan.requeue_after is not None
+        pauses.append(plan.requeue_after)
+        assert cluster.step().requeue_after == plan.requeue_after, "an error is counted once"
         cluster.checks.clear()
-        cluster.now += plan.again - timedelta(seconds=1)
+        cluster.now += plan.requeue_after - timedelta(seconds=1)
         cluster.step()
         assert ("Job", cluster.name) in cluster.objects
         cluster.now += timedelta(seconds=1)
@@ -194,22 +197,22 @@ def test_a_container_that_hangs_is_given_up(state: str) -> None:
     began = {"startedAt": cluster.now.isoformat()}
     cluster.pod("Running", {state: began | ({"exitCode": 2, "message": json.dumps(HUB)} if state == "terminated" else {})})
     plan = cluster.step()
-    assert plan.again == timedelta(minutes=30)
+    assert plan.requeue_after == timedelta(minutes=30)
     cluster.now += timedelta(minutes=30)
     plan = cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
-    assert plan.again == timedelta(minutes=5)
+    assert plan.requeue_after == timedelta(minutes=5)
     cluster.now += timedelta(minutes=5)
     cluster.step()
     assert ("Job", cluster.name) not in cluster.objects
 
 
-def test_how_a_container_ended_is_told_where_it_could_not_say_it() -> None:
+def test_how_a_container_ended_is_told_where_it_could_not_say_it(messages: Messages) -> None:
     cluster = Cluster()
     cluster.pod("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": cluster.now.isoformat()}})
     cluster.fails()
     cluster.step()
-    assert "status 137 (OOMKilled)" in cluster.message("PreflightPassed")
+    messages.check("a container that was killed", cluster.message("PreflightPassed"))
 
 
 def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
@@ -218,7 +221,7 @@ def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
     cluster.step()
     assert cluster.status["phase"] == "Starting"
     cluster.checks.clear()
-    cluster.objects["ConfigMap", cluster.name]["data"].pop(preflight.VERDICT)
+    cluster.objects["ConfigMap", cluster.name]["data"].pop(preflight.RESULT_KEY)
     cluster.fails()
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")
@@ -228,17 +231,17 @@ def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> 
     cluster = Cluster()
     cluster.pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
     cluster.step()
-    given = Runner(IMAGE.image, ("registry",))
-    plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
-    assert [(item.kind, item.name) for item in plan.delete] == [("Job", cluster.name)]
+    given = PreflightJobConfig(IMAGE.image, ("registry",))
+    plan = build_reconcile_plan(cluster.observed(), given, cluster.now, cluster.catalog)
+    assert [(item.kind, item.name) for item in plan.objects_to_delete] == [("Job", cluster.name)]
     cluster.says(PASSES)
-    plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
-    assert not plan.delete, "its verdict holds"
+    plan = build_reconcile_plan(cluster.observed(), given, cluster.now, cluster.catalog)
+    assert not plan.objects_to_delete, "its verdict holds"
 
 
 # -- A Hub that says no --------------------------------------------------------------------------------------------------
 
-DENIED = {"ok": None, "unavailable": True, "error": "me/model answered HTTP 403: the token may not read it."}
+DENIED = {"passed": None, "hubRejected": True, "error": "me/model answered HTTP 403: the token may not read it."}
 
 
 def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None:
@@ -247,14 +250,14 @@ def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None
         cluster.says(DENIED, "Failed")
         cluster.fails("PodFailurePolicy")
         plan = cluster.step()
-        assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused")
+        assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed")
         assert cluster.message("PreflightPassed").startswith(str(DENIED["error"]))
-        assert f"as soon as Job {cluster.name} is deleted" in cluster.message("PreflightPassed")
+        assert f"Job {cluster.name}" in cluster.message("PreflightPassed")
         assert cluster.status["phase"] == "Failed"
-        assert plan.again is not None
-        pauses.append(plan.again.total_seconds() / 60)
+        assert plan.requeue_after is not None
+        pauses.append(plan.requeue_after.total_seconds() / 60)
         cluster.checks.clear()
-        cluster.now += plan.again
+        cluster.now += plan.requeue_after
         cluster.step()
         assert ("Job", cluster.name) not in cluster.objects
         cluster.step()
@@ -266,7 +269,7 @@ def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None
 
 # -- spec.rollout.preflight ----------------------------------------------------------------------------------------------
 
-CHECKED = {**REFUSES, "checks": ["C2", "C9"]}
+CHECKED = {**REFUSES, "failedChecks": ["C2", "C9"]}
 
 
 def allow(cluster: Cluster, **preflight: Any) -> None:
@@ -274,37 +277,36 @@ def allow(cluster: Cluster, **preflight: Any) -> None:
 
 
 def record(cluster: Cluster) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.VERDICT])
+    found: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.RESULT_KEY])
     return found
 
 
-def test_a_refused_revision_goes_on_when_its_refusals_are_accepted() -> None:
+def test_a_refused_revision_goes_on_when_its_refusals_are_accepted(messages: Messages) -> None:
     cluster = Cluster()
     cluster.says(CHECKED)
     cluster.step()
     job = cluster.job["metadata"]["uid"]
-    allow(cluster, accept=["C2"])
+    allow(cluster, acceptedChecks=["C2"])
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused"), "C9 is not accepted"
-    allow(cluster, accept=["C2", "C9", "C11"])
+    assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed"), "C9 is not accepted"
+    allow(cluster, acceptedChecks=["C2", "C9", "C11"])
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("True", "Accepted")
-    assert "accepted by spec.rollout.preflight.accept: C2, C9" in cluster.message("PreflightPassed")
-    assert "weights: torn." in cluster.message("PreflightPassed")
+    assert cluster.condition("PreflightPassed") == ("True", "PreflightAccepted")
+    messages.check("accepted checks", masked(cluster.message("PreflightPassed")))
     assert cluster.status["phase"] == "Starting"
-    assert (record(cluster)["accepted"], record(cluster)["checks"]) == (["C2", "C9"], ["C2", "C9"])
+    assert (record(cluster)["acceptedChecks"], record(cluster)["failedChecks"]) == (["C2", "C9"], ["C2", "C9"])
     assert cluster.job["metadata"]["uid"] == job, "the same verdict"
 
 
 def test_files_that_cannot_be_read_cannot_be_accepted_by_any_id() -> None:
     cluster = Cluster()
-    cluster.says({**REFUSES, "checks": []})
-    allow(cluster, accept=["C2", "C9"])
+    cluster.says({**REFUSES, "failedChecks": []})
+    allow(cluster, acceptedChecks=["C2", "C9"])
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("False", "PreflightRefused")
+    assert cluster.condition("PreflightPassed") == ("False", "PreflightFailed")
 
 
-@pytest.mark.parametrize("said", [CHECKED, {**REFUSES, "checks": []}, HUB, DENIED])
+@pytest.mark.parametrize("said", [CHECKED, {**REFUSES, "failedChecks": []}, HUB, DENIED])
 def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[str, Any]) -> None:
     cluster = Cluster()
     allow(cluster, mode="Warn")
@@ -313,8 +315,8 @@ def test_in_mode_warn_a_preflight_that_has_ended_holds_nothing_back(said: dict[s
     cluster.says(said, "Failed")
     cluster.fails()
     cluster.step()
-    assert cluster.condition("PreflightPassed") == ("True", "Warned")
-    assert str(said.get("error") or said["refused"][0]) in cluster.message("PreflightPassed")
+    assert cluster.condition("PreflightPassed") == ("True", "PreflightWarned")
+    assert str(said.get("error") or said["errors"][0]) in cluster.message("PreflightPassed")
     assert cluster.status["phase"] == "Starting"
     assert record(cluster)["mode"] == "Warn"
 
@@ -335,13 +337,13 @@ def test_in_mode_off_there_is_no_job_and_that_is_said_for_as_long_as_the_revisio
     assert cluster.condition("PreflightPassed") == ("Unknown", "Skipped")
 
 
-@pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"accept": ["C9"]}, {"mode": "Enforce"}])
+@pytest.mark.parametrize("given", [{"mode": "Off"}, {"mode": "Warn"}, {"acceptedChecks": ["C9"]}, {"mode": "Enforce"}])
 def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[str, Any]) -> None:
     cluster = Cluster()
     cluster.says(PASSES)
     cluster.step()
     allow(cluster, **given)
     plan = cluster.look()
-    assert [item["kind"] for item in plan.apply] == []
-    assert plan.delete == ()
+    assert [item["kind"] for item in plan.objects_to_apply] == []
+    assert plan.objects_to_delete == ()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")

@@ -16,7 +16,7 @@ from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerie.rollout.pods import ready
+from aerie.rollout.facts.pod_failures import is_pod_ready
 from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
@@ -48,16 +48,16 @@ class Rollouts(RuleBasedStateMachine):
         """What served when all Deployments were last decided upon; None when the spec is another one since."""
 
     @initialize(
-        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Watching", "Rechecking"]),
+        phase=st.sampled_from([None, "Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting", "Monitoring", "Verifying"]),
         replicas=st.integers(1, 4),
         gateway=st.sampled_from([True, True, False]),
         reuse=st.booleans(),
     )
     def somewhere_on_the_way(self, phase: str | None, replicas: int, gateway: bool, reuse: bool) -> None:
         rollout: dict[str, Any] = {"traffic": GATEWAY} if gateway else {}
-        if phase in ("Watching", "Rechecking"):
+        if phase in ("Monitoring", "Verifying"):
             self.world, _ = watching(replicas=replicas, rollout=rollout)
-            self.world.measure_alone(4 if phase == "Rechecking" else 0, 2.4)
+            self.world.measure_alone(4 if phase == "Verifying" else 0, 2.4)
             assert self.world.status["phase"] == phase
         elif phase is not None:
             if reuse and replicas > 2:
@@ -99,7 +99,7 @@ class Rollouts(RuleBasedStateMachine):
         plan = world.step(parts)
         if parts == 1000 and world.document["spec"]["replicas"] and world.status["phase"] != "Paused":
             assert not world.lost(), "requests go where nobody serves"
-        deleted = {reference.name for reference in plan.delete}
+        deleted = {reference.name for reference in plan.objects_to_delete}
         assert served is None or f"chat-{served['revision']}" not in deleted, "what serves by the status is never deleted"
         after = world.status
         event(f"phase {after.get('phase')}")
@@ -112,7 +112,7 @@ class Rollouts(RuleBasedStateMachine):
         kept = before.get("previous")
         if kept is not None and now == kept["revision"]:
             assert (canary, new, after["canary"]["phase"]) == (None, served["revision"], "RollingBack")
-            assert after["history"][0]["reason"].startswith("Taken back after its promotion. ")
+            assert after["rolloutHistory"][0]["message"].startswith("Rolled back after promotion. ")
             return
         if now != served["revision"]:
             proven = (after.get("analysis") or {}).get("verdict") == "Promote"
@@ -129,7 +129,7 @@ class Rollouts(RuleBasedStateMachine):
             raise AssertionError("one canary has taken the place of another")
 
     def serving(self) -> set[str]:
-        return {pod["metadata"]["name"] for pod in self.world.pods if ready(pod)}
+        return {pod["metadata"]["name"] for pod in self.world.pods if is_pod_ready(pod)}
 
     @rule(path=st.sampled_from(DRAFTERS))
     def another_drafter(self, path: str) -> None:
@@ -215,22 +215,22 @@ class Rollouts(RuleBasedStateMachine):
             world.check()
             world.schedule()
             world.ready()
-            waits = world.condition("Progressing")[1] in ("AwaitingApproval", "Held", "ScaledToZero")
+            waits = world.condition("Progressing")[1] in ("AwaitingApproval", "InconclusiveAnalysis", "ScaledToZero")
             if waits and world.status.get("canary"):
                 world.annotate(promote=world.status["canary"]["revision"])
             world.now += timedelta(minutes=20)
         assert not {"canary", "previous"} & world.status.keys(), world.message("Progressing")
         plan = world.plan()
-        assert (plan.apply, plan.delete, plan.events) == ((), (), ())
+        assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
         assert plan.status.to_dict() == world.status
         if world.status["phase"] == "Ready":
             assert world.replicas() == {f"chat-{world.wanted}": world.document["spec"]["replicas"]}
             assert world.condition("Ready")[0] == "True"
-        elif world.document["spec"]["drafter"]["source"]["volumeClaim"]["path"] == "refused":
+        elif world.document["spec"]["drafter"]["source"]["persistentVolumeClaim"]["path"] == "refused":
             assert world.condition("PreflightPassed")[0] == "False"
         else:
             assert world.status["phase"] in ("RolledBack", "Failed")
-            assert world.status["rejected"] == world.wanted
+            assert world.status["rejectedRevision"] == world.wanted
             stable = world.status["stable"]["revision"]
             assert world.replicas() == {f"chat-{stable}": world.document["spec"]["replicas"]}
 

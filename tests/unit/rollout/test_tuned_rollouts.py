@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.rollout.wanted import read_wanted
-from aerie.tuning.advice import Action, Advice
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.rollout.revision.desired import resolve_desired_revision
+from aerie.tuning.recommendation import Recommendation, RecommendedAction
 from tests.unit.rollout.test_rollouts import Rollouts
 from tests.unit.rollout.world import K_OF_SPEC
 
@@ -31,10 +32,10 @@ class Tuning(Rollouts):
         other=st.sampled_from([False, False, False, True]),
     )
     @precondition(lambda self: self.world.status.get("stable"))
-    def an_advice_comes(self, setting: Setting, action: Action, old: int, other: bool) -> None:
+    def an_advice_comes(self, setting: SpeculationSetting, action: RecommendedAction, old: int, other: bool) -> None:
         revision = "another" if other else self.world.status["stable"]["revision"]
         at = self.world.now.timestamp() - old
-        self.world.advice = Advice(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
+        self.world.advice = Recommendation(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
 
     @rule()
     def another_operator_begins(self) -> None:
@@ -42,7 +43,7 @@ class Tuning(Rollouts):
 
     @rule(mode=st.sampled_from(["Auto", "Auto", "Recommend", "Off"]), tokens=st.sampled_from([K_OF_SPEC, K_OF_SPEC, 5, 2]))
     def another_tuning(self, mode: str, tokens: int) -> None:
-        self.world.edit(speculation={"tokens": tokens, "tuning": {"mode": mode}})
+        self.world.edit(speculation={"numSpeculativeTokens": tokens, "tuning": {"mode": mode}})
 
     @rule(parts=st.integers(4, 9), blocks=st.integers(1, 8), slower=st.sampled_from([-0.2, 0.0, 0.2]))
     @precondition(lambda self: self.world.status.get("analysis"))
@@ -69,23 +70,23 @@ class Tuning(Rollouts):
         after = world.status
         if after == before:
             return
-        alone = read_wanted(world.observed().resource).revision
+        alone = resolve_desired_revision(world.observed().resource).revision
         tuning = after.get("speculation") or {}
         trial = tuning.get("trial")
         if trial is not None:
             event("a trial")
             assert world.document["spec"].get("speculation", {}).get("tuning", {}).get("mode") == "Auto"
-            assert trial["basis"] == alone, "the user's spec wins"
+            assert trial["specRevision"] == alone, "the user's spec wins"
             known = after.get("canary")
             assert known is None or known["revision"] == trial["revision"] or known["phase"] == "RollingBack", "one at a time"
             assert after.get("previous") is None
         self.proven(before, after, alone)
-        chosen = tuning.get("chosen")
+        chosen = tuning.get("applied")
         if chosen is not None:
             event("a choice")
             arms = [after["stable"], after.get("previous") or {}]
             assert chosen["revision"] in {arm.get("revision") for arm in arms}
-            assert chosen["revision"] != chosen["basis"]
+            assert chosen["revision"] != chosen["specRevision"]
 
     def proven(self, before: dict[str, Any], after: dict[str, Any], alone: str) -> None:
         """What has become stable by this pass is the spec's, or was before, or has passed a trial."""
@@ -101,4 +102,4 @@ class Tuning(Rollouts):
 # Without shrinking, which takes minutes here.
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 Tuning.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None, phases=_PHASES)
-TestTuning = Tuning.TestCase
+TestTuning = pytest.mark.slow(Tuning.TestCase)

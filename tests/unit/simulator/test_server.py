@@ -16,15 +16,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import answers as greedy
-from aerie.rollout.analysis import lossless
-from aerie_lab.engine.acceptance import CLASSES
-from aerie_lab.engine.traffic import Target, closed_loop
-from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
+from aerie.analysis import equivalence
+from aerie.engine import completions as greedy
+from aerie_lab.engine.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.engine.traffic import TrafficTarget, run_closed_loop
+from aerie_lab.engine.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 
 from .conftest import Running, Start, write_drafter
 
-QUESTIONS = [greedy.question("acme/model", prompt) for prompt in greedy.PROMPTS]
+QUESTIONS = [greedy.build_completion_request("acme/model", prompt) for prompt in greedy.PROBE_PROMPTS]
 NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
 
 
@@ -74,7 +74,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str]] = [
     ({"min_p": 0.5}, 400, "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."),
     ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
     ({"prompt": "x" * 5000}, 400, "This model's maximum context length is 1024 tokens."),
-    ({"n": 2}, 400, "n=2 is not offered by the simulator"),
+    ({"n": 2}, 400, "n=2 is not supported by the simulator"),
 ]
 
 
@@ -92,10 +92,11 @@ def test_refusals(start: Start) -> None:
 
 def drafting(folder: Path, lossy: float) -> tuple[str, str]:
     """Arguments for a drafter that changes this share of the tokens."""
-    model = str(write_drafter(folder, simulator={"lossy": lossy}))
+    model = str(write_drafter(folder, simulator={"altered_share": lossy}))
     return "--speculative-config", json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_them(start: Start, tmp_path: Path) -> None:
     options = {"answer_tokens": 50.0}
     engines = [
@@ -103,13 +104,16 @@ def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_
         start(*drafting(tmp_path / "good", 0.0), options={**options, "seed": 2}),
         start(*drafting(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
     ]
-    read = [[greedy.read(engine.client.post(greedy.PATH, content=asked).content) for asked in QUESTIONS] for engine in engines]
+    read = [
+        [greedy.parse_completion(engine.client.post(greedy.COMPLETIONS_PATH, content=asked).content) for asked in QUESTIONS]
+        for engine in engines
+    ]
     assert read[0] == read[1]
     assert len({len(one.tokens) for one in read[0]}) > 1, "not all prompts are answered at equal length"
-    found = [lossless.compared(*three) for three in zip(read[2], read[0], read[1], strict=True)]
-    assert lossless.Answers(tuple(found), len(found)).lossy(lossless.ALPHA)
-    assert all(one.control is None for one in found)
-    body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
+    found = [equivalence.compare_answers(*three) for three in zip(read[2], read[0], read[1], strict=True)]
+    assert equivalence.EquivalenceResult(tuple(found), len(found)).is_lossy(equivalence.EQUIVALENCE_ALPHA)
+    assert all(one.control_position is None for one in found)
+    body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROBE_PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
     text = ask(engines[2], **body).json()["choices"][0]["text"]
     assert text != ask(engines[1], **body).json()["choices"][0]["text"]
     assert "".join(event["choices"][0]["text"] for event in events(engines[2], **body) if event["choices"]) == text
@@ -146,7 +150,7 @@ def test_an_api_key_is_asked_for(start: Start) -> None:
 
 
 def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
-    running = start(options={"step_time": {"formula": {"base": 0.02, "token": 0.0}}})
+    running = start(options={"step_time": {"formula": {"base_seconds": 0.02, "seconds_per_token": 0.0}}})
     with running.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 2000, "stream": True}) as answer:
         lines = answer.iter_lines()  # kept: httpx closes the stream of a generator that is dropped
         next(lines)
@@ -159,9 +163,9 @@ def test_a_client_that_leaves_frees_its_place(start: Start) -> None:
 
 def test_traffic_checks_every_answer(start: Start) -> None:
     running = start(*NGRAM)
-    kind = TrafficClass("chat", CLASSES["chat"], Lengths(50, 0.5), Lengths(20, 0.5), turns=3)
-    many = itertools.islice(turns([kind], Poisson(1.0), 0.0, 1e9), 200)
-    report = asyncio.run(closed_loop(Target(str(running.client.base_url).rstrip("/"), "acme/model"), many, clients=16))
+    kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(50, 0.5), LengthDistribution(20, 0.5), mean_turns=3)
+    many = itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 200)
+    report = asyncio.run(run_closed_loop(TrafficTarget(str(running.client.base_url).rstrip("/"), "acme/model"), many, clients=16))
     summary = report.summary()["all"]
     assert (summary["requests"], summary["errors"], report.errors.total()) == (200, 0, 0)
     assert sum(outcome.tokens for outcome in report.outcomes) == running.metric("vllm:generation_tokens_total")
@@ -171,13 +175,13 @@ def test_traffic_checks_every_answer(start: Start) -> None:
 
 def test_traffic_tells_what_is_wrong(start: Start) -> None:
     running = start("--served-model-name", "other")
-    kind = TrafficClass("chat", CLASSES["chat"], Lengths(5), Lengths(5))
-    made = list(itertools.islice(turns([kind], Poisson(1.0), 0.0, 1e9), 3))
+    kind = TrafficClass("chat", CLASS_ACCEPTANCE["chat"], LengthDistribution(5), LengthDistribution(5))
+    made = list(itertools.islice(generate_turns([kind], PoissonArrivals(1.0), 0.0, 1e9), 3))
     url = str(running.client.base_url).rstrip("/")
-    report = asyncio.run(closed_loop(Target(url, "acme/model"), iter(made), clients=1))
+    report = asyncio.run(run_closed_loop(TrafficTarget(url, "acme/model"), iter(made), clients=1))
     assert report.errors == {"status 404": 3}
     running.end()
-    report = asyncio.run(closed_loop(Target(url, "other"), iter(made), clients=1))
+    report = asyncio.run(run_closed_loop(TrafficTarget(url, "other"), iter(made), clients=1))
     assert report.errors == {"ClientConnectorError": 3}
 
 
@@ -212,7 +216,7 @@ def stream(running: Running, lines: list[str], begun: threading.Event, patience:
     return thread
 
 
-SLOW = {"step_time": {"formula": {"base": 0.03, "token": 0.0}}}
+SLOW = {"step_time": {"formula": {"base_seconds": 0.03, "seconds_per_token": 0.0}}}
 
 
 def test_an_idle_connection_is_closed_when_vllm_would(start: Start) -> None:
@@ -258,7 +262,9 @@ def test_with_a_shutdown_timeout_open_streams_are_finished_and_new_requests_refu
 
 
 def test_a_shutdown_timeout_that_is_too_short_cuts_the_rest(start: Start) -> None:
-    running = start("--shutdown-timeout", "1", options={"step_time": {"formula": {"base": 0.1, "token": 0.0}}})
+    running = start(
+        "--shutdown-timeout", "1", options={"step_time": {"formula": {"base_seconds": 0.1, "seconds_per_token": 0.0}}}
+    )
     lines: list[str] = []
     reader = stream(running, lines, threading.Event(), patience=5.0)
     assert running.end() == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie_lab.testing import until
+from aerie_lab.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 WAITS = """
@@ -24,6 +24,17 @@ except KeyboardInterrupt:
     raise
 """
 """A program that ends on Ctrl-C alone, and then puts things in order."""
+
+PARENT_OF_ONE = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', {WAITS.format("one")!r}])
+try:
+    child.wait()
+except KeyboardInterrupt:
+    child.wait()
+    raise
+"""
+"""A program with a child process, as pytest has them with --numprocesses."""
 
 
 def command(shown: str, beside: str) -> list[str]:
@@ -63,14 +74,14 @@ def test_the_tests_that_failed_are_named_last() -> None:
 def test_an_end_from_outside_lets_both_put_things_in_order(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with out.open("wb") as output:
-        running = subprocess.Popen(command(WAITS.format("one"), WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)
+        running = subprocess.Popen(command(PARENT_OF_ONE, WAITS.format("two")), cwd=ROOT, stdout=output, stderr=output)
 
     def begun() -> bool:
         log = re.search(r"in (\S+)\n", out.read_text())
         return log is not None and "one begins" in out.read_text() and "two begins" in Path(log[1]).read_text()
 
     try:
-        until(begun, "both run")
+        wait_until(begun, "both run")
         os.kill(running.pid, number)
         assert running.wait(120) != 0
     finally:

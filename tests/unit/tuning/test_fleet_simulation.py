@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aerie.engine.speculation import Off, Schedule, Static, Tier
-from aerie_lab.engine.step import FORMULAS
+from aerie.engine.speculation import Off, Schedule, ScheduleTier, Static
+from aerie_lab.engine.step import STEP_TIME_FORMULAS
 from benchmarks import _tuning_fleet as fleets
 from benchmarks import _tuning_fleet_figures as figured
 from benchmarks import _tuning_fleet_model as model
@@ -21,7 +21,7 @@ from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICK, TICKS, Worl
 from benchmarks._tuning_fleet_trial import judged
 from benchmarks._tuning_fleet_tuner import tuned
 
-TARGET = model.Target.of(FORMULAS["dense-32b"])
+TARGET = model.Target.of(STEP_TIME_FORMULAS["dense-32b"])
 SURVIVALS = model.survival("math", np.zeros(1))
 
 
@@ -48,7 +48,7 @@ def test_more_than_can_be_served_fills_the_engine() -> None:
 
 def test_a_window_counts_what_its_state_says() -> None:
     rates = np.array([8.0])
-    schedule = Schedule((Tier(1, 12, 5), Tier(13, 256, 2)), 5)
+    schedule = Schedule((ScheduleTier(1, 12, 5), ScheduleTier(13, 256, 2)), 5)
     rows = model.steady(TARGET, schedule, rates, SURVIVALS)
     (window,) = model.counters(rows, 300.0, SURVIVALS, rates, schedule, (0.005, 0.02), np.array([0.05]))
     assert window.speculation is not None
@@ -91,6 +91,7 @@ def test_disturbed_windows_are_right_in_the_mean() -> None:
     assert (np.diff(off.survivals[:, 5, :5], axis=1) <= 0).all()
 
 
+@pytest.mark.slow
 def test_windows_are_those_of_the_step_level_simulator() -> None:
     found = agreement(Point("dense-32b", "math", Static(3), 4.0), seconds=1500.0)
     assert np.abs(found.error).max() < 0.1
@@ -124,6 +125,7 @@ def test_on_spare_gpus_none_is_missing_and_nobody_is_faster_or_slower_for_them(p
     assert with_spares[1][15] == pytest.approx(without[1][15] * (1 + own), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_oracle_is_at_least_as_good_as_no_change_and_stays_where_nothing_is_better(plain: World) -> None:
     untouched = fleets.Fleet.of(plain.start)
     best, gaps = oracles.oracle(plain, untouched)
@@ -171,7 +173,7 @@ def test_what_is_shed_takes_no_time_for_its_prompt() -> None:
 def test_requests_in_a_tier_without_drafts_are_no_drafts(plain: World) -> None:
     blocks = np.full(3, HOUR)
     random = np.random.default_rng(1)
-    never = Schedule((Tier(1, 256, 0), Tier(257, 300, 3)), 3)
+    never = Schedule((ScheduleTier(1, 256, 0), ScheduleTier(257, 300, 3)), 3)
     assert [side.counts.drafts for side in trial._counts(plain, never, 0, blocks, random)] == [0.0] * 3
 
 
@@ -244,6 +246,7 @@ def test_keys_and_table_are_of_all_runs() -> None:
     assert all(row.count("|") == rows[0].count("|") for row in rows)
 
 
+@pytest.mark.slow
 def test_no_canary_that_explores_is_in_a_worse_state_than_the_fleet_can_be() -> None:
     """With K = 5 at every batch this engine took in more requests than it could answer, on a step time that nobody had seen."""
     world = draw("misfit", 29)

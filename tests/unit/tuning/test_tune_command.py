@@ -11,37 +11,38 @@ from pathlib import Path
 
 import pytest
 
+from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
-from aerie.cli.recorded import read_recorded
-from aerie.cli.run import run
+from aerie.cli.inputs.recorded import read_recording
 from aerie_lab.engine.acceptance import Acceptance
-from aerie_lab.engine.fleet import Fleet, Pod
-from aerie_lab.engine.page import page
+from aerie_lab.engine.exposition import render_exposition
+from aerie_lab.engine.fleet import SimulatedFleet, SimulatedPod
 from aerie_lab.engine.request import EngineSettings
-from aerie_lab.engine.step import Formula
-from aerie_lab.engine.workload import Diurnal, Lengths, TrafficClass
+from aerie_lab.engine.step import StepTimeFormula
+from aerie_lab.engine.workload import DiurnalArrivals, LengthDistribution, TrafficClass
+from tests.golden import Messages
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty-five minutes of one engine with K = 3, the load up and down every ten."""
-    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), Lengths(50, 0.3), Lengths(100, 0.3))
-    pod = Pod("chat-0", EngineSettings(num_speculative_tokens=3), Formula(4e-2, 1e-3, 4e-3, noise=0.03))
-    fleet = Fleet([pod], [kind], Diurnal(1.0, 0.9, peak=150.0, day=600.0), seed=2)
+    kind = TrafficClass("chat", Acceptance((0.75, 0.7, 0.65)), LengthDistribution(50, 0.3), LengthDistribution(100, 0.3))
+    pod = SimulatedPod("chat-0", EngineSettings(num_speculative_tokens=3), StepTimeFormula(4e-2, 1e-3, 4e-3, log_sd=0.03))
+    fleet = SimulatedFleet([pod], [kind], DiurnalArrivals(1.0, 0.9, peak_seconds=150.0, day_seconds=600.0), seed=2)
     file = tmp_path_factory.mktemp("recorded") / "chat.jsonl"
     with file.open("w") as out:
         for scrape in fleet.run(2100.0):
             assert scrape.counters is not None
-            row = {"time": 1e9 + scrape.time, "replica": scrape.pod, "page": page(scrape.counters, "m", 1e9 - 3600)}
+            row = {"time": 1e9 + scrape.time, "replica": scrape.pod, "page": render_exposition(scrape.counters, "m", 1e9 - 3600)}
             out.write(json.dumps(row) + "\n")
     return file
 
 
 def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
+    assert run_command_line(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
     text = capsys.readouterr().out
     assert re.match(r"(HOLD|CHANGE to .*|EXPLORE: one canary with .*)\n", text)
-    for part in ("What it rests on", "Candidates, ", "K=3 ", "no speculation", "What this does not know", "measured at K = 3"):
+    for part in ("Evidence", "Candidates, ", "K=3 ", "no speculation", "Limitations", "measured at K = 3"):
         assert part in text
     assert max(len(line) for line in text.splitlines() if "%" not in line) <= 120
 
@@ -49,7 +50,7 @@ def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixt
 def test_a_program_gets_json_and_the_same_again(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for _ in range(2):
-        assert run(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
+        assert run_command_line(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1]
     settings = {one["setting"] for one in answers[0]["candidates"]}
@@ -78,42 +79,43 @@ def test_series_of_prometheus_say_what_the_pages_say(pages: Path, tmp_path: Path
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:20]))
     packed = tmp_path / "series.json.gz"
     packed.write_bytes(gzip.compress(json.dumps(as_series(short)).encode()))
-    assert read_recorded(packed).scrapes == read_recorded(short).scrapes
+    assert read_recording(packed).scrapes == read_recording(short).scrapes
 
 
 def test_too_little_is_an_answer_of_its_own(pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:8]))
-    assert run(["tune", "offline", "--metrics", str(short)]) == 1
+    assert run_command_line(["tune", "offline", "--metrics", str(short)]) == 1
     text = capsys.readouterr().out
     assert text.startswith("INSUFFICIENT DATA: nothing is recommended\n")
     assert "and 40 are needed" in text
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("case", "content"),
     [
-        ("", "holds no scrape"),
-        ("nonsense\n", "line 1 cannot be read"),
-        ('{"time": 1, "replica": "a"}\n', "line 1 has no 'page'"),
-        ('{"time": 1, "replica": "a", "page": "# half a pa"}\n', "the connection was cut"),
-        ('{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}', "is no matrix of series"),
+        ("empty", ""),
+        ("no JSON", "nonsense\n"),
+        ("no page", '{"time": 1, "replica": "a"}\n'),
+        ("half a page", '{"time": 1, "replica": "a", "page": "# half a pa"}\n'),
+        ("no matrix", '{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}'),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, case: str, content: str, messages: Messages) -> None:
     file = tmp_path / "metrics"
     file.write_text(content)
-    with pytest.raises(CommandError, match=re.escape(sentence)):
-        read_recorded(file)
+    with pytest.raises(CommandError) as error:
+        read_recording(file)
+    messages.check(f"recording: {case}", str(error.value).replace(str(file), "FILE"))
 
 
 @pytest.mark.parametrize("schedule", ["1-8", "1-8:3,20-30:1", "1-8:9"])
 def test_a_schedule_that_is_none_is_refused(pages: Path, schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
+    assert run_command_line(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
     assert "--schedule:" in capsys.readouterr().err
 
 
 def test_who_does_not_tune_does_not_load_numpy() -> None:
     """It takes 16 MiB, and the operator is held to 150."""
-    code = "import sys, aerie.cli.run, aerie.controller.run, aerie.tuning; sys.exit('numpy' in sys.modules)"
+    code = "import sys, aerie.cli.app, aerie.controller.operator, aerie.tuning; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

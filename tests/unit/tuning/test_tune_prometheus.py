@@ -21,17 +21,18 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from aerie.cli import prometheus
+from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
-from aerie.cli.prometheus import Server, read_server
-from aerie.cli.recorded import read_recorded
-from aerie.cli.run import run
-from aerie.engine.page import parse
-from aerie.engine.samples import Sample
-from aerie_lab.testing.prometheus import answer, merged
+from aerie.cli.inputs import prometheus
+from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
+from aerie.cli.inputs.recorded import read_recording
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Sample
+from aerie_lab.testing.prometheus import build_range_response, merge_responses
+from tests.golden import Messages
 
 TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
-PAGES = {pod: parse(page.encode()) for pod, page in TOLD["pages"].items()}
+PAGES = {pod: parse_exposition(page.encode()) for pod, page in TOLD["pages"].items()}
 PERIOD = timedelta(seconds=75)
 Form = dict[str, str]
 Say = Callable[[str, Form, dict[str, str]], tuple[int, str]]
@@ -40,7 +41,7 @@ apiVersion: aerie.dev/v1alpha1
 kind: SpeculativeDeployment
 metadata: {name: chat, namespace: models}
 spec:
-  model: {source: {volumeClaim: {claimName: models}}}
+  model: {source: {persistentVolumeClaim: {claimName: models}}}
   engine: {image: "vllm/vllm-openai:v0.33.0"}
   metrics: {source: {prometheus: {address: "http://in-cluster", podLabel: kube_pod, namespaceLabel: ns, matchLabels: {job: a}}}}
 """
@@ -84,14 +85,14 @@ def ranged(*answers: dict[str, Any]) -> Say:
     """What the real one said, but of the period these answers, as one."""
 
     def say(path: str, form: Form, headers: dict[str, str]) -> tuple[int, str]:
-        return (200, merged(*answers).decode()) if path.endswith("query_range") else real(path, form, headers)
+        return (200, merge_responses(*answers).decode()) if path.endswith("query_range") else real(path, form, headers)
 
     return say
 
 
-def fails(server: Server, since: timedelta = PERIOD) -> str:
+def fails(server: PrometheusQueryConfig, since: timedelta = PERIOD) -> str:
     with pytest.raises(CommandError) as failure:
-        list(read_server(server, since, TOLD["end"]).scrapes)
+        list(read_prometheus(server, since, TOLD["end"]).scrapes)
     return str(failure.value)
 
 
@@ -104,9 +105,9 @@ def test_a_real_answer_gives_what_the_pages_gave() -> None:
         return real(path, form, headers)
 
     with served(say) as url:
-        recorded = read_server(Server(url, "chat-.*", "default", {"job": "engines"}), PERIOD, TOLD["end"])
+        recorded = read_prometheus(PrometheusQueryConfig(url, "chat-.*", "default", {"job": "engines"}), PERIOD, TOLD["end"])
         scrapes = list(recorded.scrapes)
-    assert not recorded.unreadable
+    assert not recorded.skip_counts
     assert [at for at, _, _ in scrapes] == sorted(at for at, _, _ in scrapes)
     newest: dict[str, Sample] = {pod: sample for _, pod, sample in scrapes}
     assert newest == PAGES
@@ -128,12 +129,14 @@ def test_a_file_with_the_same_answer_says_the_same(tmp_path: Path) -> None:
     file = tmp_path / "answer.json"
     file.write_text(json.dumps(TOLD["query_range"]))
     with served(real) as url:
-        assert read_recorded(file).scrapes == list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
+        assert read_recording(file).scrapes == list(
+            read_prometheus(PrometheusQueryConfig(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes
+        )
 
 
 def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with served(real) as url:
-        assert run(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
+        assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
     assert capsys.readouterr().out.startswith("INSUFFICIENT DATA: nothing is recommended\n")
 
 
@@ -146,27 +149,29 @@ def test_a_long_period_is_asked_for_in_pieces_that_are_its_whole() -> None:
         return real(path, form, headers)
 
     with served(say) as url:
-        list(read_server(Server(url, "chat-.*"), timedelta(hours=24), TOLD["end"]).scrapes)
+        list(read_prometheus(PrometheusQueryConfig(url, "chat-.*"), timedelta(hours=24), TOLD["end"]).scrapes)
     assert pieces[0][0] == pytest.approx(TOLD["end"] - 86400, abs=0.01)
     assert pieces[-1][1] == pytest.approx(TOLD["end"], abs=0.01)
     assert {step for _, _, step in pieces} == {30}
-    assert all(2 * (1 + (end - start) / 30) <= prometheus.AT_ONCE + 0.1 for start, end, _ in pieces)
+    assert all(2 * (1 + (end - start) / 30) <= prometheus.MAX_POINTS_PER_QUERY + 0.1 for start, end, _ in pieces)
     for (_, end, _), (start, _, _) in itertools.pairwise(pieces):
         assert start - end == pytest.approx(30, abs=0.01)
 
 
 def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
     page = TOLD["pages"]["chat-a"]
-    twice = [answer({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
+    twice = [build_range_response({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
     with served(ranged(*twice)) as url:
-        assert fails(Server(url, "chat-.*")).endswith("of pod=~chat-.*: chat-a: is scraped more than once (by job)")
+        assert fails(PrometheusQueryConfig(url, "chat-.*")).endswith(
+            "of pod=~chat-.*: chat-a: is scraped more than once (by job)"
+        )
 
 
 def test_pods_that_came_one_after_the_other_under_one_name_are_not_mixed_up() -> None:
     page = TOLD["pages"]["chat-a"]
-    after = [answer({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
+    after = [build_range_response({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
     with served(ranged(*after)) as url:
-        scrapes = list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
+        scrapes = list(read_prometheus(PrometheusQueryConfig(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
     assert scrapes == [(at, "chat-a", PAGES["chat-a"]) for at in (1.0, 16.0)]
 
 
@@ -180,10 +185,13 @@ def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(t
         return 500, ""
 
     with served(say) as url:
-        assert run(["tune", "offline", "-f", str(file), "--prometheus", url]) == 2
+        assert run_command_line(["tune", "offline", "-f", str(file), "--prometheus", url]) == 2
         options = ["--namespace", "other", "--label", "job=b", "--label", "cluster=west", "--prometheus-token", str(token)]
         assert (
-            run(["tune", "offline", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]) == 2
+            run_command_line(
+                ["tune", "offline", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]
+            )
+            == 2
         )
     assert [re.sub(r'.*?total",', "", query).partition("}")[0] for query, _ in asked] == [
         'kube_pod=~"chat-.*",ns="models",job="a"',
@@ -194,86 +202,66 @@ def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(t
 
 # --------------------------------------------------------------------------------------------------------------- what goes wrong
 @pytest.mark.parametrize(
-    ("status", "body", "says"),
+    ("case", "status", "body"),
     [
-        (401, "", "status 401: give it a token with --prometheus-token FILE."),
-        (
-            400,
-            TOLD["bad"],
-            '(invalid parameter "query": 1:2: parse error: error parsing regexp: missing closing ): `(`): correct',
-        ),
-        (422, '{"error": "query processing would load too many samples"}', "too many samples): ask for less with --since"),
-        (302, "", "status 302: it has to be the address below which /api/v1/query_range of a Prometheus server is."),
-        (404, "404 page not found", "status 404: it has to be the address"),
-        (503, "", "status 503: see to the server."),
-        (200, "<html>", "answered with what is no answer of Prometheus: give the address of a Prometheus server."),
-        (200, json.dumps(TOLD["query_range"]), "give the address of a Prometheus server."),
-        (
-            200,
-            '{"status": "success", "data": {"resultType": "vector", "result": []}}',
-            "of pod=~chat-.*, namespace=default: correct",
-        ),
-        (
-            200,
-            '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}',
-            "give the address of a Prometheus server.",
-        ),
+        ("no token", 401, ""),
+        ("no regular expression", 400, TOLD["bad"]),
+        ("too many samples", 422, '{"error": "query processing would load too many samples"}'),
+        ("redirected", 302, ""),
+        ("not found", 404, "404 page not found"),
+        ("unavailable", 503, ""),
+        ("HTML", 200, "<html>"),
+        ("another query's response", 200, json.dumps(TOLD["query_range"])),
+        ("no pods", 200, '{"status": "success", "data": {"resultType": "vector", "result": []}}'),
+        ("no values", 200, '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}'),
     ],
 )
-def test_a_server_of_no_use_is_told_with_the_way_out(status: int, body: str, says: str) -> None:
+def test_a_server_of_no_use_is_told_with_the_way_out(case: str, status: int, body: str, messages: Messages) -> None:
     with served(lambda *_: (status, body)) as url:
-        told = fails(Server(url, "chat-.*", "default"))
+        told = fails(PrometheusQueryConfig(url, "chat-.*", "default"))
     assert told.startswith(f"--prometheus {url} ")
-    assert says in told
+    messages.check(f"server: {case}", re.sub(r"\d{4}-[-:T0-9]+Z", "TIME", told.replace(url, "URL")))
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [{"metric": {"pod": f"chat-{number}"}, "value": [0, "1"]} for number in range(prometheus.MOST_PODS + 1)]
+def test_limits(monkeypatch: pytest.MonkeyPatch, messages: Messages) -> None:
+    many = [{"metric": {"pod": f"chat-{number}"}, "value": [0, "1"]} for number in range(prometheus.MAX_PODS + 1)]
     body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": many}})
     with served(lambda *_: (200, body)) as url:
-        assert fails(Server(url, "chat-.*")) == "--pods chat-.* names 501 pods: name 500 at most, of one deployment."
-        monkeypatch.setattr(prometheus, "LARGEST", 1000)
-        assert "answered with more than 0 MiB: narrow --pods or --label." in fails(Server(url, "chat-.*"))
-    assert "cannot be reached" in fails(Server(url, "chat-.*"))
+        messages.check("too many pods", fails(PrometheusQueryConfig(url, "chat-.*")))
+        monkeypatch.setattr(prometheus, "MAX_RESPONSE_BYTES", 1000)
+        messages.check("too large a response", fails(PrometheusQueryConfig(url, "chat-.*")).replace(url, "URL"))
+    assert "cannot be reached" in fails(PrometheusQueryConfig(url, "chat-.*"))
     waits = threading.Event()
 
     def silent(*_: Any) -> tuple[int, str]:
         waits.wait()
         return 200, ""
 
-    monkeypatch.setattr(prometheus, "SECONDS", 0.1)
+    monkeypatch.setattr(prometheus, "REQUEST_TIMEOUT_SECONDS", 0.1)
     with served(silent) as url:
         try:
-            assert fails(Server(url, "chat-.*")).endswith(
-                "did not answer within 0.1 s: correct it, or ask for less with --since."
-            )
+            messages.check("no response in time", fails(PrometheusQueryConfig(url, "chat-.*")).replace(url, "URL"))
         finally:
             waits.set()
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("case", "options"),
     [
-        ([], "give --metrics FILE or --prometheus URL"),
-        (["--metrics", "a", "--prometheus", "http://b"], "give --metrics FILE or --prometheus URL"),
-        (["--prometheus", "http://b"], "--prometheus needs to be told whose metrics: give --pods 'chat-.*' or -f MANIFEST."),
-        (["--prometheus", "b:9090", "--pods", "a"], "--prometheus is b:9090: write it as http://HOST:PORT"),
-        (["--prometheus", "http://b", "--pods", "("], "--pods is (, which is no regular expression"),
-        (["--prometheus", "http://b", "--pods", "a", "--label", "job"], "--label is job: write it as NAME=VALUE"),
-        (["--prometheus", "http://b", "--pods", "a", "--since", "1d"], "--since: '1d' is no duration"),
-        (["--prometheus", "http://b", "--pods", "a", "--since", "25h"], "--since is 25h: it has to be from 15s to 24h"),
-        (
-            ["--prometheus", "http://b", "--pods", "a", "--prometheus-token", "/nowhere"],
-            "--prometheus-token /nowhere cannot be read",
-        ),
-        (
-            ["--prometheus", "https://b", "--pods", "a", "--prometheus-ca", "/nowhere"],
-            "--prometheus-ca /nowhere cannot be read (No",
-        ),
+        ("no source", []),
+        ("two sources", ["--metrics", "a", "--prometheus", "http://b"]),
+        ("no pods", ["--prometheus", "http://b"]),
+        ("no URL", ["--prometheus", "b:9090", "--pods", "a"]),
+        ("pods are no regular expression", ["--prometheus", "http://b", "--pods", "("]),
+        ("no label", ["--prometheus", "http://b", "--pods", "a", "--label", "job"]),
+        ("no duration", ["--prometheus", "http://b", "--pods", "a", "--since", "1d"]),
+        ("too long", ["--prometheus", "http://b", "--pods", "a", "--since", "25h"]),
+        ("unreadable token", ["--prometheus", "http://b", "--pods", "a", "--prometheus-token", "/nowhere"]),
+        ("unreadable CA", ["--prometheus", "https://b", "--pods", "a", "--prometheus-ca", "/nowhere"]),
     ],
 )
 def test_a_command_line_that_asks_for_nothing_is_refused(
-    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    case: str, options: list[str], messages: Messages, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tune", "offline", *options]) == 2
-    assert says in capsys.readouterr().err
+    assert run_command_line(["tune", "offline", *options]) == 2
+    messages.check(f"options: {case}", capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""How a canary compares with its control, and how rollouts have ended."""
+"""Comparison of a canary with its control, and the outcomes of rollouts."""
 
 from __future__ import annotations
 
@@ -6,89 +6,91 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
-from aerie.api.rollout import Analysis
-from aerie.api.status.words import Count, Text, Word
+from aerie.api.rollout import AnalysisSpec
+from aerie.api.status.types import Count, LongText, ShortText
+from aerie.api.types.base import ResourceModel, Timestamp
 
 
-class Comparison(Model):
-    """One metric of the canary against the control, as of the last closed block."""
+class MetricComparison(ResourceModel):
+    """One metric of the canary compared with the control, as of the last closed block."""
 
-    metric: Word
+    metric: ShortText
     """Name of the metric."""
-    blocks: Count
-    """Blocks counted so far; of GreedyAnswers, prompts that were answered."""
-    message: Text | None = None
-    """What was found, where no figure says it."""
+    sample_count: Count
+    """Number of blocks counted so far; for OutputEquivalence, number of answered prompts."""
+    message: LongText | None = None
+    """Result that no number expresses."""
     estimate: float | None = None
-    """Canary over control, less one: 0.05 is 5 % more."""
+    """Canary divided by control, minus one: 0.05 is 5 % more."""
     lower: float | None = None
-    """Lower bound of the estimate. It holds at every moment, however often it is looked at."""
+    """Lower bound of the estimate. It is anytime-valid: it holds however often it is evaluated."""
     upper: float | None = None
-    """Upper bound of the estimate, likewise."""
+    """Upper bound of the estimate, also anytime-valid."""
 
 
-class AnalysisStatus(Model):
-    """The running analysis, or the last one."""
+class AnalysisStatus(ResourceModel):
+    """The current analysis, or the last one."""
 
-    parameters: Analysis
-    """The parameters, frozen when the analysis began: a later change of the spec does not move the bar."""
+    parameters: AnalysisSpec
+    """Parameters, frozen when the analysis began: a later change of the spec does not affect it."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
-    """What the figures say. Continue: nothing yet."""
-    reason: Annotated[str, Field(max_length=4096)] = ""
-    """Why, as a sentence; while there is no decision, what is missing for one and how much longer it takes."""
-    started_at: Time | None = None
-    """When the first block began."""
+    """Verdict after the last closed block. Continue: none yet."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """Reason for the verdict. Without a verdict: what is missing for one, and the estimated time to it."""
+    start_time: Timestamp | None = None
+    """Time at which the first block began."""
     comparisons: Annotated[
-        list[Comparison],
+        list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
-    """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
-    unlike: Annotated[str, Field(max_length=4096)] | None = None
-    """On what unlike hardware the pods that are compared run, by the labels of their nodes. Latency, tokens per busy second and
-    preemptions are not judged then. Absent where it is alike, or nothing tells."""
-    history_blocks: Count | None = None
-    """Blocks in which stable pods were counted before the analysis began, each of them: these tell how metrics scatter between
-    equal pods. Absent while there were fewer than 120: then the bounds are those of a cautious guess, and wider."""
-    inflation: float | None = None
-    """How many blocks of the first metric count as one, because neighbours are alike; 3 is the cautious guess."""
+    """Metrics that are compared. Once the canary has passed or is Held, they stay as they were then."""
+    hardware_mismatch: Annotated[str, Field(max_length=4096)] | None = None
+    """Differences in hardware between the compared pods, by the labels of their nodes. Latency, tokens per busy second and
+    preemptions are then not compared. Absent if the hardware is the same, or unknown."""
+    calibration_blocks: Count | None = None
+    """Blocks in which stable pods were counted before the analysis began, each pod separately. They show the dispersion of
+    metrics between equal pods. Absent below 120 blocks: the bounds then follow from conservative defaults, and are wider."""
+    variance_inflation: float | None = None
+    """Number of blocks of the first metric that count as one independent block, because neighbouring blocks are correlated; 3 is
+    the conservative default."""
     state: Annotated[str, Field(max_length=65536)] = ""
-    """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
+    """Packed accumulators from which the analysis continues after a restart of the operator. Private: their format may change."""
 
 
-Cause = Literal["StableLost", "GivenUp"]
-"""Why a rollback that could not end was turned round."""
+BlockedRollbackCause = Literal["StableUnavailable", "Abandoned"]
+"""Why a rollback that could not complete was reversed."""
 
 
-class Outcome(Model):
-    """How a past rollout ended."""
+class RolloutOutcome(ResourceModel):
+    """Outcome of a past rollout."""
 
-    revision: Word
-    """The revision that was rolled out."""
-    change: Text
-    """What was new in it."""
+    revision: ShortText
+    """Revision that was rolled out."""
+    change: LongText
+    """Change that the revision contained."""
     result: Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
-    """How it ended. Superseded: by another spec, or by that of the stable revision. Failed: its pods did not start, or the spec
-    became one that cannot run. Explored: a trial by tuning that was to be measured and given up has been."""
-    reason: Annotated[str, Field(max_length=2048)]
-    """Why, as a sentence."""
-    cause: Cause | None = None
-    """Why a rollback that could not end was turned round, as one word for programs. StableLost: pods of this revision, which was
-    the stable one, could not start any more, and the other one's serve. GivenUp: nor could the other one's, so this one was given
-    up for a third. Absent for all other ends, and in outcomes that releases before this field wrote."""
-    started_at: Time
-    """When it began."""
-    ended_at: Time
-    """When it ended."""
-    drafter: Text | None = None
-    """Its drafter, in short."""
-    against: Text | None = None
-    """The drafter of the revision that it was to replace."""
+    """Result. Superseded: replaced by another spec, or by that of the stable revision. Failed: its pods did not start, or the
+    spec became invalid. Explored: a trial by tuning that only measured its setting is complete."""
+    message: Annotated[str, Field(max_length=2048)]
+    """Reason for the result."""
+    reversal_cause: BlockedRollbackCause | None = None
+    """Cause of the reversal of a rollback that could not complete, as one word for programs. StableUnavailable: pods of this
+    revision, which was the stable one, could no longer start, and those of the other revision were ready. Abandoned: those of the
+    other revision could not start either, so this revision was abandoned for a third. Absent for all other outcomes, and in
+    outcomes that releases without this field wrote."""
+    start_time: Timestamp
+    """Time at which it began."""
+    completion_time: Timestamp
+    """Time at which it ended."""
+    drafter: LongText | None = None
+    """Drafter of the revision, in short."""
+    replaced_drafter: LongText | None = None
+    """Drafter of the revision that it was to replace, in short."""
     comparisons: Annotated[
-        list[Comparison],
+        list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
-    """What was known of it in the end, if it was analyzed."""
-    retry_at: Time | None = None
-    """When it is tried again by itself: the cluster had no room for it, which says nothing of the revision. Absent where it
-    waits for another spec or the annotation aerie.dev/retry."""
+    """Comparisons at its end, if it was analyzed."""
+    retry_time: Timestamp | None = None
+    """Time of the automatic retry after a lack of capacity, which is no fault of the revision. Absent if it waits for another
+    spec or the annotation aerie.dev/retry."""

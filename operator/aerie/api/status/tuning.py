@@ -1,4 +1,4 @@
-"""The speculation setting in force, its trials, and what they have brought."""
+"""The active speculation setting, its trials, and their savings."""
 
 from __future__ import annotations
 
@@ -6,175 +6,178 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
 from aerie.api.speculation import DraftSampling, LatencyObjective
-from aerie.api.status.arms import Setting
-from aerie.api.status.words import Count, Word
+from aerie.api.status.arms import SettingStatus
+from aerie.api.status.types import Count, ShortText
+from aerie.api.types.base import ResourceModel, Timestamp
 
-MOST_TRIED = 5
-"""Trials that a status remembers."""
+MAX_TRIAL_RECORDS = 5
+"""Trials that a status keeps."""
 
 
-class Gain(Model):
-    """By how much faster tokens come to the same requests, as a share: 0.05 is 5 % more of them a second."""
+class PerformanceGain(ResourceModel):
+    """Gain in the rate of tokens for the same requests, as a fraction: 0.05 is 5 % more tokens per second."""
 
     estimate: float
-    """The middle of what is thought likely, or was measured."""
+    """Median of the prediction, or estimate of the measurement."""
     lower: float | None = None
-    """A prediction: reached with 95 %. A measurement: the lower bound of its comparison."""
+    """Lower bound. A prediction exceeds it with 95 % probability; for a measurement it is the bound of the comparison."""
     upper: float | None = None
-    """A prediction: not exceeded with 95 %. A measurement: the upper bound of its comparison."""
+    """Upper bound. A prediction stays below it with 95 % probability; for a measurement it is the bound of the comparison."""
 
 
-class Chosen(Model):
-    """A setting that is in force in place of spec.speculation.tokens, because a canary has proven it."""
+class AppliedSetting(ResourceModel):
+    """A setting that applies instead of spec.speculation.numSpeculativeTokens, because a canary has shown that it is better."""
 
-    setting: Setting
+    setting: SettingStatus
     """The setting."""
-    revision: Word
-    """The revision of the pods that run it."""
-    basis: Word
-    """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
+    revision: ShortText
+    """Revision of the pods that run it."""
+    spec_revision: ShortText
+    """Revision that the spec alone makes. When the spec makes another one, the setting is void and the spec applies."""
     slo: LatencyObjective | None = None
-    """spec.speculation.tuning.slo when its trial began. Where that is stricter now, the choice is void."""
+    """spec.speculation.tuning.slo at the start of its trial. Stricter limits void the setting."""
 
 
-class Trial(Model):
-    """A setting on its way through a canary."""
+class Trial(ResourceModel):
+    """A setting that a canary tests."""
 
-    setting: Setting
+    setting: SettingStatus
     """The setting."""
-    purpose: Literal["Change", "Explore"]
-    """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
-    up; or it becomes a Change, if what it shows by then speaks for its setting."""
-    revision: Word
-    """The revision of the pods that run it: the canary's, once there is one."""
-    basis: Word
-    """The revision that the spec alone would make. When it makes another one, the trial is over."""
+    purpose: Literal["Improve", "Explore"]
+    """Improve: the setting is kept if it is significantly faster. Explore: it is measured for
+    spec.speculation.tuning.decisionInterval, then discarded. Explore becomes Improve if the measurement by then favours the
+    setting."""
+    revision: ShortText
+    """Revision of the pods that run it: the canary's, once there is one."""
+    spec_revision: ShortText
+    """Revision that the spec alone makes. When the spec makes another one, the trial ends."""
     slo: LatencyObjective | None = None
-    """spec.speculation.tuning.slo when it began. When that becomes stricter, the trial is over."""
-    predicted: Gain | None = None
-    """What is expected of it."""
-    started_at: Time
-    """When it was decided on; the canary follows."""
+    """spec.speculation.tuning.slo at its start. Stricter limits end the trial."""
+    predicted: PerformanceGain | None = None
+    """Predicted gain."""
+    start_time: Timestamp
+    """Time of the decision; the canary follows."""
 
 
-Ended = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Superseded", "Failed"]
+TrialResult = Literal["Promoted", "RolledBack", "Inconclusive", "Explored", "Superseded", "Failed"]
 """How a trial may end."""
 
 
-class Tried(Model):
-    """How a trial has ended."""
+class TrialRecord(ResourceModel):
+    """Record of a trial that has ended."""
 
-    was: Setting
-    """The setting that was in force."""
-    tried: Setting
-    """The setting that was tried."""
-    purpose: Literal["Change", "Explore"]
-    """What it was tried for."""
-    result: Ended
-    """How it ended. Undecided: until the deadline it was neither proven nor refuted, or it
-    ran on unlike hardware. Explored: it was measured, as was meant.
-    Superseded: by another spec."""
-    revision: Word
-    """The revision that was tried."""
-    predicted: Gain | None = None
-    """What was expected of it."""
-    realised: Gain | None = None
-    """What the canary has shown against its control; absent where it was not compared."""
-    started_at: Time | None = None
-    """When it began."""
-    ended_at: Time
-    """When it ended."""
+    from_setting: SettingStatus
+    """Setting that was active."""
+    to_setting: SettingStatus
+    """Setting that was tested."""
+    purpose: Literal["Improve", "Explore"]
+    """Purpose of the trial."""
+    result: TrialResult
+    """Result. Inconclusive: shown neither better nor worse by the deadline, or run on different hardware. Explored: measured, as
+    intended. Superseded: replaced by another spec."""
+    revision: ShortText
+    """Revision that was tested."""
+    predicted: PerformanceGain | None = None
+    """Gain that was predicted."""
+    measured: PerformanceGain | None = None
+    """Gain of the canary over its control; absent if it was not compared."""
+    start_time: Timestamp | None = None
+    """Time at which it began."""
+    completion_time: Timestamp
+    """Time at which it ended."""
 
 
-FailureReason = Literal["NoRoom", "Worse", "Failed"]
+TrialFailureReason = Literal["InsufficientCapacity", "Regressed", "Failed"]
 """Why a trial counts as failed."""
-MOST_FAILURES = 16
-"""Settings whose failures a status remembers."""
+MAX_TRIAL_FAILURES = 16
+"""Settings whose failures a status keeps."""
 
 
-class Failure(Model):
-    """A setting whose trials have failed, with what has to be before the next one of it."""
+class TrialFailure(ResourceModel):
+    """A setting whose trials have failed, with what its next trial requires."""
 
-    setting: Setting
+    setting: SettingStatus
     """The setting."""
-    reason: FailureReason
-    """NoRoom: the cluster had no node or quota for its pods. Worse: it was measured, and rolled back. Failed: it never served,
-    crashed, preflight refused it, or its pods ran on other hardware than those that they were compared with."""
+    reason: TrialFailureReason
+    """InsufficientCapacity: the cluster had no node or quota for its pods. Regressed: it was measured, and rolled back. Failed:
+    its pods were never ready, crashed, failed preflight, or ran on other hardware than the pods that they were compared with."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """How the last one ended, as a sentence."""
-    times: Annotated[int, Field(ge=1)] = 1
-    """How often it has failed for this reason: the pause doubles each time."""
-    basis: Word
-    """The revision that the spec alone makes. With another one the failure is forgotten."""
-    began_at: Time
-    """When the last trial began."""
-    last_at: Time
-    """When it ended."""
-    pods: Count | None = None
-    """Of NoRoom: pods that all arms together needed. With as many that serve, or a trial that needs fewer, there is room."""
+    """Explanation of the last failure."""
+    failure_count: Annotated[int, Field(ge=1)] = 1
+    """Number of failures for this reason: the pause doubles each time."""
+    spec_revision: ShortText
+    """Revision that the spec alone makes. When the spec makes another one, the failure is forgotten."""
+    last_start_time: Timestamp
+    """Time at which the last failed trial began."""
+    last_completion_time: Timestamp
+    """Time at which the last failed trial ended."""
+    required_pods: Count | None = None
+    """Number of pods that all arms together needed, for InsufficientCapacity. A trial is possible again with as many ready pods,
+    or if it needs fewer."""
 
 
-class Balance(Model):
-    """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
-    the time. Since then, `rate` times replicas times hours have come on top."""
+class TuningSavings(ResourceModel):
+    """Savings and costs of tuning, in hours of one replica, as of the end of the last trial, so that they do not change all the
+    time. The savings since then are currentRate times replicas times hours."""
 
-    gained: float = 0.0
-    """What chosen settings have saved against spec.speculation.tokens, by what their canaries have shown."""
+    saved: float = 0.0
+    """Savings of applied settings against spec.speculation.numSpeculativeTokens, by the measurements of their canaries."""
     spent: float = 0.0
-    """What trials have cost: each hour of each pod beyond spec.replicas that canary, control and pods kept after a promotion
-    took, and what pods in the place of replicas have spent on loading."""
+    """Costs of trials: each hour of each canary, control and retained pod beyond spec.replicas, and the loading time of pods in
+    place of replicas."""
     net: float = 0.0
-    """What was gained, less what was spent."""
-    rate: float = 0.0
-    """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
-    as_of: Time
-    """When this was reckoned."""
+    """Savings minus costs."""
+    current_rate: float = 0.0
+    """Present savings of the active setting, as a fraction: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
+    update_time: Timestamp
+    """Time of the calculation."""
 
 
-MOST_EXPLORED = 8
-"""Explorations whose moments a status remembers."""
+MAX_EXPLORATION_TIMES = 8
+"""Explorations whose times a status keeps."""
 
 
-class SpeculationStatus(Model):
-    """The speculation setting in force, and the one that tuning would choose."""
+class SpeculationStatus(ResourceModel):
+    """The active speculation setting, and the one that tuning recommends."""
 
-    current: Setting
-    """The setting of the stable pods."""
-    recommended: Setting | None = None
-    """The setting that tuning finds best, when it is another one."""
-    predicted: Gain | None = None
-    """What the recommended setting is expected to gain over the current one."""
+    current: SettingStatus
+    """Setting of the stable pods."""
+    recommended: SettingStatus | None = None
+    """Setting that tuning finds best, if it differs."""
+    predicted: PerformanceGain | None = None
+    """Predicted gain of the recommended setting over the current one."""
     recommended_draft_sampling: DraftSampling | None = None
-    """What to write in spec.speculation.draftSampling: for spec.speculation.tuning.traffic Sampled, where that is not written and
-    the engine knows it. Its canary decides; nothing tries it by itself."""
-    why: Annotated[str, Field(max_length=4096)] | None = None
-    """What speaks for it, or what is missing for a recommendation."""
-    chosen: Chosen | None = None
-    """The setting that is in force in place of spec.speculation.tokens. Absent where that is in force."""
+    """Recommended value of spec.speculation.draftSampling, if that is not set, spec.speculation.tuning.trafficSampling is
+    Sampled, and the engine supports it. Its canary decides; no trial tests it automatically."""
+    message: Annotated[str, Field(max_length=4096)] | None = None
+    """Reason for the recommendation, or what is missing for one."""
+    applied: AppliedSetting | None = None
+    """Setting that applies instead of spec.speculation.numSpeculativeTokens. Absent while the spec's applies."""
     trial: Trial | None = None
-    """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
-    changed_at: Time | None = None
-    """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
-    rolled_back_at: Time | None = None
-    """When a trial was last taken back or failed: four times tuning.cooldown count from here, twice that after a second failure
-    in a row, and so on."""
-    failed: Count | None = None
-    """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""
+    """Setting under trial. In mode Auto a canary tests it, which ends like any other canary, also by a manual promotion or
+    rollback."""
+    last_change_time: Timestamp | None = None
+    """Time at which the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldownDuration counts from
+    here."""
+    last_rollback_time: Timestamp | None = None
+    """Time at which a trial was last rolled back or failed. Four times tuning.cooldownDuration count from here, twice that after
+    a second failure in a row, and so on."""
+    consecutive_failures: Count | None = None
+    """Number of trials in a row that failed without a measurement, except for lack of capacity. Absent for none."""
     failures: Annotated[
-        list[Failure], Field(max_length=MOST_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+        list[TrialFailure], Field(max_length=MAX_TRIAL_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
-    """Settings whose trials have failed, the latest first."""
-    explored: Annotated[list[Time], Field(max_length=MOST_EXPLORED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
-        Field(default_factory=list)
-    )
-    """When canaries have explored, the newest first."""
-    speculated_at: Time | None = None
-    """While the setting is Off: when drafts were last verified."""
-    changes: Annotated[list[Tried], Field(max_length=MOST_TRIED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
-        default_factory=list
-    )
-    """The last trials, the newest first."""
-    balance: Balance | None = None
-    """What trials have brought and cost so far. Absent before the first one."""
+    """Settings whose trials have failed, newest first."""
+    exploration_times: Annotated[
+        list[Timestamp], Field(max_length=MAX_EXPLORATION_TIMES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
+    """Times of explorations, newest first."""
+    last_speculation_time: Timestamp | None = None
+    """Time of the last verified drafts, while the setting is Off."""
+    trials: Annotated[
+        list[TrialRecord], Field(max_length=MAX_TRIAL_RECORDS, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
+    """The last trials, newest first."""
+    savings: TuningSavings | None = None
+    """Savings and costs of trials so far. Absent before the first trial."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.arguments import Arguments
+from aerie.engine.arguments import EngineArguments
 from aerie.engine.preflight import Severity
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 from tests.unit.engine.preflight.conftest import Small
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
@@ -18,23 +18,29 @@ DRAWN = {"draft_sample_method": "probabilistic"}
 @pytest.mark.parametrize(
     ("keys", "version", "environment", "severity", "evidence"),
     [
-        ({}, "0.33.0", {}, Severity.SKIP, "no further keys"),
-        (DRAWN, "0.33.0", {}, Severity.PASS, "vLLM 0.33.0 knows draft_sample_method"),
-        (DRAWN, "0.20.2", {}, Severity.REFUSE, "draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2"),
-        (DRAWN | {"use_local_argmax_reduction": True}, "0.33.0", {}, Severity.REFUSE, "no draft logits to draw from"),
+        ({}, "0.33.0", {}, Severity.SKIP, "no other keys"),
+        (DRAWN, "0.33.0", {}, Severity.PASS, "vLLM 0.33.0 supports draft_sample_method"),
+        (DRAWN, "0.20.2", {}, Severity.ERROR, "draftSampling is Probabilistic (draft_sample_method), which vLLM 0.20.2"),
+        (DRAWN | {"use_local_argmax_reduction": True}, "0.33.0", {}, Severity.ERROR, "no draft logits to sample from"),
         ({"rejection_sample_method": "block"}, "0.33.0", {}, Severity.PASS, "rejection_sample_method"),
-        ({"rejection_sample_method": "block"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.WARN, "token by token"),
-        ({"draft_lm_head_quantization": "fp8"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.REFUSE, "refuses it"),
-        ({"of_tomorrow": 1}, "0.33.0", {}, Severity.NOTE, "of_tomorrow"),
+        ({"rejection_sample_method": "block"}, "0.33.0", {"VLLM_USE_V2_MODEL_RUNNER": "0"}, Severity.WARNING, "token by token"),
+        (
+            {"draft_lm_head_quantization": "fp8"},
+            "0.33.0",
+            {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            Severity.ERROR,
+            "(VLLM_USE_V2_MODEL_RUNNER=0) rejects",
+        ),
+        ({"of_tomorrow": 1}, "0.33.0", {}, Severity.INFO, "of_tomorrow"),
     ],
 )
 def test_keys(
     small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (found,) = small.findings("C34", speculative=EAGLE | keys, version=Version.parse(version), environment=environment)
+    (found,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
     assert found.severity is severity
     assert evidence in found.evidence
-    assert bool(found.way_out) == (severity in (Severity.REFUSE, Severity.WARN))
+    assert bool(found.fix) == (severity in (Severity.ERROR, Severity.WARNING))
 
 
 @pytest.mark.parametrize(
@@ -45,10 +51,10 @@ def test_draft_logits_are_counted_as_the_runner_keeps_them(
     small: Small, version: str, environment: dict[str, str], element: int
 ) -> None:
     subject = small.subject(
-        speculative=EAGLE | DRAWN,
+        speculative_config=EAGLE | DRAWN,
         version=Version.parse(version),
         environment=environment,
-        arguments=Arguments(max_num_seqs=64),
+        arguments=EngineArguments(max_num_seqs=64),
     )
-    assert subject.memory.draft_logits == 3 * 256 * 64 * element
-    assert small.subject().memory.draft_logits == 0
+    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element
+    assert small.subject().memory_estimate.draft_logits_bytes == 0

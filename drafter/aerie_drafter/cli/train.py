@@ -1,0 +1,51 @@
+"""`aerie-drafter train`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers.utils import logging
+
+from aerie.terminal import err, out, sanitize_text
+from aerie_drafter.errors import ConfigError
+from aerie_drafter.train import processes
+from aerie_drafter.train.progress import ConsoleReporter
+from aerie_drafter.train.settings import read_settings, render_default_yaml
+from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.trainer import NullReporter
+
+
+def command(
+    settings: Annotated[Path | None, typer.Argument(help="YAML file with the settings of the training.")] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="Print a settings file with all fields, their meanings and defaults.")
+    ] = False,
+) -> None:
+    """Train a drafter, or resume a training; on several devices: torchrun -m aerie_drafter.cli train FILE."""
+    if init:
+        out.print(render_default_yaml(), markup=False, end="")
+        return
+    if settings is None:
+        raise ConfigError("no settings file: `aerie-drafter train --init > train.yaml` writes one to start from.")
+    training = read_settings(settings)
+    # Norms keep float32 weights under bfloat16, and PyTorch says once that it has no fused form for that.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with processes.join_process_group() as group:
+        if not group.is_main:
+            build_trainer(training, processes=group, reporter=NullReporter()).run()
+            return
+        with ConsoleReporter(err) as reporter:
+            trainer = build_trainer(training, processes=group, reporter=reporter, log_progress=err.print)
+            if trainer.resume():
+                err.print(f"resuming after step {trainer.progress.step} of {trainer.total_steps}")
+            progress = trainer.run()
+    best = sanitize_text(str(training.output.folder / "best"))
+    out.print(
+        f"{best}: acceptance length {progress.best_acceptance_length:.3f} at "
+        f"{training.output.num_speculative_tokens} tokens, on held-out text"
+    )
+    err.print(f"export it for vLLM: aerie-drafter export {best} FOLDER")

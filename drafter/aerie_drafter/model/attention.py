@@ -1,0 +1,125 @@
+"""Attention of training-time test (TTT): one softmax over a causal block of keys and the diagonals of later steps.
+
+Column t of step 0 contains what the drafter knows after token t + 1. In step i every column continues on its own: its query sees
+
+    keys of step 0      steps 1..i
+    j <= t, causal      only column t of each: the diagonal
+
+    step 2, T = 4:   k0: 1 . . .   k1: 1 . . .   k2: 1 . . .
+                         1 1 . .       . 1 . .       . 1 . .
+                         1 1 1 .       . . 1 .       . . 1 .
+                         1 1 1 1       . . . 1       . . . 1
+
+A mask over the concatenated keys would be T x (i + 1) T, of which all but T numbers per later step are masked. Here the
+causal block is PyTorch's fused kernel, a diagonal costs one product per column, and the parts are joined through the log of
+the sum of exponentials, as in FlashAttention (arXiv 2205.14135).
+
+Guarantee: value and gradients equal those of one softmax over all visible keys, to rounding; memory is linear in T. The
+fused kernel's own backward is handed the joint output and the joint log-sum, which makes its recomputed probabilities those
+of the joint softmax. Not guaranteed: second derivatives; the returned log-sum carries no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, tuple[Any, ...]]:
+    """Compute causal attention with the device's fused kernel: (output, state for its backward, first the log-sum).
+
+    All of shape [batch, heads, length, size]; the log-sum is [batch, heads, length] in float32 or better.
+    """
+    if query.device.type == "cpu":
+        output, logsum = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
+        return output, (logsum,)
+    # CUDA's flash kernel supports 16-bit numbers only, which trainings on GPU use.
+    output, logsum, *rest = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scale)
+    return output, (logsum, *rest[:6])
+
+
+def causal_attention_backward(
+    output_grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsum: Tensor,
+    saved_state: tuple[Any, ...],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value for `output` and `logsum`, which may be those of a joint softmax."""
+    if query.device.type == "cpu":
+        gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            output_grad, query, key, value, output, logsum, 0.0, True, scale=scale
+        )
+        return gradients
+    cumulative_q, cumulative_k, longest_q, longest_k, seed, offset = saved_state
+    gpu_gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
+        output_grad,
+        query,
+        key,
+        value,
+        output,
+        logsum,
+        cumulative_q,
+        cumulative_k,
+        longest_q,
+        longest_k,
+        0.0,
+        True,
+        seed,
+        offset,
+        scale=scale,
+    )
+    return gpu_gradients
+
+
+class _JointAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scale: float, query: Tensor, key: Tensor, value: Tensor, *later: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = later[: len(later) // 2], later[len(later) // 2 :]
+        first, (first_logsum, *rest) = causal_attention(query, key, value, scale)
+        scores = [(query * k).sum(-1, dtype=first_logsum.dtype) * scale for k in keys]
+        logsum = torch.logsumexp(torch.stack([first_logsum, *scores]), dim=0)
+        output = first * (first_logsum - logsum).exp().unsqueeze(-1).to(first.dtype)
+        for score, v in zip(scores, values, strict=True):
+            output += (score - logsum).exp().unsqueeze(-1).to(v.dtype) * v
+        ctx.save_for_backward(query, key, value, output, logsum, *scores, *later)
+        ctx.scale, ctx.rest, ctx.count = scale, tuple(rest), len(keys)
+        ctx.mark_non_differentiable(logsum)
+        return output, logsum
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, logsum, *rest = ctx.saved_tensors
+        count: int = ctx.count
+        scores, keys, values = rest[:count], rest[count : 2 * count], rest[2 * count :]
+        grad = grad.contiguous()
+        to_query, to_key, to_value = causal_attention_backward(grad, query, key, value, output, logsum, ctx.rest, ctx.scale)
+        mean = (grad * output).sum(-1)
+        to_keys, to_values = [], []
+        for score, k, v in zip(scores, keys, values, strict=True):
+            probability = (score - logsum).exp().to(grad.dtype)
+            to_values.append(probability.unsqueeze(-1) * grad)
+            to_score = (probability * ((grad * v).sum(-1) - mean) * ctx.scale).unsqueeze(-1)
+            to_query = to_query + to_score * k
+            to_keys.append(to_score * query)
+        return None, to_query, to_key, to_value, *to_keys, *to_values
+
+
+def joint_attention(
+    query: Tensor, key: Tensor, value: Tensor, later_keys: Sequence[Tensor], later_values: Sequence[Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute attention of one unrolled step: (output, log-sum of the visible scores, without gradient).
+
+    Every tensor is [batch, heads, length, size] with one size; the log-sum is [batch, heads, length]. `key` and `value` are
+    those of step 0, `later_*` those of steps 1 to the query's own.
+    """
+    output: tuple[Tensor, Tensor] = _JointAttention.apply(scale, query, key, value, *later_keys, *later_values)  # type: ignore[no-untyped-call]
+    return output

@@ -1,0 +1,89 @@
+"""KV caches of a drafter: two implementations with one interface, `positions` and `attend`.
+
+    UnrolledCache    every column of a text drafts on its own, all at once: training, parallel evaluation, drift
+    DecodingCache    one text token by token, as in serving: columns are committed, draft tokens are discarded
+
+Guarantee: for the same text both provide a step with the same keys at the same positions: those of committed columns, computed
+from the target's states, and those of the draft tokens since. Positions are vLLM's: column t, with token t + 1 and the target's
+state at t, has position t; each draft token has the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aerie_drafter.model.attention import joint_attention
+
+
+class KeyValueCache(Protocol):
+    """Interface of a KV cache for a layer's attention."""
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """Return the rotary positions of the columns of this call, [length]."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Add key and value, and compute attention of [batch, heads, length, size] over the visible entries."""
+
+
+class UnrolledCache:
+    """KV cache of training-time test: call once per step, in order, with all columns.
+
+    `first_keys` and `later_keys` are those of step 0 and of later steps; `last_query` and `last_logsum` those of the last step.
+    They are public for `aerie_drafter.drift`.
+    """
+
+    def __init__(self) -> None:
+        self.first_keys: Tensor | None = None
+        self.later_keys: list[Tensor] = []
+        self.last_query: Tensor | None = None
+        self.last_logsum: Tensor | None = None
+        self.attention_scale = 1.0
+        self._first_values: Tensor | None = None
+        self._later_values: list[Tensor] = []
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        step = 0 if self.first_keys is None else len(self.later_keys) + 1
+        return torch.arange(step, step + length, device=device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if self.first_keys is None or self._first_values is None:
+            self.first_keys, self._first_values = key, value
+        else:
+            self.later_keys.append(key)
+            self._later_values.append(value)
+        output, logsum = joint_attention(query, self.first_keys, self._first_values, self.later_keys, self._later_values, scale)
+        self.last_query, self.last_logsum, self.attention_scale = query.detach(), logsum, scale
+        return output
+
+
+class DecodingCache:
+    """KV cache of serving. Call `discard_uncommitted` before a draft; the next step then adds the new columns."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self._committed_length = 0
+
+    def discard_uncommitted(self) -> None:
+        """Discard the draft tokens since the last commit."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[:, :, : self._committed_length], self._values[:, :, : self._committed_length]
+
+    def commit(self) -> None:
+        """Keep all entries so far."""
+        self._committed_length = 0 if self._keys is None else self._keys.shape[2]
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        seen = 0 if self._keys is None else self._keys.shape[2]
+        return torch.arange(seen, seen + length, device=device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if self._keys is not None and self._values is not None:
+            key, value = torch.cat([self._keys, key], dim=2), torch.cat([self._values, value], dim=2)
+        self._keys, self._values = key, value
+        length, seen = query.shape[2], key.shape[2]
+        visible = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)

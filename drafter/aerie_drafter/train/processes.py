@@ -1,0 +1,60 @@
+"""This process in the group that `torchrun` started: rank, device, and collective operations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+CPU_DEVICE = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Rank, number of processes, and device; by default a single process, without communication."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU_DEVICE
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this is the process that writes files and reports."""
+        return self.rank == 0
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum over all processes, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_process_group() -> Iterator[Processes]:
+    """Join the process group of torchrun while the block runs; without torchrun, yield a single process."""
+    gpu = torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    if "WORLD_SIZE" not in os.environ:
+        yield Processes(device=device)
+        return
+    dist.init_process_group("nccl" if gpu else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        # A sharded target keeps the group's threads alive (PyTorch registers FSDP modules globally). A thread that still releases
+        # tensors when the interpreter ends aborts the process; after a barrier it has released them.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,189 @@
+"""Construction of a trainer from settings: loads the target, tokenizes the data, and creates or loads the drafter."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from aerie_drafter import checkpoint
+from aerie_drafter.checkpoint import Provenance
+from aerie_drafter.config import DrafterConfig
+from aerie_drafter.errors import CheckpointError, ConfigError, DataError, TargetError
+from aerie_drafter.model import Drafter
+from aerie_drafter.train import data
+from aerie_drafter.train.create import build_drafter_config, create_drafter
+from aerie_drafter.train.data import Corpus
+from aerie_drafter.train.processes import Processes
+from aerie_drafter.train.settings import DataSettings, TrainingSettings
+from aerie_drafter.train.states import (
+    HiddenStateFiles,
+    HiddenStateSource,
+    InProcessTarget,
+    TargetParts,
+    extract_target_parts,
+    load_model,
+    load_target_parts,
+    load_tokenizer,
+)
+from aerie_drafter.train.trainer import Trainer, TrainingReporter
+
+
+def build_trainer(
+    settings: TrainingSettings,
+    *,
+    processes: Processes | None = None,
+    reporter: TrainingReporter | None = None,
+    log_progress: Callable[[str], None] | None = None,
+) -> Trainer:
+    """Build the trainer. Raises DrafterError.
+
+    `log_progress` gets a message before each slow step.
+    """
+    processes, log_progress = processes or Processes(), log_progress or (lambda _: None)
+    tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
+    if settings.data.chat_template is not None:
+        tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
+    log_progress("reading the data")
+    if not processes.is_main:
+        processes.barrier()  # the main process fills the cache
+    corpus, held_out = load_corpora(settings.data, tokenizer, settings.optimizer.seed, log_progress)
+    if processes.is_main:
+        processes.barrier()
+    log_progress("loading the target")
+    target_parts, create_source = _load_target(settings, processes)
+    drafter = _load_or_create_drafter(settings, target_parts, corpus)
+    return Trainer(
+        drafter,
+        create_source(drafter.config),
+        target_parts.lm_head,
+        corpus,
+        held_out,
+        settings,
+        processes=processes,
+        provenance=_build_provenance(settings),
+        reporter=reporter,
+    )
+
+
+def load_corpora(
+    settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
+) -> tuple[Corpus, Corpus]:
+    """Load (training corpus, held-out corpus). Raises DataError."""
+    corpus = data.load_corpus(
+        settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress
+    )
+    if settings.held_out:
+        held_out = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
+        return corpus, held_out
+    if len(corpus) < 2:
+        raise DataError("data.train: only one conversation, so none can be held out; set data.held_out.")
+    order = list(range(len(corpus)))
+    random.Random(f"held out {seed}").shuffle(order)  # noqa: S311 (an order, no secret)
+    count = max(1, round(len(order) * settings.held_out_share))
+    return corpus.select(sorted(order[count:])), corpus.select(sorted(order[:count]))
+
+
+def _load_target(
+    settings: TrainingSettings, processes: Processes
+) -> tuple[TargetParts, Callable[[DrafterConfig], HiddenStateSource]]:
+    target = settings.target
+    device = processes.device
+    names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}
+    dtype = names.get(target.dtype) or getattr(torch, target.dtype)
+    if target.hidden_states is not None:
+        folder = Path(target.model)
+        if not folder.is_dir():
+            raise TargetError(f"target.model {target.model}: target.hidden_states requires a folder.")
+        target_parts, states_folder = load_target_parts(folder, dtype, device), target.hidden_states
+        last = int(target_parts.config.num_hidden_layers)
+
+        def create_file_source(config: DrafterConfig) -> HiddenStateSource:
+            layers = target.hidden_state_layer_ids or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
+            return HiddenStateFiles(states_folder, target_parts, config.aux_layer_ids, layers)
+
+        return target_parts, create_file_source
+    model = load_model(target.model, target.revision, dtype, torch.device("cpu") if target.shard else device)
+    target_parts = extract_target_parts(model)
+    if target.shard:
+        target_parts = _shard_target(model, target_parts, processes)
+    return target_parts, lambda config: InProcessTarget(model, config.aux_layer_ids)
+
+
+def _load_or_create_drafter(settings: TrainingSettings, target_parts: TargetParts, corpus: Corpus) -> Drafter:
+    initial_checkpoint = settings.drafter.initial_checkpoint
+    if initial_checkpoint is not None:
+        target_folder = Path(settings.target.model)
+        drafter = checkpoint.load_drafter(initial_checkpoint, target=target_folder if target_folder.is_dir() else None).float()
+        shape, expected = tuple(drafter.embed_tokens.weight.shape), tuple(target_parts.embedding.shape)
+        if shape != expected or drafter.config.target_hidden_size != expected[1]:
+            raise TargetError(
+                f"drafter.initial_checkpoint {initial_checkpoint}: its embedding is {shape[0]} x {shape[1]}, the "
+                f"target's {expected[0]} x {expected[1]}: it was "
+                "trained for another target."
+            )
+        return drafter
+    config = build_drafter_config(settings.drafter, target_parts.config)
+    if tuple(target_parts.embedding.shape) != (config.vocab_size, config.hidden_size):
+        raise TargetError(
+            f"the target's embedding is {tuple(target_parts.embedding.shape)}, but its configuration has vocab_size "
+            f"{config.vocab_size} and hidden_size {config.hidden_size}."
+        )
+    return create_drafter(
+        config,
+        target_parts,
+        data.most_frequent_tokens(corpus, config.draft_vocab_size, config.vocab_size),
+        settings.optimizer.seed,
+    )
+
+
+def _shard_target(model: object, target_parts: TargetParts, processes: Processes) -> TargetParts:
+    """Shard the target's layers over all processes, and return its other parts, which are replicated on each device."""
+    if processes.world_size < 2:
+        raise ConfigError("target.shard is true, but this is a single process: start it with torchrun, or set it to false.")
+    from torch.distributed.fsdp import fully_shard
+
+    from aerie_drafter.train.states import get_text_decoder
+
+    decoder = get_text_decoder(model)
+    mesh = dist.device_mesh.init_device_mesh(processes.device.type, (processes.world_size,))
+    for layer in decoder.layers:
+        fully_shard(layer, mesh=mesh)
+    for name, child in decoder.named_children():
+        if name != "layers":
+            child.to(processes.device)
+    head = target_parts.lm_head.to(processes.device)
+    return TargetParts(target_parts.config, target_parts.embedding.to(processes.device), head, decoder.norm)
+
+
+def _build_provenance(settings: TrainingSettings) -> Provenance:
+    """Return the provenance of the checkpoints: target by name and digest, data by names and digest."""
+    digest = ""
+    folder = Path(settings.target.model)
+    if folder.is_dir():
+        try:
+            digest = checkpoint.compute_model_digest(folder)
+        except CheckpointError:
+            digest = ""  # not safetensors
+    total = hashlib.sha256()
+    for path in settings.data.train:
+        with path.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    names = ", ".join(path.name for path in settings.data.train)
+    return Provenance(
+        target=settings.target.model,
+        target_digest=digest,
+        training_data=f"{names} (sha256:{total.hexdigest()})",
+        training_horizon=settings.loss.horizon,
+    )
+
+
+def _read_chat_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data.chat_template {path}: cannot be read ({error}).") from error

@@ -1,0 +1,246 @@
+"""Hidden states of the target for a training: auxiliary states as input, final states for the loss.
+
+There are two sources: a Hugging Face target in this process, or files of vLLM's `extract_hidden_states`.
+Layer ids are vLLM's: k is the input of layer k, and the number of layers is the output of the last one, before the final norm.
+
+Guarantee: both sources return the same states for the same text, up to the target's arithmetic. Not guaranteed for files: that
+they come from this target; only their shapes and tokens are compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from aerie_drafter.errors import CheckpointError, DataError, TargetError
+from aerie_drafter.weights import read_headers, read_tensors
+
+
+class TargetHiddenStates(NamedTuple):
+    """[batch, length, parts x hidden] and [batch, length, hidden]: see `aerie_drafter.train.ttt.TrainingBatch`."""
+
+    aux_hidden_states: Tensor
+    final_hidden_states: Tensor
+
+
+class HiddenStateSource(Protocol):
+    """Source of hidden states."""
+
+    supports_packing: bool
+    """Whether a row may contain several conversations as one text."""
+
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
+        """Return the states of a padded batch [batch, length], whose rows consist of these conversations."""
+
+
+class TargetParts(NamedTuple):
+    """Parts of a target that a training needs besides its hidden states."""
+
+    config: Any
+    """The text model's Hugging Face configuration."""
+    embedding: Tensor
+    """[vocabulary, hidden]"""
+    lm_head: Tensor
+    """[vocabulary, hidden]: the weight of lm_head."""
+    final_norm: nn.Module
+    """The final norm."""
+
+
+class InProcessTarget:
+    """A frozen Hugging Face target in this process."""
+
+    supports_packing = True
+
+    def __init__(self, model: Any, aux_layer_ids: Sequence[int]) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.decoder = get_text_decoder(model)
+        self.layers = list(self.decoder.layers)
+        _check_layers(aux_layer_ids, len(self.layers))
+        self.aux_layer_ids = tuple(aux_layer_ids)
+
+    @torch.no_grad()
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (needed by HiddenStateFiles)
+        """Run the target. Padding at the end needs no mask, because attention is causal."""
+        with _capture_inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as seen:
+            final = self.decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        return TargetHiddenStates(torch.cat([seen[layer] for layer in self.aux_layer_ids], dim=-1), final)
+
+
+@contextmanager
+def _capture_inputs(modules: Sequence[nn.Module], layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Capture the input hidden states of the modules while the block runs."""
+    states: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            states[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    handles = [modules[layer].register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in layer_ids]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class HiddenStateFiles:
+    """Files of vLLM's ExampleHiddenStatesConnector: `token_ids` [tokens] and `hidden_states` [tokens, layers, hidden].
+
+    A conversation's file is identified by its tokens, so files can have any names. `stored_layer_ids` are the ids of vLLM's
+    configuration, in their order. They must contain the number of the target's layers, for the final states.
+    """
+
+    supports_packing = False
+
+    def __init__(
+        self, folder: Path, target_parts: TargetParts, aux_layer_ids: Sequence[int], stored_layer_ids: Sequence[int]
+    ) -> None:
+        last = int(target_parts.config.num_hidden_layers)
+        _check_layers(aux_layer_ids, last)
+        missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]
+        if missing:
+            raise TargetError(
+                f"{folder}: the files contain the layers {list(stored_layer_ids)}, but layer {missing[0]} is "
+                "required: write them with "
+                f"eagle_aux_hidden_state_layer_ids {sorted({*aux_layer_ids, last})}."
+            )
+        self.aux_indices = [list(stored_layer_ids).index(layer) for layer in aux_layer_ids]
+        self.final_index = list(stored_layer_ids).index(last)
+        self.final_norm, self.folder = target_parts.final_norm, folder
+        self.layers_and_hidden_size = (len(stored_layer_ids), int(target_parts.config.hidden_size))
+        self.file_by_token_digest = self._index_files(sorted(folder.glob("**/*.safetensors")))
+
+    def _index_files(self, paths: Sequence[Path]) -> dict[str, Path]:
+        if not paths:
+            raise DataError(f"{self.folder}: no *.safetensors files; set the folder of vLLM's shared_storage_path.")
+        files = {}
+        for file in paths:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    files[compute_token_digest(opened.get_tensor("token_ids"))] = file
+                    shape = tuple(opened.get_slice("hidden_states").get_shape())
+            except (SafetensorError, OSError) as error:
+                raise DataError(f"{file}: not a complete file of hidden states ({error}); write it again with vLLM.") from error
+            if shape[1:] != self.layers_and_hidden_size:
+                raise DataError(
+                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected: tokens x "
+                    f"{' x '.join(map(str, self.layers_and_hidden_size))}. hidden_state_layer_ids or the target differs."
+                )
+        return files
+
+    @torch.no_grad()
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
+        """Read the states of rows with one conversation each."""
+        layers, hidden = self.layers_and_hidden_size
+        states: Tensor | None = None
+        for at, (conversation,) in enumerate(conversations_by_row):
+            file = self.file_by_token_digest.get(compute_token_digest(conversation))
+            if file is None:
+                raise DataError(
+                    f"{self.folder}: no file contains the hidden states of a conversation of {len(conversation)} "
+                    "tokens that begins "
+                    f"with {conversation[:8].tolist()}; write the states of the same data, chat template and max_length."
+                )
+            with safe_open(file, framework="pt") as opened:
+                stored = opened.get_tensor("hidden_states")
+            if states is None:
+                states = torch.zeros(*tokens.shape, layers, hidden, dtype=stored.dtype, device=tokens.device)
+            states[at, : len(stored)] = stored.to(states.device)
+        if states is None:
+            raise DataError(f"{self.folder}: no conversations requested.")
+        return TargetHiddenStates(states[:, :, self.aux_indices].flatten(2), self.final_norm(states[:, :, self.final_index]))
+
+
+def compute_token_digest(tokens: Tensor) -> str:
+    """Return a digest of a conversation's tokens."""
+    return hashlib.sha256(tokens.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
+
+
+def get_text_decoder(model: Any) -> Any:
+    """Return the text model of a Hugging Face causal language model, with `layers` and `norm`. Raises TargetError."""
+    inner = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for name in ("layers", "norm"):
+        if not hasattr(inner, name):
+            raise TargetError(
+                f"{type(model).__name__}: its text model has no `{name}`, so its hidden states cannot be captured; "
+                "write them with vLLM's extract_hidden_states."
+            )
+    return inner
+
+
+def extract_target_parts(model: Any) -> TargetParts:
+    """Return the parts of a loaded model. Raises TargetError."""
+    config = model.config.get_text_config()
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        value = getattr(config, name, None)
+        if value not in (None, 1, 1.0):
+            raise TargetError(f"the target's {name} is {value}: only targets whose logits are lm_head(state) are supported.")
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise TargetError(f"{type(model).__name__}: expected: an lm_head without bias.")
+    return TargetParts(config, model.get_input_embeddings().weight.detach(), head.weight.detach(), get_text_decoder(model).norm)
+
+
+def load_model(name: str, revision: str | None, dtype: torch.dtype, device: torch.device) -> Any:
+    """Load a target with its weights. Raises TargetError."""
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+        return model.to(device)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"target.model {name}: cannot be loaded: {_first_line(error)}") from error
+
+
+def load_tokenizer(name: str, revision: str | None) -> Any:
+    """Load the target's tokenizer. Raises TargetError."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"target.model {name}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise TargetError(f"target.model {name}: its tokenizer is not a fast tokenizer, which is required for offsets of tokens.")
+    return tokenizer
+
+
+def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) -> TargetParts:
+    """Read only the embedding, lm_head and final norm of a target's folder. Raises TargetError."""
+    try:
+        with torch.device("meta"):
+            auto: Any = AutoModelForCausalLM
+            model = auto.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
+        header = read_headers(folder)
+    except (OSError, ValueError, CheckpointError) as error:
+        raise TargetError(f"target.model {folder}: cannot be read: {_first_line(error)}") from error
+    names: dict[int, list[str]] = {}  # a tied weight has several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for module in (model.get_input_embeddings(), model.get_output_embeddings(), get_text_decoder(model).norm):
+        for name, parameter in list(module.named_parameters()):
+            tensor_names = names[id(parameter)]
+            stored = next((alias for alias in tensor_names if alias in header.tensors), None)
+            if stored is None:
+                raise TargetError(f"{folder}: its weights do not contain {tensor_names[0]}; set the folder of the target itself.")
+            tensor = read_tensors(header, [stored])[stored].to(device=device, dtype=dtype)
+            module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+    return extract_target_parts(model)
+
+
+def _check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
+    invalid = [layer for layer in aux_layer_ids if not 0 <= layer <= layer_count]
+    if invalid:
+        raise TargetError(
+            f"aux_layer_ids contains layer {invalid[0]}, but the target has {layer_count} layers: 0 to {layer_count} are valid."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,353 @@
+"""The training loop, on one or several devices, with checkpoints to resume from.
+
+Guarantees: on CPU, with the same number of threads, a training results in the same weights bit for bit, however often it was
+killed and resumed. Several processes train like one process with all their rows, up to rounding. `last` and `best` in the output
+folder are replaced atomically. No random number is used after the initial weights: the data order depends on seed and epoch.
+Not guaranteed: equal bits on GPU or with another number of processes.
+
+`best` is the checkpoint with the highest acceptance length on held-out text, measured by simulated greedy speculation. The loss
+does not select it, because it includes positions that verification never reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from aerie_drafter import checkpoint
+from aerie_drafter.checkpoint import Provenance
+from aerie_drafter.errors import ConfigError, TrainingError
+from aerie_drafter.model import Drafter
+from aerie_drafter.train.data import BatchRow, Corpus, assemble_batch, plan_batches
+from aerie_drafter.train.processes import Processes
+from aerie_drafter.train.settings import TrainingSettings
+from aerie_drafter.train.states import HiddenStateSource
+from aerie_drafter.train.ttt import LossOutput, TrainingBatch, TrainingMetrics, TrainingTimeTest, simulate_speculation
+
+TRAINING_STATE_FILE = "training.pt"
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Report of an optimizer step."""
+
+    step: int
+    total_steps: int
+    epoch: int
+    loss: float
+    """Sum of KL over unrolled steps, weighted, as the mean over positions, in nats."""
+    gradient_norm: float
+    """Norm of the gradient before clipping."""
+    learning_rate: float
+    tokens: int
+    """Tokens of this step over all processes, without padding."""
+    metrics: TrainingMetrics
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Report of an evaluation on held-out data."""
+
+    step: int
+    acceptance_length: float
+    """Tokens per verification step of simulated greedy speculation, with the bonus token."""
+    is_best: bool
+    metrics: TrainingMetrics
+
+
+class TrainingReporter(Protocol):
+    """Receiver of progress reports; called in the main process only."""
+
+    def on_step(self, step: StepReport) -> None: ...
+    def on_evaluation(self, evaluation: EvaluationReport) -> None: ...
+
+
+class NullReporter:
+    """Reporter that ignores all reports."""
+
+    def on_step(self, step: StepReport) -> None:
+        """Ignore the report."""
+
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
+        """Ignore the report."""
+
+
+@dataclass
+class TrainingProgress:
+    """Steps done so far, and the batch that comes next."""
+
+    step: int = 0
+    epoch: int = 0
+    next_batch: int = 0
+    best_acceptance_length: float = 0.0
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    """(step, acceptance length) of every evaluation."""
+
+
+class Trainer:
+    """A training run. Models and data are loaded by the caller."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        hidden_state_source: HiddenStateSource,
+        target_lm_head: Tensor,
+        corpus: Corpus,
+        held_out: Corpus,
+        settings: TrainingSettings,
+        *,
+        processes: Processes | None = None,
+        provenance: Provenance | None = None,
+        reporter: TrainingReporter | None = None,
+    ) -> None:
+        self.processes = processes or Processes()
+        self.settings, self.hidden_state_source, self.corpus, self.held_out = settings, hidden_state_source, corpus, held_out
+        self.provenance, self.reporter = (
+            provenance or Provenance(training_horizon=settings.loss.horizon),
+            reporter or NullReporter(),
+        )
+        self.output_folder = settings.output.folder
+        device = self.processes.device
+        self.drafter = drafter.to(device)
+        self.loss = TrainingTimeTest(self.drafter, target_lm_head, horizon=settings.loss.horizon, decay=settings.loss.step_decay)
+        parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+        optimizer_settings = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            parameters,
+            lr=optimizer_settings.learning_rate,
+            betas=optimizer_settings.betas,
+            weight_decay=optimizer_settings.weight_decay,
+        )
+        self.compute_dtype = _resolve_compute_dtype(optimizer_settings.precision, device)
+        self.progress = TrainingProgress()
+        self.rows_per_batch = optimizer_settings.batch_size_per_process * self.processes.world_size
+        self.packed_row_tokens = settings.data.max_length if settings.data.packing else None
+        if self.packed_row_tokens is not None and not hidden_state_source.supports_packing:
+            raise ConfigError("data.packing is true, but hidden states in files contain one conversation each; set it to false.")
+        self.conversation_lengths = corpus.lengths
+        per_epoch = [self._count_optimizer_steps(len(self._plan_epoch(epoch))) for epoch in range(optimizer_settings.epochs)]
+        self.total_steps = sum(per_epoch)
+        if min(per_epoch) == 0:
+            raise TrainingError(
+                f"the data has fewer rows than one step needs ({self.rows_per_batch} rows x "
+                f"{optimizer_settings.gradient_accumulation_steps} batches): add data, or lower "
+                "optimizer.batch_size_per_process or "
+                "optimizer.gradient_accumulation_steps."
+            )
+
+    def run(self) -> TrainingProgress:
+        """Train to the end; resume from `last` in the output folder if it exists. Raises DrafterError."""
+        if self.progress.step == 0:
+            self.resume()
+        processes = self.processes
+        module: Any = self.loss
+        if processes.world_size > 1:
+            module = DistributedDataParallel(self.loss, broadcast_buffers=False)
+        self.drafter.train()
+        progress, size = self.progress, self.settings.optimizer.gradient_accumulation_steps
+        for epoch in range(progress.epoch, self.settings.optimizer.epochs):
+            batches = self._plan_epoch(epoch)
+            for begin in range(progress.next_batch, self._count_optimizer_steps(len(batches)) * size, size):
+                report = self._train_step(module, batches[begin : begin + size])
+                progress.step, progress.next_batch = progress.step + 1, begin + size
+                if processes.is_main:
+                    self.reporter.on_step(report)
+                if progress.step % self.settings.output.evaluate_every == 0 or progress.step == self.total_steps:
+                    self._measure_and_save()
+            progress.epoch, progress.next_batch = epoch + 1, 0
+        return self.progress
+
+    def _count_optimizer_steps(self, batches: int) -> int:
+        return batches // self.settings.optimizer.gradient_accumulation_steps
+
+    def _plan_epoch(self, epoch: int) -> list[tuple[BatchRow, ...]]:
+        return plan_batches(
+            self.conversation_lengths,
+            rows_per_batch=self.rows_per_batch,
+            seed=self.settings.optimizer.seed,
+            epoch=epoch,
+            packed_row_tokens=self.packed_row_tokens,
+        )
+
+    def _train_step(self, module: Any, batches: Sequence[Sequence[BatchRow]]) -> StepReport:
+        processes, optimizer_settings = self.processes, self.settings.optimizer
+        rate = scheduled_learning_rate(
+            self.progress.step, self.total_steps, optimizer_settings.warmup_ratio, optimizer_settings.learning_rate
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        metrics, tokens = TrainingMetrics.zero(self.settings.loss.horizon, processes.device), 0
+        total = torch.zeros((), dtype=torch.float64, device=processes.device)
+        for index, rows in enumerate(batches):
+            own_rows = rows[
+                processes.rank * optimizer_settings.batch_size_per_process : (processes.rank + 1)
+                * optimizer_settings.batch_size_per_process
+            ]
+            tokens += sum(self.conversation_lengths[index] for row in rows for index in row)
+            later = index + 1 < len(batches) and processes.world_size > 1
+            with module.no_sync() if later else contextlib.nullcontext():
+                loss = self._compute_loss(module, self.corpus, own_rows)
+                loss.weighted_sum.backward()  # type: ignore[no-untyped-call]
+            metrics += loss.metrics
+            total += loss.weighted_sum.detach()
+        processes.all_reduce(metrics.sums)
+        processes.all_reduce(total)
+        # The loss is the mean over the positions of all processes; DistributedDataParallel divided by the number of processes.
+        positions = max(metrics.position_count, 1.0)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        torch._foreach_mul_(
+            [parameter.grad for parameter in parameters if parameter.grad is not None], processes.world_size / positions
+        )
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, optimizer_settings.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"step {self.progress.step + 1}: the gradient is {norm}; `last` contains an earlier step: lower "
+                f"optimizer.learning_rate ({optimizer_settings.learning_rate}) or check the data."
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        progress = self.progress
+        return StepReport(
+            progress.step + 1, self.total_steps, progress.epoch, float(total) / positions, norm, rate, tokens, metrics
+        )
+
+    def _compute_loss(self, module: Any, corpus: Corpus, rows: Sequence[BatchRow]) -> LossOutput:
+        device = self.processes.device
+        tokens, loss_mask = assemble_batch(corpus, rows)
+        tokens = tokens.to(device)
+        states = self.hidden_state_source.fetch_hidden_states(tokens, [[corpus[index][0] for index in row] for row in rows])
+        batch = TrainingBatch(tokens, loss_mask.to(device), states.aux_hidden_states, states.final_hidden_states)
+        with torch.autocast(device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not torch.float32):
+            loss: LossOutput = module(batch)
+        return loss
+
+    @torch.no_grad()
+    def measure_acceptance(self) -> tuple[float, TrainingMetrics]:
+        """Return (acceptance length, metrics) on the held-out data, over all processes."""
+        processes, rows = self.processes, self.settings.optimizer.batch_size_per_process
+        indices = range(min(len(self.held_out), self.settings.output.max_held_out_conversations))
+        batches = [[(index,) for index in indices[at : at + rows]] for at in range(0, len(indices), rows)]
+        metrics = TrainingMetrics.zero(self.settings.loss.horizon, processes.device)
+        totals = torch.zeros(2, dtype=torch.float64, device=processes.device)
+        for round_number in range(math.ceil(len(batches) / processes.world_size)):
+            index = round_number * processes.world_size + processes.rank
+            # A process without a batch computes one that another process counts, because a sharded target needs all processes.
+            batch = batches[index % len(batches)]
+            loss = self._compute_loss(self.loss, self.held_out, batch)
+            if index < len(batches):
+                _, loss_mask = assemble_batch(self.held_out, batch)
+                metrics += loss.metrics
+                totals += torch.tensor(
+                    simulate_speculation(loss.argmax_matches, loss_mask, self.settings.output.num_speculative_tokens),
+                    dtype=torch.float64,
+                ).to(totals.device)
+        processes.all_reduce(metrics.sums)
+        emitted, steps = processes.all_reduce(totals).tolist()
+        return emitted / max(steps, 1.0), metrics
+
+    def _measure_and_save(self) -> None:
+        length, metrics = self.measure_acceptance()
+        is_best = length > self.progress.best_acceptance_length
+        self.progress.best_acceptance_length = max(self.progress.best_acceptance_length, length)
+        self.progress.evaluations.append((self.progress.step, length))
+        if self.processes.is_main:
+            self.reporter.on_evaluation(EvaluationReport(self.progress.step, length, is_best, metrics))
+            if is_best:
+                notes = {
+                    "step": str(self.progress.step),
+                    "acceptance_length": f"{length:.4f}",
+                    "tokens": str(self.settings.output.num_speculative_tokens),
+                }
+                provenance = dataclasses.replace(self.provenance, notes=notes)
+                checkpoint.save_checkpoint(self.output_folder / "best", self.drafter, provenance)
+            with checkpoint.replace_checkpoint(self.output_folder / "last") as folder:
+                checkpoint.write_checkpoint(
+                    folder, checkpoint.build_checkpoint(self.drafter, self.provenance), include_embedding=False
+                )
+                torch.save(self._training_state(), folder / TRAINING_STATE_FILE)
+        self.processes.barrier()
+
+    def _training_state(self) -> dict[str, Any]:
+        return {
+            "progress": vars(self.progress),
+            "optimizer": self.optimizer.state_dict(),
+            "requirements": self._resume_requirements(),
+        }
+
+    def _resume_requirements(self) -> dict[str, Any]:
+        """Return the settings and sizes that must be equal to resume a training."""
+        settings = self.settings.model_dump(mode="json", include={"drafter", "data", "loss", "optimizer"})
+        return {
+            **settings,
+            "processes": self.processes.world_size,
+            "conversations": len(self.corpus),
+            "tokens": len(self.corpus.tokens),
+        }
+
+    def resume(self) -> bool:
+        """Resume from `last`; False if it does not exist. Raises CheckpointError, TrainingError."""
+        folder = self.output_folder / "last"
+        if not folder.exists():
+            return False
+        saved = checkpoint.read_checkpoint(folder)
+        try:
+            state = torch.load(folder / TRAINING_STATE_FILE, map_location=self.processes.device, weights_only=True)
+            progress, optimizer = TrainingProgress(**state["progress"]), state["optimizer"]
+            requirements = state["requirements"]
+        except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            raise TrainingError(
+                f"{folder / TRAINING_STATE_FILE}: invalid training state ({error}); set another output.folder."
+            ) from error
+        differing = _find_first_difference(requirements, self._resume_requirements())
+        if differing is not None:
+            name, before, now = differing
+            raise TrainingError(
+                f"{folder}: that training had {name} {before!r}, but now it is {now!r}; set another output.folder, "
+                "or restore the setting to resume."
+            )
+        if saved.config != self.drafter.config:
+            raise TrainingError(
+                f"{folder}: its drafter has another configuration than these settings; set another output.folder."
+            )
+        self.drafter.load_state_dict({**self.drafter.state_dict(), **saved.tensors})  # the embedding is the target's
+        self.optimizer.load_state_dict(optimizer)
+        self.progress = progress
+        return True
+
+
+def scheduled_learning_rate(step: int, total_steps: int, warmup_share: float, peak_learning_rate: float) -> float:
+    """Return the learning rate of a step, counted from 0: linear warm-up, then half a cosine to zero."""
+    warmup_steps = round(total_steps * warmup_share)
+    if step < warmup_steps:
+        return peak_learning_rate * (step + 1) / warmup_steps
+    return peak_learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(total_steps - warmup_steps, 1)))
+
+
+def _resolve_compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "float32" and device.type == "cuda":
+        raise ConfigError(
+            "optimizer.precision is float32: the fused attention on GPU supports 16-bit numbers only; use bfloat16."
+        )
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def _find_first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Return (name, before, now) of the first difference between settings; None if they are equal."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            inner = f"{name}.{key}" if name else key
+            if (difference := _find_first_difference(before.get(key), now.get(key), inner)) is not None:
+                return difference
+        return None
+    return None if before == now else (name, before, now)

@@ -1,0 +1,293 @@
+"""The loss of training-time test (TTT): the drafter unrolled over its own states, against the target's distributions.
+
+    tokens            x0  x1  x2  x3  x4 ...      column t of step i
+    column t, step 0  reads x[t+1] and the fused state of t, learns the target's distribution at t+1   (of token t+2)
+    column t, step i  reads x[t+1+i] and its own state of step i-1, learns the one at t+1+i            (of token t+2+i)
+
+The input tokens are those of the text (teacher forcing); the states are the drafter's own, as in serving. The loss of a column is
+KL(target || drafter), with the target's distribution restricted to the draft vocabulary and renormalized; its gradient is that
+of the soft cross entropy. A position counts if the loss mask contains the token that it predicts (the assistant's), and the
+target's most likely token is in the draft vocabulary. Step i is weighted with decay^i. Source: EAGLE-3 (arXiv 2503.01840) and the
+training code of SafeAILab/EAGLE, TorchSpec and SpecForge, which agree on this.
+
+One column of each step learns the same position of the target. So the loss processes the positions in slices: the target's logits
+of a slice are computed once from its final states, used for all steps, and freed. The gradients of the drafter's states and of
+its lm_head are computed in the same pass, so no tensor [positions, vocabulary] outlives a slice or is computed twice.
+
+Guarantee: loss and gradients equal those of the naive unroll, to rounding. Not guaranteed: second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aerie_drafter.model import Drafter, UnrolledCache
+
+LOGIT_SLICE_ELEMENTS = 2**24
+"""Elements of one slice of logits: 64 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Texts with the target's states. Shorter rows are padded at their end, where `loss_mask` is False."""
+
+    tokens: Tensor
+    """[batch, length], ids of the target."""
+    loss_mask: Tensor
+    """[batch, length], bool: tokens that the drafter learns to predict."""
+    aux_hidden_states: Tensor
+    """[batch, length, parts x target_hidden]: the auxiliary states side by side, lowest layer first."""
+    final_hidden_states: Tensor
+    """[batch, length, target_hidden]: the state that the target's lm_head reads, after the final norm."""
+
+
+@dataclass(frozen=True)
+class TrainingMetrics:
+    """Sums over columns for each step, [5, horizon] in float64; those of batches and processes can be added."""
+
+    sums: Tensor
+
+    def __add__(self, other: TrainingMetrics) -> TrainingMetrics:
+        return TrainingMetrics(self.sums + other.sums)
+
+    @classmethod
+    def zero(cls, horizon: int, device: torch.device | str = "cpu") -> TrainingMetrics:
+        """Return metrics without columns."""
+        return cls(torch.zeros(5, horizon, dtype=torch.float64, device=device))
+
+    @property
+    def position_count(self) -> float:
+        """Return the number of positions of step 0; `LossOutput.weighted_sum` divided by it is the mean loss."""
+        return float(self.sums[0, 0])
+
+    @property
+    def mean_kl(self) -> list[float]:
+        """Return the mean KL per step, in nats."""
+        return _ratio(self.sums[1], self.sums[0])
+
+    @property
+    def conditional_acceptance(self) -> list[float]:
+        """Return the share of columns that match the target's most likely token, per step, if all earlier steps matched."""
+        return _ratio(self.sums[4], self.sums[3])
+
+    @property
+    def cumulative_acceptance(self) -> list[float]:
+        """Return the share of columns where this step and all earlier ones matched, per step."""
+        return _ratio(self.sums[4], self.sums[2])
+
+
+def _ratio(above: Tensor, below: Tensor) -> list[float]:
+    return [float(a / b) if b else 0.0 for a, b in zip(above.tolist(), below.tolist(), strict=True)]
+
+
+class LossOutput(NamedTuple):
+    """Loss of one batch."""
+
+    weighted_sum: Tensor
+    """Weighted sum over steps and positions, with gradient; divided by `metrics.position_count` it is the loss."""
+    metrics: TrainingMetrics
+    argmax_matches: Tensor
+    """[horizon, batch, length - 1], bool: whether the drafter's most likely token is the target's; a tie is a match."""
+
+
+class TrainingTimeTest(nn.Module):
+    """The loss as a module, so that DistributedDataParallel sees one forward per batch.
+
+    `target_lm_head` is the weight of the target's lm_head, [vocabulary, target_hidden]; it is not a parameter.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target_lm_head: Tensor,
+        *,
+        horizon: int = 7,
+        decay: float = 0.8,
+        slice_elements: int = LOGIT_SLICE_ELEMENTS,
+    ) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.target_lm_head = target_lm_head.detach()
+        self.horizon, self.decay, self.slice_elements = horizon, decay, slice_elements
+
+    def forward(self, batch: TrainingBatch) -> LossOutput:
+        """Compute the loss of a batch; without gradients, only the metrics."""
+        drafter, horizon = self.drafter, self.horizon
+        states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, horizon)
+        rows, positions = _loss_positions(batch.loss_mask)
+        total, counts, divergence, argmax_matches = _SlicedKlLoss.apply(  # type: ignore[no-untyped-call]
+            _LossInputs(
+                final_hidden_states=batch.final_hidden_states,
+                target_lm_head=self.target_lm_head,
+                draft_token_ids=drafter.draft_token_ids,
+                t2d=drafter.t2d,
+                rows=rows,
+                positions=positions,
+                step_weights=tuple(self.decay**step for step in range(horizon)),
+                slice_elements=self.slice_elements,
+                needs_gradients=torch.is_grad_enabled(),
+            ),
+            drafter.lm_head.weight,
+            *states,
+        )
+        sums = torch.cat([torch.stack([counts, divergence]), count_surviving_columns(argmax_matches, batch.loss_mask)])
+        return LossOutput(total, TrainingMetrics(sums), argmax_matches)
+
+
+def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int) -> list[Tensor]:
+    """Return the states of each step after the final norm: `horizon` tensors [batch, length - 1, hidden].
+
+    Columns past the end of the text read token 0; only their own later steps see them.
+    """
+    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
+    hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1].to(drafter.fc.weight.dtype))
+    padded_tokens = nn.functional.pad(tokens, (0, horizon))
+    states = []
+    for step in range(horizon):
+        normed, hidden = drafter(padded_tokens[:, 1 + step : 1 + step + columns], hidden, kv_cache)
+        states.append(normed)
+    return states
+
+
+def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor:
+    """Return rows 2 to 4 of the metrics, [3, horizon]: columns whose steps 0..i are all in the loss mask; of these, columns
+    where all earlier steps matched; of these, columns where step i matched."""
+    horizon, columns = argmax_matches.shape[0], argmax_matches.shape[2]
+    ahead = nn.functional.pad(loss_mask, (0, horizon))
+    reached = torch.stack([ahead[:, 2 + step : 2 + step + columns] for step in range(horizon)]).cumprod(0).bool()
+    through = (argmax_matches & reached).cumprod(0).bool()
+    before = torch.cat([reached[:1], through[:-1] & reached[1:]])
+    return torch.stack([part.sum((1, 2), dtype=torch.float64) for part in (reached, before, through)])
+
+
+def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculative_tokens: int) -> tuple[int, int]:
+    """Simulate greedy speculation over the text: (emitted tokens, verification steps), for K <= horizon.
+
+    A draft is accepted up to the first mismatch, and the next one starts after the accepted tokens and the bonus token. The
+    result is exact for greedy texts of the target, otherwise an estimate. In each span of the loss mask the prefill emits the
+    first token, so drafts start with the second. Tokens beyond the span's end do not count.
+    """
+    emitted = steps = 0
+    lengths = argmax_matches[:num_speculative_tokens].long().cumprod(0).sum(0).tolist()
+    for row, mask in zip(lengths, loss_mask.tolist(), strict=True):
+        position = 2  # first token of the next verification; column t drafts token t + 2
+        while position < len(mask):
+            if not (mask[position] and mask[position - 1]):
+                position += 1
+                continue
+            emitted_tokens = 1
+            while (
+                emitted_tokens <= row[position - 2] and position + emitted_tokens < len(mask) and mask[position + emitted_tokens]
+            ):
+                emitted_tokens += 1
+            emitted, steps, position = emitted + emitted_tokens, steps + 1, position + emitted_tokens
+    return emitted, steps
+
+
+def _loss_positions(counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (rows, positions) of the target's states that predict a token of the loss mask, [positions] each."""
+    predicts = counted[:, 2:].nonzero(as_tuple=True)  # no column learns position 0
+    return predicts[0], predicts[1] + 1
+
+
+class _LossInputs(NamedTuple):
+    """Inputs of the loss without gradient."""
+
+    final_hidden_states: Tensor
+    target_lm_head: Tensor
+    draft_token_ids: Tensor
+    t2d: Tensor
+    rows: Tensor
+    positions: Tensor
+    step_weights: Sequence[float]
+    slice_elements: int
+    needs_gradients: bool
+
+
+class _SlicedKlLoss(torch.autograd.Function):
+    """The loss and its gradients in one pass over slices of positions."""
+
+    @staticmethod
+    def forward(ctx: Any, fixed: _LossInputs, head: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        batch, columns, _ = states[0].shape
+        device, horizon = head.device, len(states)
+        device_type = device.type
+        compute_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.dtype
+        accumulation_dtype = torch.promote_types(head.dtype, torch.float32)
+        weight = head.to(compute_dtype)
+        is_full_vocabulary = len(fixed.draft_token_ids) == len(fixed.t2d)
+        draft_ids = torch.zeros(len(fixed.t2d), dtype=torch.long, device=device)  # by token; 0 outside of the draft vocabulary
+        draft_ids[fixed.draft_token_ids] = torch.arange(len(fixed.draft_token_ids), device=device)
+        flat = [state.reshape(batch * columns, -1) for state in states]
+        to_states = [torch.zeros_like(state) for state in flat] if fixed.needs_gradients else []
+        to_head = torch.zeros_like(head, dtype=accumulation_dtype) if fixed.needs_gradients else None
+        total = torch.zeros((), dtype=accumulation_dtype, device=device)
+        counts = torch.zeros(horizon, dtype=torch.float64, device=device)
+        divergence = torch.zeros(horizon, dtype=torch.float64, device=device)
+        argmax_matches = torch.zeros(
+            horizon, batch * columns + 1, dtype=torch.bool, device=device
+        )  # the last element collects invalid columns
+        size = max(1, fixed.slice_elements // len(fixed.t2d))
+        with torch.autocast(device_type, enabled=False):
+            for rows, positions in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
+                target_logits = (
+                    fixed.final_hidden_states[rows, positions].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T
+                ).to(accumulation_dtype)
+                best = target_logits.argmax(-1)
+                in_draft_vocabulary = fixed.t2d[best]
+                if not is_full_vocabulary:
+                    target_logits = target_logits[:, fixed.draft_token_ids]
+                target_probabilities = target_logits.softmax(-1)
+                # The log of the sum of exponentials follows from the probability of the most likely token.
+                entropy = (
+                    target_logits.amax(-1)
+                    - target_probabilities.amax(-1).log()
+                    - torch.linalg.vecdot(target_probabilities, target_logits)
+                )
+                del target_logits
+                draft_id = draft_ids[best].unsqueeze(-1)
+                for step, state in enumerate(flat):
+                    valid = positions >= step + 1
+                    column = rows * columns + (positions - 1 - step).clamp(min=0)  # clamped columns have weight 0
+                    inputs = state[column].to(compute_dtype)
+                    logits = (inputs @ weight.T).to(accumulation_dtype)
+                    top = logits.amax(-1, keepdim=True)
+                    matches = (logits.gather(-1, draft_id) == top).squeeze(-1) & in_draft_vocabulary
+                    argmax_matches[step, column.masked_fill(~valid, batch * columns)] = matches
+                    cross = torch.linalg.vecdot(target_probabilities, logits)
+                    total_chance = logits.sub_(top).exp_().sum(-1, keepdim=True)
+                    kl = (top + total_chance.log()).squeeze(-1) - cross - entropy
+                    mask = (in_draft_vocabulary & valid).to(accumulation_dtype)
+                    counts[step] += mask.sum()
+                    kl = (kl * mask).sum()
+                    divergence[step] += kl
+                    total += fixed.step_weights[step] * kl
+                    if to_head is not None:
+                        grad = logits.div_(total_chance).sub_(target_probabilities)
+                        grad = grad.mul_((mask * fixed.step_weights[step]).unsqueeze(-1)).to(compute_dtype)
+                        to_states[step].index_add_(0, column, (grad @ weight).to(state.dtype))
+                        _add_product(to_head, grad.T, inputs)
+        if to_head is not None:
+            ctx.save_for_backward(to_head.to(head.dtype), *to_states)
+            ctx.shape = states[0].shape
+        argmax_matches = argmax_matches[:, :-1].reshape(horizon, batch, columns)
+        ctx.mark_non_differentiable(counts, divergence, argmax_matches)
+        return total, counts, divergence, argmax_matches
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        to_head, *to_states = ctx.saved_tensors
+        return None, to_head * grad, *((part * grad).view(ctx.shape) for part in to_states)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, without a temporary where the types allow."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

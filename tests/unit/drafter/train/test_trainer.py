@@ -1,0 +1,348 @@
+"""The loop: repeatable, resumable after a kill, equal over processes, and safe on a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from aerie_drafter import checkpoint
+from aerie_drafter.errors import CheckpointError, ConfigError, DataError, DrafterError, TargetError, TrainingError
+from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
+from aerie_drafter.evaluate.target import TargetRunner
+from aerie_drafter.train import data
+from aerie_drafter.train.settings import TrainingSettings, parse_settings
+from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.states import InProcessTarget, load_model, load_tokenizer
+from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_learning_rate
+
+Write = Callable[..., Path]
+
+
+class Listener:
+    """A reporter that records its reports, and calls `at` with the number of each step."""
+
+    def __init__(self, at: Callable[[int], None] | None = None) -> None:
+        self.steps: list[StepReport] = []
+        self.evaluations: list[EvaluationReport] = []
+        self.at = at or (lambda _: None)
+
+    def on_step(self, step: StepReport) -> None:
+        self.steps.append(step)
+        self.at(step.step)
+
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
+        self.evaluations.append(evaluation)
+
+
+@pytest.fixture
+def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write) -> Callable[..., TrainingSettings]:
+    """Settings of a training of seconds; fields by `group__field`."""
+    path = write_conversations(24)
+
+    def make(output: str = "out", **fields: Any) -> TrainingSettings:
+        raw: dict[str, Any] = {
+            "target": {"model": str(target_folder)},
+            "drafter": {"draft_vocab_size": 48},
+            "data": {"train": [str(path)], "held_out_share": 0.2},
+            "loss": {"horizon": 3},
+            "optimizer": {"epochs": 2, "batch_size_per_process": 2, "learning_rate": 3e-3},
+            "output": {"folder": str(tmp_path / output), "evaluate_every": 4},
+        }
+        for name, value in fields.items():
+            group, field = name.split("__")
+            raw[group][field] = value
+        return parse_settings(raw, "test")
+
+    return make
+
+
+Make = Callable[..., TrainingSettings]
+
+
+def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) -> None:
+    settings, listener = settings_of(optimizer__epochs=6), Listener()
+    progress = build_trainer(settings, reporter=listener).run()
+    assert progress.step == len(listener.steps) == listener.steps[0].total_steps
+    assert listener.steps[-1].loss < listener.steps[0].loss / 3
+    assert progress.best_acceptance_length == max(report.acceptance_length for report in listener.evaluations)
+    best = checkpoint.load_drafter(settings.output.folder / "best")
+    assert best.config.eagle_version == "EAGLE 3.1"
+    provenance = checkpoint.read_provenance(settings.output.folder / "best")
+    assert provenance.training_horizon == 3
+    assert provenance.target_digest.startswith("sha256:")
+    assert provenance.notes["acceptance_length"] == f"{progress.best_acceptance_length:.4f}"
+
+
+def test_a_new_drafter_begins_as_the_target_where_it_can(settings_of: Make, target_of: Callable[..., Any]) -> None:
+    drafter, target = build_trainer(settings_of()).drafter, target_of()
+    assert torch.equal(drafter.embed_tokens.weight, target.model.embed_tokens.weight)
+    assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_token_ids])
+    assert drafter.config.aux_layer_ids == (2, 3)
+    assert all(parameter.eq(1).all() for name, parameter in drafter.named_parameters() if "norm" in name)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_same_settings_give_the_same_bits(settings_of: Make, *, packing: bool) -> None:
+    digests = []
+    for name in ("one", "two"):
+        settings = settings_of(name, data__packing=packing, data__max_length=96, optimizer__gradient_accumulation_steps=2)
+        build_trainer(settings).run()
+        digests.append(checkpoint.compute_model_digest(settings.output.folder / "last"))
+    assert digests[0] == digests[1]
+
+
+_CHILD = """
+import os, signal, sys
+from pathlib import Path
+from aerie_drafter.train.settings import read_settings
+from aerie_drafter.train.setup import build_trainer
+
+class Kill:
+    def on_step(self, step):
+        if step.step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def on_evaluation(self, evaluation):
+        pass
+
+build_trainer(read_settings(Path(sys.argv[1])), reporter=Kill()).run()
+"""
+
+
+def run_child(program: str, settings: TrainingSettings, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A Python program in a process of its own, with the settings' file as its first argument."""
+    file, script = folder / "train.yaml", folder / "program.py"
+    file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+    script.write_text(program)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [sys.executable, *command, str(script), str(file)], capture_output=True, text=True, env=environment, timeout=240
+    )
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path: Path) -> None:
+    whole, killed = (
+        settings_of("whole", optimizer__gradient_accumulation_steps=1),
+        settings_of("killed", optimizer__gradient_accumulation_steps=1),
+    )
+    build_trainer(whole).run()
+    ended = run_child(_CHILD, killed, tmp_path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    again = build_trainer(killed)
+    assert again.resume()
+    assert again.progress.step == 4  # of the seven that were done, those up to the last save
+    again.run()
+    for name in ("last", "best"):
+        assert checkpoint.compute_model_digest(killed.output.folder / name) == checkpoint.compute_model_digest(
+            whole.output.folder / name
+        )
+
+
+def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:
+    """On answers that the target gave greedily, the walk counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
+    trainer = build_trainer(
+        settings_of(
+            optimizer__epochs=20,
+            optimizer__batch_size_per_process=4,
+            drafter__draft_vocab_size=264,
+            output__num_speculative_tokens=3,
+        )
+    )
+    target = trainer.settings.target.model
+    model = load_model(target, None, torch.float32, torch.device("cpu"))
+    pair = ModelPair(TargetRunner(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
+    prompts = [list(range(3 + index, 20 + 2 * index)) for index in range(24)]
+    answered = answer_prompts(pair, prompts, EvaluationOptions(num_speculative_tokens=3, max_tokens=24))
+    marked = []
+    for prompt, text in zip(prompts, answered, strict=True):
+        counted = torch.zeros(len(text.tokens), dtype=torch.bool)
+        counted[len(prompt) : text.answer_end] = True
+        marked.append((text.tokens, counted))
+    trainer.corpus = trainer.held_out = data.Corpus.from_conversations(marked)
+    trainer.conversation_lengths = trainer.corpus.lengths
+    trainer.run()
+    emitted = sum(int(counted.sum()) - 1 for _, counted in marked)  # the first token of each comes with the prompt
+    found = evaluate_texts(pair, answered, 3)
+    assert found.accepted_per_position[1] > 0  # so that walks with accepted tokens are compared
+    assert trainer.measure_acceptance()[0] == emitted / found.drafts
+
+
+def test_a_finished_training_started_again_changes_nothing(settings_of: Make) -> None:
+    settings = settings_of()
+    first = build_trainer(settings).run()
+    digest = checkpoint.compute_model_digest(settings.output.folder / "last")
+    listener = Listener()
+    assert build_trainer(settings, reporter=listener).run() == first
+    assert listener.steps == []
+    assert checkpoint.compute_model_digest(settings.output.folder / "last") == digest
+
+
+def test_other_settings_do_not_go_on_with_a_training(settings_of: Make) -> None:
+    build_trainer(settings_of()).run()
+    with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, but now it is 0.5; set another"):
+        build_trainer(settings_of(loss__step_decay=0.5)).run()
+
+
+_FULL = """
+import resource, sys
+from pathlib import Path
+from aerie_drafter.errors import CheckpointError
+from aerie_drafter.train.settings import read_settings
+from aerie_drafter.train.setup import build_trainer
+
+class Fill:
+    def on_step(self, step):
+        if step.step == 6:  # after the save of step 4, before that of step 8
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    def on_evaluation(self, evaluation):
+        pass
+
+try:
+    build_trainer(read_settings(Path(sys.argv[1])), reporter=Fill()).run()
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_takes_no_more_costs_no_earlier_checkpoint(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of()
+    ended = run_child(_FULL, settings, tmp_path)
+    assert "cannot be written" in ended.stdout, ended.stderr
+    assert "the previous one is unchanged" in ended.stdout
+    again = build_trainer(settings)
+    assert again.resume()
+    assert again.progress.step == 4
+    checkpoint.load_drafter(settings.output.folder / "best")
+    assert sorted(path.name for path in settings.output.folder.iterdir()) == ["best", "last"]
+
+
+def test_accumulated_batches_are_one_larger_batch(settings_of: Make) -> None:
+    """Up to rounding: the loss is a mean over positions, however they are grouped."""
+    losses = []
+    for name, rows, accumulate in (("one", 4, 1), ("two", 2, 2)):
+        listener = Listener()
+        fields = {
+            "optimizer__batch_size_per_process": rows,
+            "optimizer__gradient_accumulation_steps": accumulate,
+            "data__packing": True,
+            "data__max_length": 64,
+        }
+        build_trainer(settings_of(name, **fields), reporter=listener).run()
+        losses.append([report.loss for report in listener.steps])
+    # Packed rows come in one order, so the same rows make a step either way.
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
+
+
+_TWO = """
+import sys
+from pathlib import Path
+from aerie_drafter.train import processes
+from aerie_drafter.train.settings import read_settings
+from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.trainer import NullReporter
+
+class Print(NullReporter):
+    def on_step(self, step):
+        print("loss", step.loss, step.gradient_norm, flush=True)
+
+settings = read_settings(Path(sys.argv[1]))
+with processes.join_process_group() as group:
+    for shard in (False, True):
+        output = settings.output.model_copy(update={"folder": settings.output.folder / f"sharded {shard}"})
+        target = settings.target.model_copy(update={"shard": shard})
+        build_trainer(settings.model_copy(update={"output": output, "target": target}), processes=group, reporter=Print()).run()
+"""
+
+
+def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(settings_of: Make, tmp_path: Path) -> None:
+    listener = Listener()
+    alone = settings_of("alone", optimizer__batch_size_per_process=4, optimizer__epochs=1)
+    build_trainer(alone, reporter=listener).run()
+    both = settings_of("both", optimizer__batch_size_per_process=2, optimizer__epochs=1)
+    ended = run_child(_TWO, both, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert ended.returncode == 0, ended.stderr
+    found = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
+    count = len(listener.steps)
+    assert len(found) == 2 * count
+    for part in (found[:count], found[count:]):
+        assert [loss for loss, _ in part] == pytest.approx([report.loss for report in listener.steps], rel=1e-4)
+        assert [norm for _, norm in part] == pytest.approx([report.gradient_norm for report in listener.steps], rel=1e-3)
+    target = Path(both.target.model)
+    one = checkpoint.load_drafter(alone.output.folder / "last", target=target)
+    for shard in (False, True):
+        two = checkpoint.load_drafter(both.output.folder / f"sharded {shard}" / "last", target=target)
+        for name, parameter in one.named_parameters():
+            torch.testing.assert_close(two.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
+
+
+def test_states_from_files_train_as_the_target_does(
+    settings_of: Make, tmp_path: Path, target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]
+) -> None:
+    inside = settings_of("inside")
+    corpus = data.load_corpus(inside.data.train, tokenizer_of(), max_length=2048)
+    source, folder = InProcessTarget(target_of(), (2, 3, 6)), tmp_path / "states"
+    folder.mkdir()
+    for index in range(len(corpus)):
+        tokens = corpus[index][0].long()
+        hidden = source.fetch_hidden_states(tokens.unsqueeze(0)).aux_hidden_states[0].view(len(tokens), 3, -1).contiguous()
+        save_file({"token_ids": tokens, "hidden_states": hidden}, folder / f"{index}.safetensors")
+    losses = []
+    for settings in (inside, settings_of("files", target__hidden_states=str(folder))):
+        listener = Listener()
+        build_trainer(settings, reporter=listener).run()
+        losses.append([report.loss for report in listener.steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
+
+
+def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None:
+    first = settings_of("first", drafter__fc_norm=False, drafter__norm_output=False)
+    build_trainer(first).run()
+    best = first.output.folder / "best"
+    second = build_trainer(settings_of("second", drafter__initial_checkpoint=str(best)))
+    assert second.drafter.config.eagle_version == "EAGLE 3"
+    assert torch.equal(second.drafter.fc.weight, checkpoint.load_drafter(best).fc.weight)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "said"),
+    [
+        ({"optimizer__batch_size_per_process": 40}, TrainingError, r"fewer rows than one step needs \(40 rows x 1 batches\)"),
+        ({"data__train": ["none.jsonl"]}, DataError, "none.jsonl: cannot be read"),
+        ({"target__model": "/none"}, TargetError, "target.model /none: its tokenizer cannot be loaded"),
+        ({"target__shard": True}, ConfigError, "target.shard is true, but this is a single process: start it with torchrun"),
+        ({"drafter__aux_layer_ids": [2, 9]}, TargetError, "aux_layer_ids contains layer 9, but the target has 6 layers"),
+        ({"drafter__draft_vocab_size": 300}, ConfigError, "draft_vocab_size 300 is larger than vocab_size 264"),
+        ({"drafter__family": "deepseek_v2"}, TargetError, "the target's configuration has no kv_lora_rank"),
+        ({"drafter__initial_checkpoint": "/none"}, CheckpointError, "/none"),
+        ({"data__chat_template": "/none"}, ConfigError, "data.chat_template /none: cannot be read"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(settings_of: Make, fields: dict[str, Any], kind: type[DrafterError], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        build_trainer(settings_of(**fields))
+
+
+def test_a_gradient_that_is_no_number_ends_the_training(settings_of: Make) -> None:
+    trainer = build_trainer(settings_of())
+    with torch.no_grad():
+        trainer.drafter.fc.weight[0, 0] = float("nan")
+    with pytest.raises(TrainingError, match=r"step 1: the gradient is nan"):
+        trainer.run()
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [scheduled_learning_rate(step, 100, 0.1, 2.0) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[10] == 2.0
+    assert 0 < rates[-1] < 0.01
+    assert rates[55] == pytest.approx(1.0)

@@ -1,0 +1,127 @@
+"""A gateway that refuses the route: the status says so, and nothing about the canary is decided by what the pods count."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.rollout.facts.route_status import ROUTE_STATUS_TIMEOUT, route_rejection_message
+from tests.golden import Messages
+from tests.unit.rollout.world import World, canarying, masked, serving
+
+PARENT = {"name": "public", "namespace": "gateways", "sectionName": "https"}
+GATEWAY: dict[str, Any] = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [PARENT]}}}
+
+
+def says(world: World, *told: tuple[dict[str, Any], str]) -> None:
+    """The gateways write into the route's status: parent, and whether it is accepted."""
+    parents = [
+        {
+            "parentRef": parent,
+            "conditions": [
+                {"type": "Accepted", "status": status, "reason": "NoMatchingParent", "message": "no such listener"},
+                {"type": "ResolvedRefs", "status": "True"},
+            ],
+        }
+        for parent, status in told
+    ]
+    world.objects["HTTPRoute", "chat"]["status"] = {"parents": parents}
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ([], False),
+        ([(PARENT, "True")], False),
+        ([(PARENT, "Unknown")], False),
+        ([(PARENT, "False")], True),
+        ([(PARENT | {"group": "gateway.networking.k8s.io", "kind": "Gateway"}, "False")], True),
+        ([(PARENT, "False"), (PARENT, "True")], False),  # two controllers, one of which serves it
+        ([({"name": "former", "namespace": "gateways"}, "False")], False),  # what the spec named before
+    ],
+)
+def test_refused_is_what_every_gateway_that_has_spoken_refuses(told: list[Any], refused: bool, messages: Messages) -> None:
+    world = serving(rollout=GATEWAY)
+    says(world, *told)
+    rejection = route_rejection_message(world.observed())
+    assert bool(rejection) == refused
+    if refused:
+        messages.check("rejected route", rejection)
+    world.step()
+    assert world.condition("Degraded") == (("True", "RouteNotAccepted") if refused else ("False", "AsExpected"))
+    assert world.condition("Ready") == ("True", "AllPodsReady")
+
+
+def test_a_gateway_that_says_nothing_is_told_after_a_while(messages: Messages) -> None:
+    world = serving(rollout=GATEWAY)
+    route = world.objects["HTTPRoute", "chat"]
+    route["metadata"]["creationTimestamp"] = world.now.isoformat()
+    plan = world.step()
+    assert (world.condition("Degraded"), plan.requeue_after) == (("False", "AsExpected"), ROUTE_STATUS_TIMEOUT)
+    world.now += ROUTE_STATUS_TIMEOUT
+    plan = world.step()
+    assert world.condition("Degraded") == ("True", "GatewayNotResponding")
+    messages.check("no status from the gateway", world.message("Degraded"))
+    assert (plan.requeue_after, [event.reason for event in plan.events]) == (None, ["GatewayNotResponding"])
+    assert world.step().status.to_dict() == world.status
+    says(world, (PARENT, "Unknown"))
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
+
+
+def test_without_a_route_there_is_nothing_to_refuse() -> None:
+    assert route_rejection_message(serving().observed()) == ""
+
+
+def test_a_canary_waits_for_the_route_and_fails_at_its_deadline(messages: Messages) -> None:
+    world, _ = canarying("Starting", rollout=GATEWAY)
+    says(world, (PARENT, "False"))
+    world.schedule()
+    world.ready()
+    world.step()
+    assert world.status["phase"] == "Starting"
+    messages.check("canary without a route", masked(world.message("Progressing"), NEW=world.wanted))
+    world.now += timedelta(minutes=30)
+    world.step()
+    assert world.status["rolloutHistory"][0]["result"] == "Failed"
+    messages.check("no route within the deadline", world.status["rolloutHistory"][0]["message"])
+
+
+def test_a_canary_goes_on_once_the_route_is_accepted() -> None:
+    world, _ = canarying("Starting", rollout=GATEWAY)
+    says(world, (PARENT, "False"))
+    world.schedule()
+    world.ready()
+    world.step()
+    says(world, (PARENT, "True"))
+    world.step()
+    assert world.status["phase"] == "WarmingUp"
+
+
+def test_blocks_of_the_meantime_count_for_nothing() -> None:
+    world, _ = canarying("WarmingUp", rollout=GATEWAY)
+    world.now += timedelta(minutes=5)
+    world.step()
+    says(world, (PARENT, "False"))
+    world.measure(40, +0.2)
+    assert world.status["phase"] == "Analyzing"
+    assert not world.status["analysis"].get("comparisons")
+    says(world, (PARENT, "True"))
+    world.step()
+    assert not world.status["analysis"].get("comparisons"), "nor afterwards"
+    world.measure(1, +0.2)
+    assert world.status["analysis"]["comparisons"][0]["sampleCount"] == 1
+
+
+def test_a_step_of_the_ramp_is_not_held_where_the_route_is_refused() -> None:
+    world, _ = canarying("Ramping", rollout=GATEWAY)
+    step = world.status["canary"]["stepIndex"]
+    for _ in range(3):
+        world.schedule()
+        world.ready()
+        says(world, (PARENT, "False"))
+        world.now += timedelta(minutes=5)
+        world.step()
+    assert (world.status["phase"], world.status["canary"]["stepIndex"]) == ("Ramping", step)
