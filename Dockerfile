@@ -25,7 +25,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY operator/aerie operator/aerie
 RUN /builder/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheel . \
     && /builder/bin/pip --python /venv/bin/python install --no-deps --no-index /wheel/*.whl \
-    && rm /venv/bin/aerie-lab /venv/bin/eagle
+    && rm /venv/bin/aerie-lab /venv/bin/aerie-drafter
 
 FROM ${RUNTIME}
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

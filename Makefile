@@ -27,13 +27,14 @@ test-lab: setup ## run the tests against the lab's cluster (minutes)
 test-vllm: setup ## run the tests against real vLLM on CPU
 	@$(BIN)/pytest -m vllm
 
-check: setup ## format, lint, types, import layers, generated files, commands named in the README
+check: setup ## format, lint, types, import layers, generated files, commands named in the README, words
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m scripts.generate --check
 	@$(BIN)/python scripts/check_readme.py
+	@$(BIN)/python scripts/check_words.py
 
 crds: setup ## write what is generated: crds/, docs/reference.md, the chart's definition and tables
 	@$(BIN)/python -m scripts.generate

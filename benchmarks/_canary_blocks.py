@@ -1,7 +1,7 @@
 """What two arms look like after closing blocks, for many runs at once; and minute by minute, for rules that look at minutes.
 
-`close` is `aerie.rollout.analysis.blocks.observe` done on arrays: the same rule, the same windows, the same pods left out
-(tests/unit/rollout/analysis/test_benchmark.py compares them run by run).
+`close` is `aerie.analysis.measurement.blocks.observe` done on arrays: the same rule, the same windows, the same pods left out
+(tests/unit/analysis/test_benchmark.py compares them run by run).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aerie.rollout.analysis.blocks import Rule
+from aerie.analysis.measurement.blocks import BlockRule
 from benchmarks._canary_model import SCRAPE, Counters, Floats
 
 
@@ -32,7 +32,7 @@ class Blocks(NamedTuple):
     """Those with a whole window."""
 
 
-def close(counters: Counters, canaries: int, rule: Rule) -> Blocks:
+def close(counters: Counters, canaries: int, rule: BlockRule) -> Blocks:
     """The blocks of every run; the first `canaries` pods are the canary, the others the control."""
     runs, pods, scrapes = counters.drafts.shape
     arms = (slice(0, canaries), slice(canaries, pods))
@@ -43,9 +43,12 @@ def close(counters: Counters, canaries: int, rule: Rule) -> Blocks:
     began = np.zeros(runs, dtype=np.int64)
     dropped = np.zeros(runs)
     counted = np.zeros(runs, dtype=np.int64)
-    most = int(scrapes * SCRAPE / rule.seconds) + 1
+    most = int(scrapes * SCRAPE / rule.block_seconds) + 1
     found = Blocks(*(np.full((runs, most), np.nan) for _ in Blocks._fields))
-    late, length = round(rule.late // rule.interval), round(rule.seconds / rule.interval)
+    late, length = (
+        round(rule.max_scrape_age_seconds // rule.scrape_interval_seconds),
+        round(rule.block_seconds / rule.scrape_interval_seconds),
+    )
     for now in range(1, scrapes):
         seen = counters.seen[..., now]
         last = np.where(seen, totals[..., now], last)
@@ -63,7 +66,7 @@ def close(counters: Counters, canaries: int, rule: Rule) -> Blocks:
         some = [valid[:, arm].any(axis=1) for arm in arms]
         for arm, has, (drafts, _, finished, _, _) in zip(arms, some, sums, strict=True):
             waits = ~has & whole[:, arm].any(axis=1) & (now - began < 2 * length)
-            few = has & ((drafts < rule.drafts) | (finished < rule.finished))
+            few = has & ((drafts < rule.min_drafts) | (finished < rule.min_finished_requests))
             due &= ~waits & ~few
         counts = due & some[0] & some[1]
         dropped[due & ~counts] += 1

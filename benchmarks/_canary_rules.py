@@ -4,7 +4,7 @@ Each rule gets what a step gave in both arms and says per run: rolled back, prom
 model cuts no answer at its end, so tokens per step, by which Aerie judges, and acceptance length, which the others ask for, are
 the same here; that vLLM's acceptance length flatters the better arm is left out, in the others' favour.
 
-* ours: the criterion of tokens per step of `aerie.rollout.analysis` with its alphas, bounds and minimum of blocks, without the
+* ours: the criterion of tokens per step of `aerie.analysis` with its alphas, bounds and minimum of blocks, without the
   soak and with all other criteria taken to hold. The test compares it with the operator's own functions, run by run.
 * Flagger 1.36.1 (pkg/controller/scheduler.go): a check a minute against a threshold, canary >= 0.98 * stable. Failed checks add
   up and are never taken off; so many as `threshold` roll back. A passed check moves the weight on by `stepWeight`, so
@@ -31,13 +31,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aerie.rollout.analysis.blocks import Side
-from aerie.rollout.analysis.calibration import Offsets, Scatter
-from aerie.rollout.analysis.criteria import KNOWN_IN_DRAFTS, TOKENS_PER_STEP, Terms, Test, criteria
-from aerie.rollout.analysis.demand import Demand
-from aerie.rollout.analysis.judgement import MOST_DROPPED
-from aerie.rollout.analysis.readings import Counts
-from aerie.rollout.analysis.sequential import offset_quantile, precision, with_deadline
+from aerie.analysis.criteria import (
+    CALIBRATED_TOKENS_PER_STEP_POD_EFFECT,
+    TOKENS_PER_STEP,
+    AnalysisPlan,
+    CriterionTest,
+    build_criteria,
+)
+from aerie.analysis.measurement.blocks import ArmCounts
+from aerie.analysis.measurement.counts import EngineCounts
+from aerie.analysis.measurement.load_match import LoadMatch
+from aerie.analysis.statistics.calibration import Dispersion, PodEffect
+from aerie.analysis.statistics.confidence_sequence import alpha_with_deadline, mixture_precision, pod_effect_quantile
+from aerie.analysis.verdict import MAX_DROPPED_BLOCK_SHARE
 from benchmarks._canary_blocks import Blocks
 from benchmarks._canary_model import Bools, Floats
 
@@ -77,17 +83,17 @@ def first(reasons: Bools, minutes: Floats) -> Floats:
 
 
 # --------------------------------------------------------------------------------------------------------------------- ours
-def ours(blocks: Blocks, better: float, scatters: list[Scatter], terms: Terms) -> Decisions:
+def ours(blocks: Blocks, better: float, scatters: list[Dispersion], terms: AnalysisPlan) -> Decisions:
     """`better`: the canary's tokens per step are multiplied by 1 + better. One scatter for each run."""
-    criterion = next(one for one in criteria(terms) if one.name == TOKENS_PER_STEP)
-    (accept,) = criterion.accept
+    criterion = next(one for one in build_criteria(terms) if one.name == TOKENS_PER_STEP)
+    (accept,) = criterion.promote_tests
     canary = blocks.canary * (1 + better)
     counted = ~np.isnan(canary) & (np.arange(canary.shape[1]) >= terms.min_blocks - 1)
     failed = np.zeros_like(counted)
-    for test in criterion.reject:
+    for test in criterion.rollback_tests:
         failed |= certain(test, canary, blocks.control, scatters, terms)
     number = np.arange(1, canary.shape[1] + 1)
-    trusted = blocks.dropped <= MOST_DROPPED * (number + blocks.dropped)
+    trusted = blocks.dropped <= MAX_DROPPED_BLOCK_SHARE * (number + blocks.dropped)
     shown = certain(accept, canary, blocks.control, scatters, terms) & trusted
     minutes = blocks.ended / 60
     return Decisions(first(failed & counted, minutes), first(shown & counted, minutes))
@@ -98,19 +104,20 @@ def alike(blocks: Blocks, more: float = 1.0) -> float:
     found: list[bool] = []
     sides = (blocks.canary_pods, more * blocks.canary_begun, blocks.control_pods, blocks.control_begun)
     for run in zip(*(part.tolist() for part in sides), strict=True):
-        demand = Demand()
+        demand = LoadMatch()
         for pods, begun, others, their_begun in zip(*run, strict=True):
             if math.isnan(pods):
                 break
             mine, theirs = (
-                Side(round(one), Counts(first_tokens=came), None) for one, came in ((pods, begun), (others, their_begun))
+                ArmCounts(round(one), EngineCounts(first_tokens=came), None)
+                for one, came in ((pods, begun), (others, their_begun))
             )
-            demand = demand.add(mine, theirs)
-            found.append(demand.alike)
+            demand = demand.add_block(mine, theirs)
+            found.append(demand.is_matched)
     return 100 * sum(found) / max(1, len(found))
 
 
-def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter], terms: Terms) -> Bools:
+def certain(test: CriterionTest, canary: Floats, control: Floats, scatters: list[Dispersion], terms: AnalysisPlan) -> Bools:
     """`judgement.certain` after every block of every run; false from a run's last block on."""
     n = np.arange(1, canary.shape[1] + 1)[None, :]
     scores = canary - test.ratio * control - test.offset
@@ -120,15 +127,17 @@ def certain(test: Test, canary: Floats, control: Floats, scatters: list[Scatter]
         inflation, per_pod, prior = (
             np.array([getattr(scatter, name) for scatter in scatters])[:, None] for name in ("inflation", "variance", "freedom")
         )
-        priors = [KNOWN_IN_DRAFTS if scatter.batches else Offsets(0.0, 0.0) for scatter in scatters]
-        told = [scatter.offset(known, 1.0, terms.pods) for scatter, known in zip(scatters, priors, strict=True)]
-        offset = np.array([offset_quantile(one.freedom) * one.sd for one in told])[:, None]
+        priors = [CALIBRATED_TOKENS_PER_STEP_POD_EFFECT if scatter.batches else PodEffect(0.0, 0.0) for scatter in scatters]
+        told = [scatter.pod_effect(known, 1.0, terms.pods) for scatter, known in zip(scatters, priors, strict=True)]
+        offset = np.array([pod_effect_quantile(one.degrees_of_freedom) * one.sd for one in told])[:, None]
         split = 1 / terms.pods[0] + 1 / terms.pods[1]
         alpha = np.full_like(inflation, test.alpha)
-        if test.rejects:
+        if test.rolls_back:
             horizons = terms.deadline / terms.block / inflation[:, 0]
-            alpha = np.array([with_deadline(test.alpha, horizon, test.tightest) for horizon in horizons.tolist()])[:, None]
-        g = np.array([precision(2 * one, test.tightest) for one in alpha[:, 0].tolist()])[:, None]
+            alpha = np.array(
+                [alpha_with_deadline(test.alpha, horizon, test.tightest_block_count) for horizon in horizons.tolist()]
+            )[:, None]
+        g = np.array([mixture_precision(2 * one, test.tightest_block_count) for one in alpha[:, 0].tolist()])[:, None]
         effective = n / inflation
         own = effective - 1
         freedom = own + prior

@@ -13,9 +13,9 @@ from functools import cache
 
 import numpy as np
 
-from aerie.rollout.analysis.blocks import Rule
-from aerie.rollout.analysis.calibration import UNCALIBRATED, History, Scatter
-from aerie.rollout.analysis.criteria import Terms
+from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.measurement.blocks import BlockRule
+from aerie.analysis.statistics.calibration import UNCALIBRATED_DISPERSION, DeviationHistory, Dispersion
 from benchmarks._canary_blocks import close, per_scrapes, pods_per_block
 from benchmarks._canary_model import SCRAPE, Floats, Traffic, simulate
 from benchmarks._canary_rules import Decisions, alike, argo, argo_example, flagger, flagger_example, kayenta, ours, paired_z
@@ -27,7 +27,7 @@ HORIZON = 4 * 3600.0
 HISTORY = 24 * 3600.0
 HISTORIES = 200  # shared by the runs of a scenario, in turn
 CHUNK = 250  # runs at once
-RULE = Rule()
+RULE = BlockRule()
 UNEQUAL = 1.4
 """Times as many requests on a pod of the canary as on one of the control, where latencies are not to be compared."""
 
@@ -78,7 +78,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
     # Scrapes are lost, pods restart and load grows only in the rollout.
     before = replace(scenario.traffic, growth=1.0, mix_trend=0.0, resets_per_hour=0.0, lost=0.0)
     scatters, offsets = _histories(before, stable, min(HISTORIES, runs), seed)
-    terms = Terms(pods=(scenario.canaries, scenario.controls), deadline=HORIZON)
+    terms = AnalysisPlan(pods=(scenario.canaries, scenario.controls), deadline=HORIZON)
     decisions: dict[tuple[str, float], list[Decisions]] = defaultdict(list)
     likes: dict[str, list[float]] = defaultdict(list)
     for begin in range(0, runs, CHUNK):
@@ -90,7 +90,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
         likes["latency_blocks_pct"].append(alike(blocks))
         likes["unequal_latency_blocks_pct"].append(alike(blocks, UNEQUAL))
         canary, control = per_scrapes(counters.all_drafts, counters.all_accepted, scenario.canaries, round(60 / SCRAPE))
-        mine = [scatters[index] if scenario.history else UNCALIBRATED for index in chosen.tolist()]
+        mine = [scatters[index] if scenario.history else UNCALIBRATED_DISPERSION for index in chosen.tolist()]
         for effect in EFFECTS:
             better = canary * (1 + effect)
             decisions["ours", effect].append(ours(blocks, effect, mine, terms))
@@ -105,7 +105,7 @@ def run(name: str, runs: int, seed: int = 1) -> Cells:
 
 
 @cache
-def _histories(traffic: Traffic, stable: int, count: int, seed: int) -> tuple[list[Scatter], Floats]:
+def _histories(traffic: Traffic, stable: int, count: int, seed: int) -> tuple[list[Dispersion], Floats]:
     """What a day of so many stable pods tells, and their lasting factors; the same for scenarios that begin alike."""
     random = np.random.default_rng([seed, zlib.crc32(repr((traffic, stable)).encode())])
     offsets = 1 + traffic.offset_sd * random.standard_normal((count, stable, 1))
@@ -113,11 +113,11 @@ def _histories(traffic: Traffic, stable: int, count: int, seed: int) -> tuple[li
     for begin in range(0, count, 50):
         some = offsets[begin : begin + 50]
         counters = simulate(traffic, len(some), stable, HISTORY, random, some)
-        for values in pods_per_block(counters, round(RULE.seconds / SCRAPE)).tolist():
-            history = History()
+        for values in pods_per_block(counters, round(RULE.block_seconds / SCRAPE)).tolist():
+            history = DeviationHistory()
             for block in values:
-                history = history.add({f"pod-{index}": value for index, value in enumerate(block) if not math.isnan(value)})
-            scatters.append(history.scatter())
+                history = history.add_block({f"pod-{index}": value for index, value in enumerate(block) if not math.isnan(value)})
+            scatters.append(history.estimate_dispersion())
     return scatters, offsets
 
 

@@ -28,14 +28,14 @@ from typing import Any
 
 import torch
 
+from aerie_drafter import bundle
+from aerie_drafter.drift import measure as measure_drift
+from aerie_drafter.evaluate.acceptance import Text
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
+from aerie_drafter.evaluate.prompts import Prompt
+from aerie_drafter.train.settings import parse
+from aerie_drafter.train.setup import prepare
 from bundle import answers, corpus
-from eagle import bundle
-from eagle.drift import measure as measure_drift
-from eagle.evaluate.acceptance import Text
-from eagle.evaluate.offline import Asking, Pair, acceptance, texts
-from eagle.evaluate.prompts import Prompt
-from eagle.train.settings import parse
-from eagle.train.setup import prepare
 
 KINDS = ("eagle3", "eagle31")
 SEEDS = (1, 2, 3)

@@ -66,9 +66,9 @@ def peak_mib() -> float:
 
 def ours(shape: dict[str, int], tokens: Tensor, aux: Tensor, final: Tensor) -> tuple[Any, Callable[[], Tensor]]:
     """Aerie's drafter and its loss."""
-    from eagle.config import DrafterConfig, Family
-    from eagle.model import Drafter
-    from eagle.train.ttt import Batch, TrainingTimeTest
+    from aerie_drafter.config import DrafterConfig, Family
+    from aerie_drafter.model import Drafter
+    from aerie_drafter.train.ttt import Batch, TrainingTimeTest
 
     config = DrafterConfig(
         family=Family.LLAMA,

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aerie.checkpoints import read_folder
-from aerie.engine.preflight import Subject, run
-from aerie.engine.versions import NEWEST_KNOWN
+from aerie.checkpoints import read_checkpoint_directory
+from aerie.engine.preflight import PreflightInput, run_preflight
+from aerie.engine.releases import NEWEST_VERIFIED_VERSION
 
 SHARDS = 700
 TENSORS = 150
@@ -26,8 +26,15 @@ def preflight() -> float:
         for _ in range(5):
             began = time.perf_counter()
             speculative = {"method": "eagle3", "num_speculative_tokens": 3}
-            subject = Subject(read_folder(target), read_folder(drafter), NEWEST_KNOWN, speculative, gpu_bytes=80 * 2**30, gpus=1)
-            run(subject)
+            subject = PreflightInput(
+                read_checkpoint_directory(target),
+                read_checkpoint_directory(drafter),
+                NEWEST_VERIFIED_VERSION,
+                speculative,
+                gpu_memory_bytes=80 * 2**30,
+                gpu_count=1,
+            )
+            run_preflight(subject)
             seconds.append(time.perf_counter() - began)
     return round(min(seconds), 2)
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aerie.rollout.sentences import PROMOTE
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
 from aerie_lab.cluster import Lab, process
 from aerie_lab.node.support import LOADS, PROCESSLESS
 from benchmarks._hostile_pods import EVIL
@@ -136,7 +136,7 @@ class Fleets:
             status = self._resource("large-0")["status"]
             if canary is None and (arm := status.get("canary")):
                 canary = arm["revision"]
-                self._patch("large-0", {"metadata": {"annotations": {PROMOTE: canary}}})
+                self._patch("large-0", {"metadata": {"annotations": {PROMOTE_ANNOTATION: canary}}})
             stable = status["stable"]
             return bool(stable["revision"] != revision and stable["readyReplicas"] == LARGE_PODS and not status.get("canary"))
 

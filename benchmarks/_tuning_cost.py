@@ -25,18 +25,18 @@ def main() -> None:
 
     import numpy as np
 
-    from aerie.engine.samples import Counters
-    from aerie.tuning.decide import decide
-    from aerie.tuning.decision import Situation
-    from aerie.tuning.policy import Policy
-    from aerie.tuning.telemetry import Reading, Telemetry
+    from aerie.engine.metrics.sample import Counters
+    from aerie.tuning.decision.policy import TuningPolicy
+    from aerie.tuning.decision.recommend import decide_setting
+    from aerie.tuning.decision.types import TuningContext
+    from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
     from benchmarks._tuning_replay import ENGINE, counted, grids
 
     published = next(one for one in grids() if one.step_time.name.startswith("Qwen3-32B"))
     assert published.step_time.columns == table.columns
     random = np.random.default_rng(1)
     windows: dict[int, Counters] = {}  # by batch: making them is not what is measured
-    telemetry, setting, now = Telemetry(), Static(3), 0.0
+    telemetry, setting, now = TuningTelemetry(), Static(3), 0.0
     for index in range(round(86400 / WINDOW)):
         now = (index + 1) * WINDOW
         level = 18.0 * 4.4 ** math.sin(2 * math.pi * now / 86400)
@@ -44,12 +44,12 @@ def main() -> None:
             key = round(8 * math.log2(max(batch, 1.0)))
             if key not in windows:
                 windows[key] = counted(published, setting, 2 ** (key / 8), WINDOW, random)
-            telemetry.add(Reading(f"pod-{replica}", now, setting, windows[key]))
-    situation = Situation(ENGINE, setting, 7, REPLICAS, now)
+            telemetry.add(ReplicaWindow(f"pod-{replica}", now, setting, windows[key]))
+    situation = TuningContext(ENGINE, setting, 7, REPLICAS, now)
     milliseconds = []
     for _ in range(7):
         began = time.process_time()
-        decide(telemetry, situation, Policy(), 1)
+        decide_setting(telemetry, situation, TuningPolicy(), 1)
         milliseconds.append(1000 * (time.process_time() - began))
     print(f"{statistics.median(milliseconds):.1f} {_peak_mib() - before:.1f} {len(telemetry.cells)}")
 

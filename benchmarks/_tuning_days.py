@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from aerie.engine.speculation import Static
-from aerie.tuning.advice import Advice
+from aerie.tuning.recommendation import Recommendation
 from tests.unit.rollout.world import World, serving
 
 DAYS = 30
@@ -48,7 +48,9 @@ def lived(fault: str, days: int = DAYS, **tuning: Any) -> Days:
     while world.now < end:
         if world.now >= advised:
             revision = world.status["stable"]["revision"]
-            world.advice = Advice(revision, world.now.timestamp(), "Change", Static(5), (0.02, 0.08, 0.15), "K=5 is better.")
+            world.advice = Recommendation(
+                revision, world.now.timestamp(), "Change", Static(5), (0.02, 0.08, 0.15), "K=5 is better."
+            )
             advised += timedelta(minutes=30)
         for _ in range(3 if "trial" in world.status["speculation"] else 1):
             world.step()

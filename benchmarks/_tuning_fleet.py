@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.engine.speculation import Setting
+from aerie.engine.speculation import SpeculationSetting
 from benchmarks._tuning_fleet_model import USERS, Floats, Ints, steady
 from benchmarks._tuning_fleet_scenarios import HOUR, REPLICAS, TICKS, World
 
@@ -28,7 +28,7 @@ _TAIL = math.exp(1.645 * USERS - USERS**2 / 2)
 class Fleet:
     """Which setting each replica runs, tick by tick; the last two are canary and control on spare GPUs, where there are any."""
 
-    settings: list[Setting]
+    settings: list[SpeculationSetting]
     runs: Ints
     """Replica by tick: index of the setting; -1 while it loads, or is not there."""
     since: Ints
@@ -36,7 +36,7 @@ class Fleet:
     surge: bool
 
     @classmethod
-    def of(cls, setting: Setting, *, surge: bool = True) -> Fleet:
+    def of(cls, setting: SpeculationSetting, *, surge: bool = True) -> Fleet:
         runs = np.zeros((len(PLACES), TICKS), dtype=int)
         runs[REPLICAS:] = -1
         return cls([setting], runs, np.full(runs.shape, -HOUR), surge)
@@ -46,7 +46,7 @@ class Fleet:
         """Where canary and control are."""
         return (REPLICAS, REPLICAS + 1) if self.surge else (0, 1)
 
-    def reload(self, replica: int, tick: int, setting: Setting) -> None:
+    def reload(self, replica: int, tick: int, setting: SpeculationSetting) -> None:
         """With the setting from the next tick on, and out for this one; unless that runs on spare GPUs until it serves."""
         if setting not in self.settings:
             self.settings.append(setting)
@@ -55,14 +55,14 @@ class Fleet:
         self.runs[replica, tick + 1 :] = self.settings.index(setting)
         self.since[replica, tick + 1 :] = tick + 1
 
-    def roll(self, replicas: list[int], tick: int, setting: Setting) -> int:
+    def roll(self, replicas: list[int], tick: int, setting: SpeculationSetting) -> int:
         """One after the other; returns when all are done."""
         for replica in replicas:
             self.reload(replica, tick, setting)
             tick += 1
         return tick
 
-    def withdraw(self, tick: int, setting: Setting) -> int:
+    def withdraw(self, tick: int, setting: SpeculationSetting) -> int:
         """Canary and control are no more, and their replicas run the setting; returns when they do."""
         if self.surge:
             self.runs[REPLICAS:, tick:] = -1

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.engine.speculation import Schedule, Setting, Static, Tier, max_tokens
-from aerie.tuning.forecast import drafted
+from aerie.engine.speculation import Schedule, ScheduleTier, SpeculationSetting, Static, max_speculative_tokens
+from aerie.tuning.decision.forecast import draft_tokens_by_batch
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.request import EngineSettings
@@ -35,7 +35,7 @@ class Point:
 
     profile: str
     kind: str
-    setting: Setting
+    setting: SpeculationSetting
     batch: float
 
 
@@ -43,7 +43,7 @@ POINTS = (
     Point("dense-32b", "math", Static(3), 4.0),
     Point("dense-8b", "chat", Static(5), 16.0),
     Point("moe-30b-a3b", "code", Static(1), 32.0),
-    Point("dense-32b", "math", Schedule((Tier(1, 12, 5), Tier(13, 256, 2)), 5), 14.0),
+    Point("dense-32b", "math", Schedule((ScheduleTier(1, 12, 5), ScheduleTier(13, 256, 2)), 5), 14.0),
 )
 
 
@@ -60,7 +60,7 @@ def agreement(point: Point, seconds: float = SECONDS, seed: int = 1) -> Agreemen
     """At one point."""
     target = model.Target.of(FORMULAS[point.profile])
     survivals = model.survival(point.kind, np.zeros(1))
-    middle = int(drafted(point.setting, np.array([point.batch]))[0])
+    middle = int(draft_tokens_by_batch(point.setting, np.array([point.batch]))[0])
     rate = target.rate(point.batch, middle, float(model.lengths(survivals)[0, middle]))
     simulated = np.array(list(_windows(point, rate, seconds, seed)))
     still = _figures(model.steady(target, point.setting, np.array([rate]), survivals))[0]
@@ -88,7 +88,7 @@ def _windows(point: Point, rate: float, seconds: float, seed: int) -> Iterator[t
     if isinstance(point.setting, Schedule):
         schedule = tuple((tier.first, tier.last, tier.tokens) for tier in point.setting.tiers)
     settings = EngineSettings(
-        num_speculative_tokens=max_tokens(point.setting) or None,
+        num_speculative_tokens=max_speculative_tokens(point.setting) or None,
         schedule=schedule,
         enable_prefix_caching=False,
         num_blocks=100_000,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.tuning.decision import Action
+from aerie.tuning.decision.types import TuningAction
 from benchmarks._tuning_fleet import INTERVAL, Cost, Fleet, cost, six_hours
 from benchmarks._tuning_fleet_model import Floats, steady
 from benchmarks._tuning_fleet_oracle import oracle
@@ -85,8 +85,8 @@ def run(name: str, number: int, *, surge: bool = True) -> Figures:
         hours=hours,
         canaries=canaries,
         rolls=rolls,
-        changes=sum(one.action is Action.CHANGE for one in found.trials),
-        explored=sum(one.action is Action.EXPLORE for one in found.trials),
+        changes=sum(one.action is TuningAction.CHANGE for one in found.trials),
+        explored=sum(one.action is TuningAction.EXPLORE for one in found.trials),
         promoted=len(promoted),
         wrong=sum(_slower(world, found, one) for one in promoted),
         inside=sum(hit for hit, _ in found.inside),

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
-from aerie.engine.speculation import Setting, max_tokens
-from aerie.tuning.forecast import drafted
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, SpeculationCounters
+from aerie.engine.speculation import SpeculationSetting, max_speculative_tokens
+from aerie.tuning.decision.forecast import draft_tokens_by_batch
 from aerie_lab.engine.acceptance import CLASSES, Acceptance, expected_survival
 from aerie_lab.engine.step import StepTime
 
@@ -136,9 +136,9 @@ class Rows:
         return np.asarray(self.running / np.maximum(self.tokens, 1e-9))
 
 
-def steady(target: Target, setting: Setting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
+def steady(target: Target, setting: SpeculationSetting, rates: Floats, survivals: Floats, slowness: Floats | float = 1.0) -> Rows:
     """The stationary state at rates of requests (row) and survivals (row by K by position)."""
-    tokens = drafted(setting, _B)
+    tokens = draft_tokens_by_batch(setting, _B)
     seconds = target.seconds[tokens, np.arange(BATCH)]
     slow = np.broadcast_to(np.asarray(slowness, dtype=float), rates.shape)
     gained = lengths(survivals)[:, tokens]
@@ -208,11 +208,17 @@ def _variation(spread: float) -> float:
 
 
 def counters(
-    rows: Rows, seconds: float, survivals: Floats, rates: Floats, setting: Setting, edges: Sequence[float], waits: Floats
+    rows: Rows,
+    seconds: float,
+    survivals: Floats,
+    rates: Floats,
+    setting: SpeculationSetting,
+    edges: Sequence[float],
+    waits: Floats,
 ) -> list[Counters]:
     """What a scraper sees of each row in so many seconds. `edges`: finite buckets of the latencies; `waits`: mean seconds to the
     first token."""
-    most = max_tokens(setting)
+    most = max_speculative_tokens(setting)
     requests = rates * (1 - rows.full) * seconds
     drafting = rows.by_tokens[:, 1:].sum(axis=1) * seconds
     draft_tokens = rows.by_tokens @ np.arange(MOST + 1) * seconds
@@ -228,7 +234,7 @@ def counters(
         speculation = None
         if most:
             at = tuple(accepted[i].tolist())
-            speculation = Speculation(float(drafting[i]), float(draft_tokens[i]), sum(at), at)
+            speculation = SpeculationCounters(float(drafting[i]), float(draft_tokens[i]), sum(at), at)
         found.append(
             Counters(
                 generation_tokens=tokens + came,

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.tuning.forecast import Forecast, Load
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.tuning.decision.forecast import Forecast, LoadDistribution
 from benchmarks._tuning_fleet import DAY, INTERVAL, Fleet
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, lengths, steady
 from benchmarks._tuning_fleet_scenarios import REPLICAS, TICK, TICKS, World
 
 
-def truth(world: World, setting: Setting, begin: int, end: int, moment: int | None = None) -> Forecast:
+def truth(world: World, setting: SpeculationSetting, begin: int, end: int, moment: int | None = None) -> Forecast:
     """What a perfect tuner would forecast: from the batches that a fleet with the setting has in these ticks, and their
     acceptance, or that of one moment."""
     ticks = np.arange(end - 1, max(begin, 0) - 1, -6)
@@ -27,12 +27,12 @@ def truth(world: World, setting: Setting, begin: int, end: int, moment: int | No
     at = rows.at.sum(axis=0)
     seen = at > 1e-4 * at.sum()
     gained = np.average(lengths(survivals), axis=0, weights=rows.steps)
-    load = Load(np.arange(1, BATCH + 1, dtype=float)[seen], at[seen] / at[seen].sum())
+    load = LoadDistribution(np.arange(1, BATCH + 1, dtype=float)[seen], at[seen] / at[seen].sum())
     seconds = world.target.seconds[:, seen]
     return Forecast(load, seconds[None], gained[None], np.zeros(int(seen.sum())), np.ones(1))
 
 
-def spent(world: World, setting: Setting, begin: int, end: int) -> float:
+def spent(world: World, setting: SpeculationSetting, begin: int, end: int) -> float:
     """Seconds that users wait for a token with a setting, on the requests of these ticks and the acceptance of the last."""
     ticks = np.arange(end - 1, max(begin, 0) - 1, -6)
     survivals = np.repeat(world.survivals[end - 1 : end], len(ticks), axis=0)
@@ -50,8 +50,8 @@ def oracle(world: World, mine: Fleet) -> tuple[Fleet, Floats]:
         rates = world.rates[ticks] / REPLICAS
         survivals = np.repeat(world.survivals[tick : tick + 1], len(ticks), axis=0)
         running = mine.settings[int(np.bincount(np.maximum(mine.runs[:REPLICAS, tick], 0)).argmax())]
-        options: list[Setting] = [Off(), *(Static(k) for k in range(1, MOST + 1)), current, running]
-        schedule = truth(world, current, tick - DAY, tick, tick).schedule(world.engine, current)
+        options: list[SpeculationSetting] = [Off(), *(Static(k) for k in range(1, MOST + 1)), current, running]
+        schedule = truth(world, current, tick - DAY, tick, tick).build_schedule(world.engine, current)
         if schedule is not None:
             options.append(schedule)
         spent = {}

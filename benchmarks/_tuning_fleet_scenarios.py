@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.arguments import Arguments
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.tuning.decision.candidates import EngineConfig
 from aerie_lab.engine import step
 from benchmarks._tuning_fleet_model import BATCH, MOST, Floats, Target, lengths, mixed, steady, survival
 
@@ -29,10 +29,10 @@ START = Static(3)
 TICKS = round(DAYS * 86400 / TICK)
 HOUR = round(3600 / TICK)
 REPLICAS = 6
-PLAIN = Engine(Version.parse("0.33.0"), Arguments(lora=True, max_num_seqs=BATCH))
+PLAIN = EngineConfig(Version.parse("0.33.0"), EngineArguments(enable_lora=True, max_num_seqs=BATCH))
 """LoRA keeps adaptive verification out, whose true cost nothing here says."""
 CAPTURED = 512
-CLIFF = replace(PLAIN, arguments=replace(PLAIN.arguments, max_capture_size=CAPTURED))
+CLIFF = replace(PLAIN, arguments=replace(PLAIN.arguments, max_cudagraph_capture_size=CAPTURED))
 _SIZES = (1, 2, 4, *range(8, CAPTURED + 1, 8))
 
 
@@ -49,8 +49,8 @@ class World:
     """Tick by K by position."""
     slowness: Floats
     """Replica by tick: factor on step times."""
-    start: Setting = START
-    engine: Engine = PLAIN
+    start: SpeculationSetting = START
+    engine: EngineConfig = PLAIN
     event: int = 0
     """When what is right changes; 0: never."""
     fresh: int | None = None

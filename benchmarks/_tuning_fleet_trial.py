@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aerie.engine.speculation import Setting, max_tokens
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.counting import State, count
-from aerie.rollout.analysis.criteria import Goal, Terms
-from aerie.rollout.analysis.judgement import judge
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts, Kept
-from aerie.rollout.evidence import TRIALS_LAST, rule_of
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import AnalysisGoal, AnalysisPlan
+from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts, SampleProjection
+from aerie.analysis.state import AnalysisState, add_block
+from aerie.analysis.verdict import evaluate_analysis
+from aerie.engine.speculation import SpeculationSetting, max_speculative_tokens
+from aerie.rollout.canary.analysis_run import TRIAL_DEADLINE_FACTOR, build_block_rule
 from benchmarks._tuning_fleet_model import Floats, Ints, Rows, disturb, steady
 from benchmarks._tuning_fleet_scenarios import TICK, TICKS, World
 
 BLOCK = 120.0
-DEADLINE = TRIALS_LAST * 4 * 3600.0
+DEADLINE = TRIAL_DEADLINE_FACTOR * 4 * 3600.0
 DAY = round(86400 / TICK)
 STABLE = 4
 """Pods that run on while two are canary and control."""
@@ -41,28 +41,32 @@ class Verdict:
     """From the first block's beginning."""
 
 
-def remembered(world: World, current: Setting, begin: int, random: np.random.Generator) -> Memory:
+def remembered(world: World, current: SpeculationSetting, begin: int, random: np.random.Generator) -> BaselineCalibration:
     """What four pods with the current setting have told in the day before a tick."""
     ticks = np.repeat(np.arange(begin - DAY, begin), 5)[::2]
     ticks = np.where(ticks < 0, ticks + DAY, ticks)
     pods = [_counts(world, current, pod, ticks, random) for pod in range(STABLE)]
-    found = Memory(_terms(current, current, "NonInferior", DEADLINE))
-    rule = rule_of(found.terms, 15.0)
+    found = BaselineCalibration(_terms(current, current, "NonInferior", DEADLINE))
+    rule = build_block_rule(found.terms, 15.0)
     for index, sides in enumerate(zip(*pods, strict=True)):
         counted = {f"pod-{pod}": side.counts for pod, side in enumerate(sides)}
-        found = found.counted(Block(index * BLOCK, (index + 1) * BLOCK, None, Side(STABLE, Counts(), None, counted)), rule)
+        found = found.add_block(
+            ClosedBlock(index * BLOCK, (index + 1) * BLOCK, None, ArmCounts(STABLE, EngineCounts(), None, counted)), rule
+        )
     return found
 
 
-def _terms(setting: Setting, current: Setting, goal: Goal, deadline: float) -> Terms:
-    positions = max(1, min(max_tokens(setting), max_tokens(current)))
-    return Terms(goal=goal, deadline=deadline, block=BLOCK, kept=Kept(positions), incomparable="they draft differently")
+def _terms(setting: SpeculationSetting, current: SpeculationSetting, goal: AnalysisGoal, deadline: float) -> AnalysisPlan:
+    positions = max(1, min(max_speculative_tokens(setting), max_speculative_tokens(current)))
+    return AnalysisPlan(
+        goal=goal, deadline=deadline, block=BLOCK, kept=SampleProjection(positions), incomparable="they draft differently"
+    )
 
 
 def judged(
     world: World,
-    setting: Setting,
-    current: Setting,
+    setting: SpeculationSetting,
+    current: SpeculationSetting,
     begin: int,
     random: np.random.Generator,
     explore: float = 0.0,
@@ -75,22 +79,22 @@ def judged(
     blocks = blocks[blocks < TICKS]
     arms = [_counts(world, setting, 0, blocks, random), _counts(world, current, 1, blocks, random)]
     terms = _terms(setting, current, "Explore" if explore else "Faster", DEADLINE)
-    terms = remembered(world, current, begin, random).informed(terms)
-    state = State(0.0)
+    terms = remembered(world, current, begin, random).calibrate_plan(terms)
+    state = AnalysisState(0.0)
     for index, (mine, theirs) in enumerate(zip(*arms, strict=True)):
         now = (index + 1) * BLOCK
-        state = count(state, Block(now - BLOCK, now, mine, theirs), terms)
+        state = add_block(state, ClosedBlock(now - BLOCK, now, mine, theirs), terms)
         if terms.goal == "Explore" and now % TICK < BLOCK and keep(begin + int(now // TICK)):
             terms = replace(terms, goal="Faster")
-        state, found = judge(state, terms, now)
-        if found.verdict != "Continue":
-            return Verdict(found.verdict, now / 60)
+        state, found = evaluate_analysis(state, terms, now)
+        if found.outcome != "Continue":
+            return Verdict(found.outcome, now / 60)
         if terms.goal == "Explore" and now >= explore:
             return Verdict("Explored", now / 60)
     return Verdict("Inconclusive", len(blocks) * BLOCK / 60)
 
 
-def _blocks(world: World, setting: Setting, pod: int, ticks: Ints, random: np.random.Generator) -> tuple[Rows, Floats]:
+def _blocks(world: World, setting: SpeculationSetting, pod: int, ticks: Ints, random: np.random.Generator) -> tuple[Rows, Floats]:
     """Windows of a block each, and the requests in them."""
     share = world.shares[pod, ticks] / world.shares[:, ticks].sum(axis=0)
     rates = world.rates[ticks] * share
@@ -100,14 +104,14 @@ def _blocks(world: World, setting: Setting, pod: int, ticks: Ints, random: np.ra
     return rows, rates * BLOCK
 
 
-def _counts(world: World, setting: Setting, pod: int, ticks: Ints, random: np.random.Generator) -> list[Side]:
+def _counts(world: World, setting: SpeculationSetting, pod: int, ticks: Ints, random: np.random.Generator) -> list[ArmCounts]:
     rows, requests = _blocks(world, setting, pod, ticks, random)
     waits = PREFILL * np.exp(0.1 * random.standard_normal(len(ticks)))
     found = []
     for i, asked in enumerate(requests.tolist()):
         tokens, busy, steps = (float(column[i]) * BLOCK for column in (rows.tokens, rows.running, rows.steps))
         came = asked * (1 - float(rows.full[i]))
-        counts = Counts(
+        counts = EngineCounts(
             drafts=float(rows.by_tokens[i, 1:].sum()) * BLOCK,
             accepted=max(0.0, tokens - steps),
             decode_tokens=tokens,
@@ -120,5 +124,5 @@ def _counts(world: World, setting: Setting, pod: int, ticks: Ints, random: np.ra
             request_steps=steps,
             iterations=float(rows.iterations[i]) * BLOCK,
         )
-        found.append(Side(1, counts, float(rows.running[i]), queued=asked - came))
+        found.append(ArmCounts(1, counts, float(rows.running[i]), queue_growth=asked - came))
     return found

@@ -1,6 +1,6 @@
 """A fleet that tunes itself: the tuner's own code, fed window by window, and what it says done.
 
-`aerie.tuning.telemetry` gets one reading a replica every five minutes, `aerie.tuning.decide` is asked every half hour, with each
+`aerie.tuning.telemetry` gets one reading a replica every five minutes, `aerie.tuning.decision.recommend` is asked every half hour, with each
 reading while a canary explores, and once when it has; then comes a canary (`_tuning_fleet_trial`), and a roll. While any other
 canary, a roll or a cooldown is under way no decision is asked for, since none could be acted on; in the pause after a trial that
 failed, which ends with its traffic, and after six hours in which nothing was done it is asked every hour, unless the acceptance
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aerie.api.status import MOST_TRIED
-from aerie.engine.speculation import Adaptive, Schedule, Setting
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.policy import History, Objectives, Policy
-from aerie.tuning.telemetry import Reading, Telemetry
+from aerie.api.status import MAX_TRIAL_RECORDS
+from aerie.engine.speculation import Adaptive, Schedule, SpeculationSetting
+from aerie.tuning.decision.policy import LatencyObjectives, TrialHistory, TuningPolicy
+from aerie.tuning.decision.recommend import decide_setting
+from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
+from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 from benchmarks._tuning_fleet import DAY, INTERVAL, PLACES, Fleet
 from benchmarks._tuning_fleet_model import MOST, counters, disturb, lengths, steady
 from benchmarks._tuning_fleet_oracle import spent
@@ -45,8 +45,8 @@ class Trial:
     """One canary."""
 
     tick: int
-    setting: Setting
-    action: Action
+    setting: SpeculationSetting
+    action: TuningAction
     """What it was for at its end: one that explored may have been kept for a change."""
     result: str = ""
     minutes: float = 0.0
@@ -66,33 +66,33 @@ class Outcome:
 
 def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
     """The run under the tuner."""
-    policy, random = Policy(), np.random.default_rng([seed, 7])
-    fleet, current, history = Fleet.of(world.start, surge=surge), world.start, History()
+    policy, random = TuningPolicy(), np.random.default_rng([seed, 7])
+    fleet, current, history = Fleet.of(world.start, surge=surge), world.start, TrialHistory()
     found = Outcome(fleet)
-    telemetry, fed, changed, free, taught, asked = Telemetry(), 0, 0, 0, -1, 1.0
+    telemetry, fed, changed, free, taught, asked = TuningTelemetry(), 0, 0, 0, -1, 1.0
     edges = _edges(world)
     for tick in range(INTERVAL, TICKS):
         if tick % INTERVAL and tick != taught:
             continue
         if world.fresh is not None and fed < world.fresh <= tick:
-            telemetry, fed, changed, history = Telemetry(), world.fresh, world.fresh, History()
+            telemetry, fed, changed, history = TuningTelemetry(), world.fresh, world.fresh, TrialHistory()
         _feed(telemetry, world, fleet, fed, tick, edges, random)
         fed, now = tick, _EPOCH + tick * TICK
-        if tick < free or replace(history, rolled_back=None, undecided=None).cooling(now, policy):
+        if tick < free or replace(history, rolled_back=None, undecided=None).change_pause_reason(now, policy):
             continue
-        quiet = tick - max(free, changed) > QUIET or history.cooling(now, policy) is not None
+        quiet = tick - max(free, changed) > QUIET or history.change_pause_reason(now, policy) is not None
         length = float(lengths(world.survivals[tick])[3])
         if tick != taught and quiet and tick % (2 * INTERVAL) and abs(length / asked - 1) < MOVED:
             continue
         asked = length
         situation = _situation(world, fleet, current, tick, history)
-        decision = decide(_as_scraped(telemetry), situation, policy, seed * 1000 + tick)
+        decision = decide_setting(_as_scraped(telemetry), situation, policy, seed * 1000 + tick)
         found.decisions += 1
-        found.insufficient += decision.action is Action.INSUFFICIENT
+        found.insufficient += decision.action is TuningAction.INSUFFICIENT
         found.inside += _covered(decision, world, current, max(changed, tick - DAY), tick)
-        if decision.action not in (Action.CHANGE, Action.EXPLORE) or decision.setting is None:
+        if decision.action not in (TuningAction.CHANGE, TuningAction.EXPLORE) or decision.setting is None:
             continue
-        explore = policy.canary if decision.action is Action.EXPLORE else 0.0
+        explore = policy.canary if decision.action is TuningAction.EXPLORE else 0.0
         if explore and history.explored and now < history.explored[0] + policy.cooldown:
             continue  # as the operator does (`rollout.tuned`)
         for place, setting in zip(fleet.arms, (decision.setting, current), strict=True):
@@ -103,9 +103,9 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
         def keep(
             at: int,
             trial: Trial = trial,
-            telemetry: Telemetry = telemetry,
-            current: Setting = current,
-            history: History = history,
+            telemetry: TuningTelemetry = telemetry,
+            current: SpeculationSetting = current,
+            history: TrialHistory = history,
         ) -> bool:
             """Whether the canary that explores is to be proven, as the operator asks while it does."""
             nonlocal fed
@@ -113,15 +113,15 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
                 return False
             _feed(telemetry, world, fleet, fed, at, edges, random)
             fed = at
-            there = replace(_situation(world, fleet, current, at, history), exploring=trial.setting)
-            advice = decide(_as_scraped(telemetry), there, policy, seed * 1000 + at)
-            if advice.action is not Action.CHANGE or advice.setting != trial.setting:
+            there = replace(_situation(world, fleet, current, at, history), explored_setting=trial.setting)
+            advice = decide_setting(_as_scraped(telemetry), there, policy, seed * 1000 + at)
+            if advice.action is not TuningAction.CHANGE or advice.setting != trial.setting:
                 return False
-            trial.action = Action.CHANGE
+            trial.action = TuningAction.CHANGE
             return True
 
         verdict = judged(world, decision.setting, current, begin, random, explore, keep)
-        explore = trial.action is Action.EXPLORE
+        explore = trial.action is TuningAction.EXPLORE
         ended = begin + math.ceil(60 * verdict.minutes / TICK)
         trial.result, trial.minutes = verdict.result, verdict.minutes
         found.trials.append(trial)
@@ -139,16 +139,16 @@ def tuned(world: World, seed: int, *, surge: bool = True) -> Outcome:
     return found
 
 
-def _with_end(history: History, trials: list[Trial], at: float) -> History:
+def _with_end(history: TrialHistory, trials: list[Trial], at: float) -> TrialHistory:
     """After a trial that was not promoted."""
     history, began = replace(history, speculated=at), _EPOCH + trials[-1].tick * TICK
     match trials[-1].result:
         case "Explored":
-            return replace(history, explored=(at, *history.explored)[:MOST_TRIED])
+            return replace(history, explored=(at, *history.explored)[:MAX_TRIAL_RECORDS])
         case "Rollback":
             return replace(history, rolled_back=at, tried=began)
         case _:
-            times = sum(one.result == "Inconclusive" for one in trials[-MOST_TRIED:])  # as many as a status has
+            times = sum(one.result == "Inconclusive" for one in trials[-MAX_TRIAL_RECORDS:])  # as many as a status has
             return replace(history, undecided=at, undecided_times=times, tried=began)
 
 
@@ -159,11 +159,17 @@ def _edges(world: World) -> tuple[float, ...]:
 
 
 def _feed(
-    telemetry: Telemetry, world: World, fleet: Fleet, begin: int, end: int, edges: tuple[float, ...], random: np.random.Generator
+    telemetry: TuningTelemetry,
+    world: World,
+    fleet: Fleet,
+    begin: int,
+    end: int,
+    edges: tuple[float, ...],
+    random: np.random.Generator,
 ) -> None:
     """The windows of some ticks, in order of time."""
     rates = fleet.rates(world)
-    readings: list[Reading] = []
+    readings: list[ReplicaWindow] = []
     for index, setting in enumerate(fleet.settings):
         replicas, ticks = np.nonzero(fleet.runs[:, begin:end] == index)
         ticks = ticks + begin
@@ -181,32 +187,34 @@ def _feed(
         for replica, tick, window in zip(replicas.tolist(), ticks.tolist(), windows, strict=True):
             since = int(fleet.since[replica, tick])
             age = (tick - since) * TICK if since >= 0 else math.inf
-            readings.append(Reading(f"pod-{replica}-{since}", _EPOCH + (tick + 1) * TICK, setting, window, age))
+            readings.append(ReplicaWindow(f"pod-{replica}-{since}", _EPOCH + (tick + 1) * TICK, setting, window, age))
     for reading in sorted(readings, key=lambda one: one.end):
         telemetry.add(reading)
 
 
-def _as_scraped(telemetry: Telemetry) -> Telemetry:
+def _as_scraped(telemetry: TuningTelemetry) -> TuningTelemetry:
     """With as many windows in each cell as there would have been."""
     cells = {key: replace(cell, windows=SCRAPES * cell.windows) for key, cell in telemetry.cells.items()}
     return replace(telemetry, cells=cells)
 
 
-def _situation(world: World, fleet: Fleet, current: Setting, tick: int, history: History) -> Situation:
+def _situation(world: World, fleet: Fleet, current: SpeculationSetting, tick: int, history: TrialHistory) -> TuningContext:
     waiting = 10.0 if _full(world, current, tick) else 0.0
     lent, extra = (0, LENT) if fleet.surge else (LENT, 0)
-    now, objectives = _EPOCH + tick * TICK, Objectives(world.objective)
-    return Situation(world.engine, current, MOST, REPLICAS, now, objectives, history, waiting, lent, extra)
+    now, objectives = _EPOCH + tick * TICK, LatencyObjectives(world.objective)
+    return TuningContext(world.engine, current, MOST, REPLICAS, now, objectives, history, waiting, lent, extra)
 
 
-def _full(world: World, current: Setting, tick: int) -> bool:
+def _full(world: World, current: SpeculationSetting, tick: int) -> bool:
     """Whether requests wait at the last tick."""
     last = slice(tick - 1, tick)
     rows = steady(world.target, current, world.rates[last] / REPLICAS, world.survivals[last])
     return bool(rows.full[0] > 0.02)
 
 
-def _covered(decision: Decision, world: World, current: Setting, begin: int, tick: int) -> list[tuple[bool, bool]]:
+def _covered(
+    decision: TuningDecision, world: World, current: SpeculationSetting, begin: int, tick: int
+) -> list[tuple[bool, bool]]:
     if not decision.predictions:
         return []
     found = []

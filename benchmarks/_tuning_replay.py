@@ -22,21 +22,21 @@ from typing import Any
 
 import numpy as np
 
-from aerie.engine.arguments import Arguments
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
-from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier, max_tokens
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine, fits_graphs
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.forecast import Load, forecast
-from aerie.tuning.policy import Policy
-from aerie.tuning.telemetry import Reading, Telemetry
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, SpeculationCounters
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Off, Schedule, ScheduleTier, SpeculationSetting, Static, max_speculative_tokens
+from aerie.tuning.decision.candidates import EngineConfig, fits_captured_graphs
+from aerie.tuning.decision.forecast import LoadDistribution, build_forecast
+from aerie.tuning.decision.policy import TuningPolicy
+from aerie.tuning.decision.recommend import decide_setting
+from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
+from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 from aerie_lab.engine import step
 from aerie_lab.engine.acceptance import Acceptance, expected_length, expected_survival
 
-ENGINE = Engine(Version.parse("0.33.0"), Arguments(max_capture_size=512))
+ENGINE = EngineConfig(Version.parse("0.33.0"), EngineArguments(max_cudagraph_capture_size=512))
 REPLICAS = 4
 _PREFILL = 10e-6
 SPREAD = 0.4
@@ -111,20 +111,20 @@ def _survival(lengths: tuple[tuple[int, float], ...], tokens: int) -> tuple[floa
     return tuple(expected_survival(Acceptance(found, SPREAD), tokens).tolist())
 
 
-def counted(grid: Published, setting: Setting, batch: float, seconds: float, random: np.random.Generator) -> Counters:
+def counted(grid: Published, setting: SpeculationSetting, batch: float, seconds: float, random: np.random.Generator) -> Counters:
     """A window of one replica."""
-    tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_tokens(setting)
+    tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_speculative_tokens(setting)
     prefill = batch * float(random.uniform(0.2, 1.0))
     interval = grid.seconds(batch, tokens) * math.exp(0.03 * random.standard_normal()) + _PREFILL * prefill
     iterations = seconds / interval
     steps = iterations * batch
     speculation = None
-    accepted = np.zeros(max_tokens(setting))
-    if max_tokens(setting):
+    accepted = np.zeros(max_speculative_tokens(setting))
+    if max_speculative_tokens(setting):
         survival = np.array(_survival(tuple(grid.lengths.items()), tokens))
         accepted[:tokens] = steps * np.clip(survival * (1 + 0.02 * random.standard_normal()), 0, 1)
         drafts = steps if tokens else 0.0
-        speculation = Speculation(drafts, tokens * drafts, float(accepted.sum()), tuple(accepted.tolist()))
+        speculation = SpeculationCounters(drafts, tokens * drafts, float(accepted.sum()), tuple(accepted.tolist()))
     return Counters(
         generation_tokens=steps + float(accepted.sum()),
         prompt_tokens=prefill * iterations,
@@ -145,9 +145,9 @@ def counted(grid: Published, setting: Setting, batch: float, seconds: float, ran
 
 
 def record(
-    telemetry: Telemetry,
+    telemetry: TuningTelemetry,
     grid: Published,
-    setting: Setting,
+    setting: SpeculationSetting,
     replicas: int,
     hours: float,
     start: float,
@@ -161,7 +161,7 @@ def record(
         for replica in range(replicas):
             batch = grid.batches[0] * 2 ** float(random.uniform(0, octaves))
             window = counted(grid, setting, batch, 60.0, random)
-            telemetry.add(Reading(f"{setting}-{replica}", now, setting, window))
+            telemetry.add(ReplicaWindow(f"{setting}-{replica}", now, setting, window))
     return now
 
 
@@ -171,8 +171,8 @@ class Chosen:
     """By batch of the grid the K that the tuner would run, and what it did to know."""
 
     tokens: list[int]
-    canary: Setting | None
-    decision: Decision
+    canary: SpeculationSetting | None
+    decision: TuningDecision
     error: float
     """Median relative error of the step times predicted in the grid's cells that run with a captured graph."""
 
@@ -181,43 +181,43 @@ def choose(grid: Published, seed: int, *, canaries: int = 1, hours: float = 2.0)
     """From `hours` of K = 3 on four replicas, and at most so many canaries of half an hour: those that the tuner asks for, be it
     to explore or to prove a change."""
     random = np.random.default_rng(seed)
-    telemetry = Telemetry()
+    telemetry = TuningTelemetry()
     current = Static(grid.start)
     now = record(telemetry, grid, current, REPLICAS, hours, 0.0, random)
-    situation = Situation(ENGINE, current, max(grid.tokens), REPLICAS, now)
-    policy = Policy()
-    canary: Setting | None = None
+    situation = TuningContext(ENGINE, current, max(grid.tokens), REPLICAS, now)
+    policy = TuningPolicy()
+    canary: SpeculationSetting | None = None
     for _ in range(canaries):
-        decision = decide(telemetry, situation, policy, seed)
-        if decision.action not in (Action.EXPLORE, Action.CHANGE) or decision.setting is None:
+        decision = decide_setting(telemetry, situation, policy, seed)
+        if decision.action not in (TuningAction.EXPLORE, TuningAction.CHANGE) or decision.setting is None:
             break
         canary = _in_grid(decision.setting, grid)
         now = record(telemetry, grid, canary, 1, 0.5, now, random)
         situation = replace(situation, now=now)
-    decision = decide(telemetry, situation, policy, seed)
+    decision = decide_setting(telemetry, situation, policy, seed)
     known = decision.evidence
     assert known.acceptance is not None, decision.reason
     assert known.step_time is not None, decision.reason
     batches = np.array(grid.batches, dtype=float)
-    cells = Load(batches, np.full(len(batches), 1 / len(batches)))
-    drawn = forecast(cells, known.acceptance, known.step_time, max(grid.tokens), np.random.default_rng(seed))
-    seconds, cost = drawn.seconds.mean(axis=0), drawn.cautious(ENGINE, current)
+    cells = LoadDistribution(batches, np.full(len(batches), 1 / len(batches)))
+    drawn = build_forecast(cells, known.acceptance, known.step_time, max(grid.tokens), np.random.default_rng(seed))
+    seconds, cost = drawn.step_seconds.mean(axis=0), drawn.cautious_token_seconds(ENGINE, current)
     chosen, errors = [], []
     for column, batch in enumerate(grid.batches):
-        open_to = [k for k in grid.usable(column) if k == 0 or fits_graphs(ENGINE, batch, k)]
+        open_to = [k for k in grid.usable(column) if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
         chosen.append(min(open_to, key=lambda k: float(cost[k, column])))
         errors += [abs(float(seconds[k, column]) / grid.step_time.fixed(batch, k) - 1) for k in open_to]
     return Chosen(chosen, canary, decision, float(np.median(errors)))
 
 
-def _in_grid(setting: Setting, grid: Published) -> Setting:
+def _in_grid(setting: SpeculationSetting, grid: Published) -> SpeculationSetting:
     """The setting with each K replaced by the nearest that the grid has; adaptive verification is not in a grid."""
 
     def nearest(tokens: int) -> int:
         return min(grid.tokens, key=lambda k: (abs(k - tokens), -k))
 
     if isinstance(setting, Schedule):
-        tiers = tuple(Tier(tier.first, tier.last, nearest(tier.tokens)) for tier in setting.tiers)
+        tiers = tuple(ScheduleTier(tier.first, tier.last, nearest(tier.tokens)) for tier in setting.tiers)
         return Schedule(tiers, max(tier.tokens for tier in tiers))
-    tokens = nearest(max_tokens(setting))
+    tokens = nearest(max_speculative_tokens(setting))
     return Static(tokens) if tokens else Off()

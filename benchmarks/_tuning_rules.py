@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aerie.tuning.candidates import fits_graphs
+from aerie.tuning.decision.candidates import fits_captured_graphs
 from benchmarks._tuning_replay import ENGINE, Published
 
 Rule = Callable[[Published], list[int]]
@@ -80,7 +80,7 @@ def profiled(floor: bool) -> Rule:
             else:
                 at_batch = np.array([np.interp(batch, batches, row) for row in seconds])
             interval = {k: float(np.interp(k, tokens, at_batch)) for k in grid.tokens if k <= tokens[-1]}
-            open_to = [k for k in interval if k == 0 or fits_graphs(ENGINE, batch, k)]
+            open_to = [k for k in interval if k == 0 or fits_captured_graphs(ENGINE, batch, k)]
             rates = {k: grid.lengths[k] / interval[k] for k in open_to}
             chosen.append(max(rates, key=lambda k: rates[k]))
         return chosen

@@ -16,16 +16,16 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from aerie.api.status import Arm, Setting
-from aerie.rollout.analysis import drift
-from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.analysis.calibration import BATCH
-from aerie.rollout.analysis.counting import State
-from aerie.rollout.analysis.criteria import Terms
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Kept
-from aerie.rollout.evidence import Evidence, incomparable, rule_of
-from aerie.rollout.machine import SUSPECTED
+from aerie.analysis import post_promotion
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.measurement.blocks import ClosedBlock
+from aerie.analysis.measurement.counts import SampleProjection
+from aerie.analysis.state import AnalysisState
+from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH
+from aerie.api.status import Arm, SettingStatus
+from aerie.rollout.canary.analysis_run import AnalysisRun, build_block_rule, explain_incomparable_acceptance
+from aerie.rollout.canary.state_machine import MIN_RETENTION_AFTER_CRASH
 from benchmarks._verdict_model import LOADS, Canary, Floats, Life, Traffic, close, drifts, side, simulate
 
 HORIZON = 4 * 3600.0
@@ -61,58 +61,60 @@ Outcome = tuple[str, float, str]
 """Promoted, RolledBack or Undecided; after how many minutes; why."""
 
 
-def run(cell: Cell, indices: Sequence[int], memories: Sequence[Memory], seed: int) -> list[Outcome]:
+def run(cell: Cell, indices: Sequence[int], memories: Sequence[BaselineCalibration], seed: int) -> list[Outcome]:
     """The outcomes of these rollouts, by what is remembered of some days."""
     return [rollout(cell, index, memories[index % len(memories)] if memories else None, seed) for index in indices]
 
 
-def terms_of(cell: Cell, memory: Memory | None) -> Terms:
+def terms_of(cell: Cell, memory: BaselineCalibration | None) -> AnalysisPlan:
     """By what the cell's rollouts are judged."""
     mine, theirs = cell.canary.tokens
-    arms = [Arm(revision=name, target="t", setting=Setting(mode="Static", tokens=k)) for name, k in (("c", mine), ("s", theirs))]
-    terms = Terms(
+    arms = [
+        Arm(revision=name, target="t", setting=SettingStatus(mode="Static", tokens=k)) for name, k in (("c", mine), ("s", theirs))
+    ]
+    terms = AnalysisPlan(
         deadline=HORIZON,
         block=cell.traffic.block,
         pods=(cell.pods, cell.pods),
-        kept=Kept(min(mine, theirs), cell.traffic.edge),
-        incomparable=incomparable(*arms),
+        kept=SampleProjection(min(mine, theirs), cell.traffic.edge),
+        incomparable=explain_incomparable_acceptance(*arms),
     )
-    return memory.informed(terms) if memory is not None else terms
+    return memory.calibrate_plan(terms) if memory is not None else terms
 
 
-def days(traffic: Traffic, tokens: int, indices: Sequence[int], seed: int) -> list[Memory]:
+def days(traffic: Traffic, tokens: int, indices: Sequence[int], seed: int) -> list[BaselineCalibration]:
     """What is remembered of these days."""
     return [day(traffic, tokens, index, seed) for index in indices]
 
 
-def day(traffic: Traffic, tokens: int, index: int, seed: int) -> Memory:
+def day(traffic: Traffic, tokens: int, index: int, seed: int) -> BaselineCalibration:
     """What is remembered of a day of stable pods; of its last hours, where more would be forgotten anyway."""
     random = np.random.default_rng([seed, zlib.crc32(repr((traffic, tokens)).encode()), index])
-    terms = Terms(block=traffic.block, kept=Kept(tokens, traffic.edge))
-    rule, memory = rule_of(terms, 15.0), Memory(terms)
-    seconds = min(DAY, 50 * BATCH * max(traffic.block, traffic.grid))
+    terms = AnalysisPlan(block=traffic.block, kept=SampleProjection(tokens, traffic.edge))
+    rule, memory = build_block_rule(terms, 15.0), BaselineCalibration(terms)
+    seconds = min(DAY, 50 * BLOCKS_PER_BATCH * max(traffic.block, traffic.grid))
     pods = simulate(traffic, STABLE, drifts(traffic, seconds, random), random)
     for block in close(traffic, None, pods, rule):
-        memory = memory.counted(block, rule)
+        memory = memory.add_block(block, rule)
     return memory
 
 
-def rollout(cell: Cell, index: int, memory: Memory | None, seed: int) -> Outcome:
+def rollout(cell: Cell, index: int, memory: BaselineCalibration | None, seed: int) -> Outcome:
     """One of them."""
     random = np.random.default_rng([seed, zlib.crc32(f"{cell.key} {cell.title}".encode()), index])
     terms = terms_of(cell, memory)
     shared = drifts(cell.traffic, HORIZON, random)
     canary = simulate(cell.traffic, cell.pods, shared, random, cell.canary)
     control = simulate(cell.traffic, cell.pods, shared, random, arm=1, canary=Canary(tokens=cell.canary.tokens))
-    evidence = Evidence(terms, State(0.0), 0.0)
+    evidence = AnalysisRun(terms, AnalysisState(0.0), 0.0)
     if cell.canary.crashes_every < math.inf:
         return _crashing(cell, evidence, canary, control, random)
     reason = ""
-    for block in close(cell.traffic, canary, control, rule_of(terms, 15.0)):
-        evidence, judgement = evidence.counted([block]).judged(_at(block.ended), ())
-        reason = judgement.reason
-        if judgement.verdict != "Continue":
-            return _OUTCOMES[judgement.verdict], block.ended / 60, reason
+    for block in close(cell.traffic, canary, control, build_block_rule(terms, 15.0)):
+        evidence, judgement = evidence.with_blocks([block]).evaluate(_at(block.end_time), ())
+        reason = judgement.message
+        if judgement.outcome != "Continue":
+            return _OUTCOMES[judgement.outcome], block.end_time / 60, reason
     return "Undecided", HORIZON / 60, reason
 
 
@@ -124,26 +126,26 @@ def _at(seconds: float) -> datetime:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- crashes
-def _crashing(cell: Cell, evidence: Evidence, canary: Floats, control: Floats, random: np.random.Generator) -> Outcome:
+def _crashing(cell: Cell, evidence: AnalysisRun, canary: Floats, control: Floats, random: np.random.Generator) -> Outcome:
     """The rollout of a canary whose engines crash, to the end of the watch."""
     every, until = cell.canary.crashes_every, HORIZON + 2 * 3600.0
     lives = [Life.drawn(0.0, until, every, random) for _ in range(cell.pods)]
     now, verdict, reason = 0.0, "Continue", ""
     for at, mine in enumerate(canary):
         now = (at + 1) * cell.traffic.grid
-        evidence = evidence.crashed(_restarts(lives, now), {})
-        evidence = evidence.counted([_block(now - cell.traffic.grid, now, mine, lives, control[at])])
-        evidence, judgement = evidence.judged(_at(now), ())
-        verdict, reason = judgement.verdict, judgement.reason
+        evidence = evidence.with_restarts(_restarts(lives, now), {})
+        evidence = evidence.with_blocks([_block(now - cell.traffic.grid, now, mine, lives, control[at])])
+        evidence, judgement = evidence.evaluate(_at(now), ())
+        verdict, reason = judgement.outcome, judgement.message
         if verdict != "Continue":
             break
     if verdict != "Promote":
         return _OUTCOMES.get(verdict, "Undecided"), now / 60, reason
-    decided, evidence = now / 60, evidence.renewed(_at(now))
+    decided, evidence = now / 60, evidence.reset_guard(_at(now))
     for phase, began, ended, pods in phases(now, cell.pods):
         lives += [Life.drawn(began + LOADS, until, every, random) for _ in range(pods - len(lives))]
         if phase == "Watching":
-            evidence = evidence.renewed(_at(began))
+            evidence = evidence.reset_guard(_at(began))
         evidence, against, when = _followed(cell, evidence, lives, began, ended, phase, random)
         if against:
             return "RolledBack", when / 60, against
@@ -158,14 +160,14 @@ def phases(now: float, pods: int) -> Iterator[tuple[str, float, float, int]]:
         now += HOLD
     yield "Promoting", now, now + LOADS, REPLICAS
     now += LOADS
-    yield "Watching", now, now + SUSPECTED.total_seconds(), REPLICAS
+    yield "Watching", now, now + MIN_RETENTION_AFTER_CRASH.total_seconds(), REPLICAS
 
 
 def _followed(
-    cell: Cell, evidence: Evidence, lives: Sequence[Life], began: float, ended: float, phase: str, random: np.random.Generator
-) -> tuple[Evidence, str, float]:
+    cell: Cell, evidence: AnalysisRun, lives: Sequence[Life], began: float, ended: float, phase: str, random: np.random.Generator
+) -> tuple[AnalysisRun, str, float]:
     """The evidence after a phase; why it takes the canary back, if it does, and when."""
-    traffic, level = cell.traffic, drift.level_of(evidence.state, evidence.terms)
+    traffic, level = cell.traffic, post_promotion.compute_reference_level(evidence.state, evidence.plan)
     shared = drifts(traffic, ended - began + traffic.grid, random)
     canary = simulate(traffic, len(lives), shared, random, cell.canary)
     control = simulate(traffic, max(1, REPLICAS - len(lives)), shared, random)
@@ -174,38 +176,40 @@ def _followed(
         if now >= ended or (phase == "Watching" and now - began >= WATCHED and not _suspicious(evidence)):
             break
         now = min(began + (at + 1) * traffic.grid, ended)
-        evidence = evidence.crashed(_restarts(lives, now), {})
+        evidence = evidence.with_restarts(_restarts(lives, now), {})
         since = began + at * traffic.grid
         if now - since == traffic.grid:
             block = _block(since, now, mine, lives, control[at])
             if phase == "Watching" and level is not None:
-                watched = drift.count(evidence.watched or State(now), replace(block, control=None), level, evidence.terms)
-                evidence = replace(evidence, watched=watched, until=now)
+                watched = post_promotion.add_promoted_block(
+                    evidence.guard_state or AnalysisState(now), replace(block, control=None), level, evidence.plan
+                )
+                evidence = replace(evidence, guard_state=watched, counted_until=now)
             elif phase != "Watching":
-                evidence = evidence.counted([block])
+                evidence = evidence.with_blocks([block])
         if phase == "Watching":
-            assert evidence.watched is not None
-            against = drift.stop(evidence.watched, evidence.terms)
+            assert evidence.guard_state is not None
+            against = post_promotion.abort_message(evidence.guard_state, evidence.plan)
         else:
-            evidence, judgement = evidence.watching(_at(now), ())
-            against = judgement.reason if judgement.verdict == "Rollback" else ""
+            evidence, judgement = evidence.check_guardrails(_at(now), ())
+            against = judgement.message if judgement.outcome == "Rollback" else ""
         if against:
             return evidence, against, now
     return evidence, "", ended
 
 
-def _suspicious(evidence: Evidence) -> bool:
-    return evidence.watched is not None and evidence.watched.crashes.suspicious
+def _suspicious(evidence: AnalysisRun) -> bool:
+    return evidence.guard_state is not None and evidence.guard_state.crashes.is_suspicious
 
 
 def _restarts(lives: Sequence[Life], now: float) -> dict[str, int]:
     return {f"canary-{pod}": count for pod, life in enumerate(lives) if (count := life.restarts(now))}
 
 
-def _block(began: float, ended: float, mine: Floats, lives: Sequence[Life], theirs: Floats) -> Block:
+def _block(began: float, ended: float, mine: Floats, lives: Sequence[Life], theirs: Floats) -> ClosedBlock:
     whole = [pod for pod, life in enumerate(lives) if life.whole(began, ended)]
     control = side(theirs, ended - began, range(len(theirs)), "control")
-    return Block(began, ended, side(mine, ended - began, whole, "canary"), control, {"Restarted": len(lives) - len(whole)})
+    return ClosedBlock(began, ended, side(mine, ended - began, whole, "canary"), control, {"Restarted": len(lives) - len(whole)})
 
 
 def oracle(cell: Cell, runs: int, seed: int) -> float:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.rollout.analysis.blocks import Block, Rule, Side
-from aerie.rollout.analysis.readings import Counts
+from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts
 
 Floats = NDArray[np.float64]
 
@@ -188,30 +188,30 @@ def _beyond(traffic: Traffic, canary: Canary, time: Floats) -> Floats:
     return np.asarray(np.vectorize(math.erfc)(far / math.sqrt(2)) / 2)
 
 
-def side(counts: Floats, seconds: float, whole: Sequence[int], name: str) -> Side | None:
+def side(counts: Floats, seconds: float, whole: Sequence[int], name: str) -> ArmCounts | None:
     """One arm's counts of a block, as (pod, FIELDS), of the pods whose window is whole."""
     if not whole:
         return None
-    by_pod = {f"{name}-{pod}": Counts(**dict(zip(FIELDS, counts[pod].tolist(), strict=True))) for pod in whole}
-    total = sum(by_pod.values(), Counts())
+    by_pod = {f"{name}-{pod}": EngineCounts(**dict(zip(FIELDS, counts[pod].tolist(), strict=True))) for pod in whole}
+    total = sum(by_pod.values(), EngineCounts())
     load = (total.decode_seconds + total.first_seconds) / seconds / len(whole)
-    return Side(len(whole), total, load, by_pod)
+    return ArmCounts(len(whole), total, load, by_pod)
 
 
-def close(traffic: Traffic, canary: Floats | None, control: Floats, rule: Rule) -> list[Block]:
+def close(traffic: Traffic, canary: Floats | None, control: Floats, rule: BlockRule) -> list[ClosedBlock]:
     """The blocks that the rule makes of the stretches; without a canary, those of stable pods."""
     arms = [("canary", canary), ("control", control)]
     found, begin = [], 0
     for end in range(1, len(control) + 1):
-        if (end - begin) * traffic.grid < rule.seconds:
+        if (end - begin) * traffic.grid < rule.block_seconds:
             continue
         seconds = (end - begin) * traffic.grid
         sides = [
             None if counts is None else side(counts[begin:end].sum(axis=0), seconds, range(counts.shape[1]), name)
             for name, counts in arms
         ]
-        if all(one is None or rule.enough(one) for one in sides):
-            found.append(Block(begin * traffic.grid, end * traffic.grid, sides[0], sides[1]))
+        if all(one is None or rule.has_enough(one) for one in sides):
+            found.append(ClosedBlock(begin * traffic.grid, end * traffic.grid, sides[0], sides[1]))
             begin = end
     return found
 

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.calibration import Scatter
-from aerie.rollout.analysis.counting import State, count
-from aerie.rollout.analysis.criteria import Terms, criteria
-from aerie.rollout.analysis.judgement import judge
-from aerie.rollout.analysis.readings import Counts
+from aerie.analysis.criteria import AnalysisPlan, build_criteria
+from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts
+from aerie.analysis.state import AnalysisState, add_block
+from aerie.analysis.statistics.calibration import Dispersion
+from aerie.analysis.verdict import evaluate_analysis
 from benchmarks._canary_scenarios import EFFECTS, HISTORIES, RULES, SCENARIOS, Cells, run
 
 RUNS = 2000
@@ -83,23 +83,25 @@ def _summary(rule: str) -> dict[str, float]:
 
 def block_cost(blocks: int = 100, repeats: int = 10) -> float:
     """Milliseconds to count and judge one block, nothing decided, so that all criteria and the whole reason are worked out."""
-    terms = Terms(deadline=1e9, scatters={one.name: Scatter(1.7, 0.002, 20.0, 0.001, 24) for one in criteria(Terms())})
+    terms = AnalysisPlan(
+        deadline=1e9, scatters={one.name: Dispersion(1.7, 0.002, 20.0, 0.001, 24) for one in build_criteria(AnalysisPlan())}
+    )
     random = np.random.default_rng(SEED)
     milliseconds = []
     for _ in range(repeats):
-        state = State(0.0)
+        state = AnalysisState(0.0)
         for index, swings in enumerate(random.normal(1, 0.05, (blocks, 2, 3)).tolist(), 1):
             canary, control = (_side(*swing) for swing in swings)
             began = time.perf_counter()
-            state = count(state, Block(0.0, 120.0 * index, canary, control), terms)
-            judge(state, terms, 120.0 * index)
+            state = add_block(state, ClosedBlock(0.0, 120.0 * index, canary, control), terms)
+            evaluate_analysis(state, terms, 120.0 * index)
             milliseconds.append(1000 * (time.perf_counter() - began))
     return statistics.median(milliseconds)
 
 
-def _side(accepted: float, output: float, first: float) -> Side:
+def _side(accepted: float, output: float, first: float) -> ArmCounts:
     """A pod's two minutes, with these factors."""
-    counts = Counts(
+    counts = EngineCounts(
         drafts=40_000.0,
         accepted=58_000.0 * accepted,
         decode_tokens=98_000.0,
@@ -111,7 +113,7 @@ def _side(accepted: float, output: float, first: float) -> Side:
         first_seconds=12.0 * first,
         timed=120.0,
     )
-    return Side(1, counts, 5.0)
+    return ArmCounts(1, counts, 5.0)
 
 
 # --------------------------------------------------------------------------------------------------------------------- page

@@ -27,7 +27,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from aerie.engine.page import parse
+from aerie.engine.metrics.exposition import parse_exposition
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.request import EngineSettings
@@ -50,11 +50,11 @@ def parse_page(size: int = 300 * 1024, repeats: int = 200) -> float:
     one = PAGE.read_bytes()
     ranks = (one.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(-(-size // len(one))))
     page = b"".join(ranks)
-    parse(page)
+    parse_exposition(page)
     milliseconds = []
     for _ in range(repeats):
         began = time.perf_counter()
-        parse(page)
+        parse_exposition(page)
         milliseconds.append(1000 * (time.perf_counter() - began))
     return round(statistics.median(milliseconds), 2)
 

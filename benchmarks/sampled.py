@@ -9,7 +9,7 @@
 | counted_bias_pct              | acceptance length by the counters over tokens really got per verification step, less 1: the  |
 |                               | largest of all runs                                                                          |
 | judged_bias_pct               | the same of windows.tokens_per_step: (generation - first tokens) per request step; its size  |
-| served_offline_difference_pct | acceptance length served over that of `eagle evaluate` at temperature 1, less 1: the larger  |
+| served_offline_difference_pct | acceptance length served over that of `aerie-drafter evaluate` at temperature 1, less 1: the larger  |
 |                               | of both kinds of drafts                                                                      |
 | served_offline_error_pct      | the standard error of that difference, from rounds with other seeds                          |
 
@@ -29,15 +29,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.engine import windows
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, between
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Counters, diff_samples
 from aerie.engine.speculation import Static
+from aerie_drafter.evaluate.offline import Asking, Pair, evaluate, total
+from aerie_drafter.evaluate.prompts import Prompt, read_prompts
 from aerie_lab.binaries import ensure
 from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, speculation
 from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Ask, Samples, ask, p_value, sample, seed
-from eagle.evaluate.offline import Asking, Pair, evaluate, total
-from eagle.evaluate.prompts import Prompt, read_prompts
 
 DRAFTER = BUNDLE / "eagle31"
 DRAFTS = ("greedy", "probabilistic")
@@ -110,13 +110,13 @@ def _run(running: Engine, prompts: Sequence[Prompt], drafts: str, temperature: f
         for index, prompt in enumerate(prompts)
     ]
     running.settled()
-    before = parse(running.page().encode())
+    before = parse_exposition(running.page().encode())
     answers = ask(running, requests)
     running.settled()
-    counted = between(before, parse(running.page().encode()))
+    counted = diff_samples(before, parse_exposition(running.page().encode()))
     assert isinstance(counted, Counters), counted
-    length, judged = windows.acceptance_length(counted, Static(K)), windows.tokens_per_step(counted)
-    assert isinstance(length, windows.Bounds), length
+    length, judged = rates.acceptance_length(counted, Static(K)), rates.tokens_per_step(counted)
+    assert isinstance(length, rates.Bounds), length
     assert isinstance(judged, float), judged
     steps = sum(answer.steps for answer in answers)
     found = Run(length.low, judged, sum(len(answer.tokens) - 1 for answer in answers) / steps)
@@ -132,7 +132,7 @@ def _biases(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _against_offline(prompts: Sequence[Prompt], served: dict[str, list[float]]) -> dict[str, float]:
-    """`eagle evaluate --temperature 1`, with --sampled-drafts for probabilistic ones, once a round."""
+    """`aerie-drafter evaluate --temperature 1`, with --sampled-drafts for probabilistic ones, once a round."""
     pair = Pair.load(BUNDLE / "target", DRAFTER)
     found: list[tuple[float, float]] = []
     for drafts, theirs in served.items():

@@ -19,9 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aerie.engine import windows
-from aerie.engine.speculation import Off, Schedule, Setting, Static
-from aerie.tuning.decision import Decision
+from aerie.engine.metrics import rates
+from aerie.engine.speculation import Off, Schedule, SpeculationSetting, Static
+from aerie.tuning.decision.types import TuningDecision
 from aerie_lab.binaries import ensure
 from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, Measured, opinion, tell
 
@@ -49,7 +49,7 @@ def measure() -> dict[str, float]:
     }
 
 
-def _key(setting: Setting) -> str:
+def _key(setting: SpeculationSetting) -> str:
     match setting:
         case Off():
             return "off"
@@ -66,12 +66,12 @@ def _deviation(one: Measured) -> float:
         wanted = one.setting.tokens_at(batch) if isinstance(one.setting, Schedule) else OTHER.tokens
         wanted = one.setting.tokens if isinstance(one.setting, Static) else wanted
         for window in taken:
-            drafted = windows.mean_draft_length(window.counters)
+            drafted = rates.mean_draft_length(window.counters)
             found = max(found, abs(drafted - wanted) if isinstance(drafted, float) else float("inf"))
     return found
 
 
-def _predicted(name: str, decision: Decision) -> dict[str, float]:
+def _predicted(name: str, decision: TuningDecision) -> dict[str, float]:
     low, _, middle, high = next((one.gain for one in decision.predictions if one.setting == Off()), (float("nan"),) * 4)
     points = {"predicted_pct": middle, "predicted_low_pct": low, "predicted_high_pct": high}
     return {f"{name}_{key}": round(100 * value, 1) for key, value in points.items()}

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
-from aerie.rollout.analysis.memory import Memory
+from aerie.analysis.baseline import BaselineCalibration
 from benchmarks._verdict_cells import DAYS, Cell, Outcome, cells, days, figures, oracle, run
 from benchmarks._verdict_model import Traffic
 
@@ -80,7 +80,7 @@ def _outcomes(workers: ProcessPoolExecutor, every: list[Cell], runs: int) -> Ite
     """Of each cell; days that cells share are simulated once."""
     parts = [range(begin, min(begin + CHUNK, runs)) for begin in range(0, runs, CHUNK)]
     halves = [range(half, min(runs, DAYS), 2) for half in (0, 1)]
-    told: dict[tuple[Traffic, int], list[Future[list[Memory]]]] = {}
+    told: dict[tuple[Traffic, int], list[Future[list[BaselineCalibration]]]] = {}
     for cell in every:
         if cell.history and cell.remembers not in told:
             told[cell.remembers] = [workers.submit(days, *cell.remembers, half, SEED) for half in halves]

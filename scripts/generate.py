@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from aerie.api.crd import custom_resource_definition
+from aerie.api.crd import build_custom_resource_definition
 from scripts import chart
 from scripts.reference import page
 
@@ -25,7 +25,7 @@ HEADER = "# Generated from operator/aerie/api by `make crds`. Change the models,
 
 def files() -> Iterator[tuple[Path, str]]:
     """Each generated file with its content."""
-    definition = custom_resource_definition()
+    definition = build_custom_resource_definition()
     name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
     text = HEADER + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
     yield ROOT / "crds" / name, text

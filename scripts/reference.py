@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from aerie.api.crd import COLUMNS, SHORT_NAME, root_schema
+from aerie.api.crd import PRINTER_COLUMNS, SHORT_NAME, build_root_schema
 
 Json = dict[str, Any]
 
@@ -34,8 +34,8 @@ Refused at apply, whatever the fields:
 
 def page() -> str:
     """The page, as Markdown."""
-    root = root_schema()
-    columns = ", ".join(f"{column['name']} (`{column['jsonPath']}`)" for column in COLUMNS)
+    root = build_root_schema()
+    columns = ", ".join(f"{column['name']} (`{column['jsonPath']}`)" for column in PRINTER_COLUMNS)
     seen: dict[str, str] = {}
     found = [part for name in ("spec", "status") for part in _objects(name, root["properties"][name], seen)]
     sections = (_section(path, node, seen) for path, node in found)

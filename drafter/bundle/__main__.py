@@ -2,7 +2,7 @@
 
     1 tokenizer and target     one thread; a number of steps, not a time
     2 the target's answers     one thread
-    3 drafters                 `eagle train` with the YAML files beside this one, two at a time, one thread each
+    3 drafters                 `aerie-drafter train` with the YAML files beside this one, two at a time, one thread each
     4 export and measuring     acceptance length of each on prompts that were in no training; registry.json
 
 Everything is made in a folder of its own and then put in place, part by part. Same packages, same kind of processor: same bytes
@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
+from aerie_drafter.cli import console
+from aerie_drafter.export import export
 from bundle import answers, corpus, registry
 from bundle.target import train_target
-from eagle.cli import console
-from eagle.export import export
 
 HERE = Path(__file__).resolve().parent
 DRAFTERS = {"eagle3": "EAGLE 3", "eagle31": "EAGLE 3.1", "weak": "weak EAGLE 3.1"}
@@ -70,8 +70,8 @@ def main() -> None:
 
 
 def train_drafter(name: str) -> None:
-    """`eagle train` in a process of its own; its log goes to training-NAME.log."""
-    command = [sys.executable, "-m", "eagle.cli", "train", str(HERE / f"{name}.yaml")]
+    """`aerie-drafter train` in a process of its own; its log goes to training-NAME.log."""
+    command = [sys.executable, "-m", "aerie_drafter.cli", "train", str(HERE / f"{name}.yaml")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     log = Path(f"training-{name}.log")
     with log.open("w") as stream:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
+from aerie_drafter.cli.console import err
+from aerie_drafter.evaluate.answers import answer
+from aerie_drafter.evaluate.prompts import Prompt
+from aerie_drafter.evaluate.target import Target
+from aerie_drafter.train.states import load_model, load_tokenizer
 from bundle.corpus import Item
-from eagle.cli.console import err
-from eagle.evaluate.answers import answer
-from eagle.evaluate.prompts import Prompt
-from eagle.evaluate.target import Target
-from eagle.train.states import load_model, load_tokenizer
 
 FEW = 500
 TEMPERATURE, MAX_TOKENS, BATCH, SEED = 0.8, 128, 96, 20260512

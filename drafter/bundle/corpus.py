@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle.errors import DataError
+from aerie_drafter.errors import DataError
 
 # Every CPython since 3.11 has these as Python source; what PEP 594 removed later is not among them.
 MODULES = """

@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle.checkpoint import digest
-from eagle.cli.console import err
-from eagle.evaluate import read_prompts
-from eagle.evaluate.offline import Asking, Pair, as_json, evaluate
+from aerie_drafter.checkpoint import digest
+from aerie_drafter.cli.console import err
+from aerie_drafter.evaluate import read_prompts
+from aerie_drafter.evaluate.offline import Asking, Pair, as_json, evaluate
 
 USE = {
     "target": "the served model of every end-to-end test and of the demo",

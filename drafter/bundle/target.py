@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from aerie_drafter.cli.console import err
 from bundle.corpus import Item
-from eagle.cli.console import err
 
 BEGIN, PAD, START, END = "<|begin|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 2048

@@ -1,12 +1,14 @@
 """The operator: rolls out speculative decoding in vLLM fleets, one `SpeculativeDeployment` at a time.
 
-cli          the command line `aerie`
-controller   the edge: Kopf's watch, queue, lease, the API server, observe and act
-checkpoints  the edge to models: folders and the Hub, headers only
-rollout      pure: from what was observed to what is to be done
-resources    pure: the objects that are made
-engine       pure: what is known of vLLM
-api          the resource; its definition is generated from it
+    cli          the command line `aerie`
+    controller   I/O: Kopf's watches, queue, leader election, the API server, scrapes; reads snapshots and applies plans
+    checkpoints  I/O: models in folders and on the Hub, headers only
+    rollout      pure: from a snapshot to the next actions
+    analysis     pure: the sequential comparison of canary and control
+    tuning       pure: the choice of a speculation setting
+    manifests    pure: builders of the Kubernetes objects
+    engine       pure: facts of vLLM
+    api          the resource; its CustomResourceDefinition is generated from it
 
-boundary and terminal are the edge of a process, for the command lines of the whole repository.
+boundary, terminal and yaml_documents serve the command lines of the whole repository.
 """

@@ -1,19 +1,19 @@
-"""The edge of every command here (`aerie`, `eagle`, `aerie-lab`): what a process ends with, and what it says then.
+"""Process boundary of every command (`aerie`, `aerie-drafter`, `aerie-lab`): exit statuses and error output.
 
     status  meaning
-    0       all is well
-    1       the answer is no: refused, or there is none
-    2       it could not be done: a wrong call, a file that cannot be read, no such cluster, a full disk
+    0       success
+    1       the answer is no: rejected, or no result
+    2       the command failed: a wrong call, an unreadable file, no such cluster, a full disk
     70      a defect of the command itself
     130     interrupted
-    141     whoever read the output has closed it
+    141     the reader has closed the output
 
-A script can rely on that only if nothing else ends a process with 1, which is Python's own status for a traceback.
+A script can rely on these only if nothing else ends a process with 1, which is Python's own status for a traceback.
 
-Guarantees: whatever a command raises is one line on standard error; a traceback is printed only with AERIE_TRACEBACK=1. Output
-that cannot be delivered is never mistaken for an answer. A character that the terminal's encoding lacks is replaced. A standard
-stream that is closed fails when it is used, and its number never goes to another file. Not guaranteed: an end by a signal other
-than SIGINT, which is the system's.
+Guarantees: every exception becomes one line on standard error; a traceback is printed only with AERIE_TRACEBACK=1. Output that
+cannot be delivered is never mistaken for an answer. A character that the terminal's encoding lacks is replaced. A closed
+standard stream fails when it is used, and its file descriptor never goes to another file. Not guaranteed: an end by a signal
+other than SIGINT, which is the system's.
 """
 
 from __future__ import annotations
@@ -26,90 +26,102 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, TextIO
 
-REFUSED, FAILED, DEFECT, INTERRUPTED, CLOSED = 1, 2, 70, 130, 141
-TRACEBACK = "AERIE_TRACEBACK"
-"""Variable that asks for tracebacks."""
-_OURS = ("aerie", "eagle", "aerie_lab")
-_MARKS = {"✓": "ok", "✗": "x", "·": "-", "…": "...", "─": "-", "│": "|", "→": "->"}
-_LONGEST = 500
+EXIT_REFUSED, EXIT_FAILED, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_OUTPUT_CLOSED = 1, 2, 70, 130, 141
+TRACEBACK_VARIABLE = "AERIE_TRACEBACK"
+"""Environment variable that enables tracebacks."""
+_OWN_PACKAGES = ("aerie", "aerie_drafter", "aerie_lab")
+_ASCII_REPLACEMENTS = {"✓": "ok", "✗": "x", "·": "-", "…": "...", "─": "-", "│": "|", "→": "->"}
+_MAX_ERROR_CHARACTERS = 500
+_CODEC_ERROR_HANDLER = "aerie-ascii"
 
 
-class UndeliverableError(BaseException):
-    """Standard output takes no more. Not an Exception: nothing between the write and the edge may take it for its own."""
+class OutputUndeliverableError(BaseException):
+    """Standard output cannot be written any more. Not an Exception, so that no code between the write and the boundary catches
+    it by mistake."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
-        self.closed = isinstance(error, BrokenPipeError)
+        self.is_closed = isinstance(error, BrokenPipeError)
 
 
-def enter(name: str, extra: str, load: Callable[[], Callable[[], int]]) -> NoReturn:
-    """Run a command as this process. `load` imports it; `extra` is the optional dependency that it needs."""
-    # Ctrl-C may come while the imports are still running, in which Python may lose it, or report it as another error.
+def run_process(command_name: str, extra: str, load_command: Callable[[], Callable[[], int]]) -> NoReturn:
+    """Run a command as this process and exit with its status. `load_command` imports the command; `extra` is the optional
+    dependency that the command needs."""
+    # Block Ctrl-C while the imports run: Python may lose it there, or report it as another error.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     _prepare_streams()
 
     def command() -> int:
-        run = load()
+        run = load_command()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return run()
 
-    sys.exit(status(name, extra, command))
+    sys.exit(run_to_exit_status(command_name, extra, command))
 
 
-def status(name: str, extra: str, command: Callable[[], int]) -> int:
-    """The exit status of a command, whatever it raises."""
+def run_to_exit_status(command_name: str, extra: str, command: Callable[[], int]) -> int:
+    """Return the exit status of a command, whatever it raises."""
     try:
-        found = command()
+        exit_status = command()
         sys.stdout.flush()
-        return found
+        return exit_status
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        return INTERRUPTED
-    except UndeliverableError as error:
-        # What is still in the buffer has no way out, and is not to be tried again when the interpreter ends.
+        return EXIT_INTERRUPTED
+    except OutputUndeliverableError as error:
+        # The buffered rest cannot be written either. The interpreter must not try to flush it again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return CLOSED if error.closed else _fail(FAILED, f"standard output cannot be written ({error})")
+        return (
+            EXIT_OUTPUT_CLOSED
+            if error.is_closed
+            else _report_failure(EXIT_FAILED, f"standard output cannot be written ({error})")
+        )
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in _OURS:
-            return _defect(name, error)
-        return _fail(FAILED, f"the package {package} is not installed: run pip install 'aerie[{extra}]'" if extra else str(error))
+        if package in _OWN_PACKAGES:
+            return _report_defect(command_name, error)
+        return _report_failure(
+            EXIT_FAILED, f"the package {package} is not installed: run pip install 'aerie[{extra}]'" if extra else str(error)
+        )
     except OSError as error:
-        what = error.filename if isinstance(error.filename, str | bytes) else "a file or a connection"
-        return _fail(FAILED, f"{os.fsdecode(what)} cannot be used ({error.strerror or error})")
+        resource = error.filename if isinstance(error.filename, str | bytes) else "a file or a connection"
+        return _report_failure(EXIT_FAILED, f"{os.fsdecode(resource)} cannot be used ({error.strerror or error})")
     except MemoryError:
-        return _fail(FAILED, "there is not enough memory for this")
-    except BaseException as error:  # noqa: BLE001 - the edge: above it is only the interpreter, with a traceback and status 1
-        return _defect(name, error)
+        return _report_failure(EXIT_FAILED, "there is not enough memory for this")
+    except BaseException as error:  # noqa: BLE001 - the boundary: only the interpreter is above it, with a traceback and status 1
+        return _report_defect(command_name, error)
 
 
-def _defect(name: str, error: BaseException) -> int:
-    return _fail(DEFECT, f"{name} has a defect ({type(error).__name__}: {error}): set {TRACEBACK}=1 to see where, and report it")
+def _report_defect(command_name: str, error: BaseException) -> int:
+    return _report_failure(
+        EXIT_INTERNAL_ERROR,
+        f"{command_name} has a defect ({type(error).__name__}: {error}): set {TRACEBACK_VARIABLE}=1 to see where, and report it",
+    )
 
 
-def _fail(code: int, text: str) -> int:
-    if os.environ.get(TRACEBACK):
+def _report_failure(exit_status: int, message: str) -> int:
+    if os.environ.get(TRACEBACK_VARIABLE):
         import traceback  # not needed otherwise
 
         traceback.print_exc()
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-    sys.stderr.write(f"error: {line if len(line) <= _LONGEST else line[: _LONGEST - 1] + '…'}.\n")
-    return code
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
+    sys.stderr.write(f"error: {line if len(line) <= _MAX_ERROR_CHARACTERS else line[: _MAX_ERROR_CHARACTERS - 1] + '…'}.\n")
+    return exit_status
 
 
 # -- Standard streams ----------------------------------------------------------------------------------------------------
 
 
-class _Out(io.FileIO):
+class _CheckedStdout(io.FileIO):
     def write(self, data: object) -> int | None:  # type: ignore[override]
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            raise UndeliverableError(error) from error
+            raise OutputUndeliverableError(error) from error
 
 
-class _Err(io.FileIO):
-    """Notes for a person: where they cannot be written, the exit status still says whether all is well."""
+class _BestEffortStderr(io.FileIO):
+    """Standard error for messages to the user: where they cannot be written, the exit status still reports success or failure."""
 
     def write(self, data: object) -> int | None:  # type: ignore[override]
         try:
@@ -119,25 +131,27 @@ class _Err(io.FileIO):
 
 
 def _prepare_streams() -> None:
-    # A closed one gets a file that cannot be used in its direction: using it fails, and no file opened later gets its number.
-    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+    # Open a file of the wrong direction for a closed stream: using it fails, and no later file gets its descriptor.
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, mode)
-    codecs.register_error("marks", _marks)
+    codecs.register_error(_CODEC_ERROR_HANDLER, _replace_unencodable)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the whole process
-    sys.stdout = _text(_Out(1, "w", closefd=False), sys.stdout)
-    sys.stderr = _text(_Err(2, "w", closefd=False), sys.stderr)
+    sys.stdout = _wrap_text_stream(_CheckedStdout(1, "w", closefd=False), sys.stdout)
+    sys.stderr = _wrap_text_stream(_BestEffortStderr(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
-    direct = isinstance(before, io.TextIOWrapper) and (before.line_buffering or before.write_through)
-    encoding = before.encoding if before is not None else "utf-8"
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "marks", line_buffering=direct)
+def _wrap_text_stream(raw: io.FileIO, previous_stream: TextIO | None) -> TextIO:
+    is_line_buffered = isinstance(previous_stream, io.TextIOWrapper) and (
+        previous_stream.line_buffering or previous_stream.write_through
+    )
+    encoding = previous_stream.encoding if previous_stream is not None else "utf-8"
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, _CODEC_ERROR_HANDLER, line_buffering=is_line_buffered)
 
 
-def _marks(error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(_MARKS.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+    return "".join(_ASCII_REPLACEMENTS.get(character, "?") for character in error.object[error.start : error.end]), error.end

@@ -1,6 +1,7 @@
-"""What the command lines here print with: two consoles, text of others made safe, and `--version`.
+"""Terminal output of every command line: two consoles, sanitised untrusted text, and `--version`.
 
-Guarantee: text that went through `plain` neither is markup nor moves the terminal's cursor, whoever wrote it.
+Guarantee: text that `sanitize_text` returns contains no markup and no control character that moves the cursor, whoever wrote
+it.
 """
 
 from __future__ import annotations
@@ -12,28 +13,30 @@ from rich.console import Console
 from rich.markup import escape
 
 out = Console(highlight=False, soft_wrap=True)
-"""What was asked for."""
+"""Console for results, on standard output."""
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-"""Notes for a person."""
+"""Console for messages to the user, on standard error."""
 
 
-def plain(text: str) -> str:
-    """Text as it is to be seen: no markup, and no control character but the end of a line."""
-    return escape("".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text))
+def sanitize_text(text: str) -> str:
+    """Return the text for display: without markup, and without control characters other than line feeds."""
+    return escape("".join(character if character.isprintable() or character == "\n" else "?" for character in text))
 
 
-def refuse(error: Exception) -> None:
-    """Say why something cannot be done."""
-    err.print(f"[bold red]error:[/] {plain(str(error))}")
+def print_error(error: Exception) -> None:
+    """Print an error message to standard error."""
+    err.print(f"[bold red]error:[/] {sanitize_text(str(error))}")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version  # not needed otherwise
 
         typer.echo(f"aerie {version('aerie')}")
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")]
-"""An option of a whole command line."""
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+]
+"""Option `--version` of a whole command line."""

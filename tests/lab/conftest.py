@@ -8,10 +8,10 @@ import shutil
 import pytest
 import torch
 
+from aerie_drafter import checkpoint
+from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.model import Drafter
 from aerie_lab.testing.model import Shape, write_tiny_llama
-from eagle import checkpoint
-from eagle.config import DrafterConfig, Family
-from eagle.model import Drafter
 
 TARGET = Shape(layers=4)
 

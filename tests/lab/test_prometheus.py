@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from aerie.api.metrics import Prometheus
-from aerie.cli.prometheus import Server, read_server
-from aerie.cli.recorded import Recorded
-from aerie.cli.run import run as command
-from aerie.controller.fetch import ScrapeError
-from aerie.controller.prometheus import Access, Servers
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, between
-from aerie.engine.series import Scrape
+from aerie.api.metrics import PrometheusSource
+from aerie.cli.app import run_command_line
+from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
+from aerie.cli.inputs.recorded import ScrapeRecording
+from aerie.controller.scraping.http_fetch import ScrapeError
+from aerie.controller.scraping.prometheus import PrometheusAccess, PrometheusClient
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.promql import PrometheusScrape
+from aerie.engine.metrics.sample import Counters, diff_samples
 from aerie_lab.testing import agreement, prometheus, until
 
 SPECULATION = ("--speculative-config", agreement.speculation(agreement.BUNDLE / "eagle31"))
 INTERVAL = 1.0
 
 
-def ask(server: Prometheus, *pods: str) -> dict[str, Scrape | str]:
-    async def run() -> dict[str, Scrape | str]:
-        servers = Servers(Access())
+def ask(server: PrometheusSource, *pods: str) -> dict[str, PrometheusScrape | str]:
+    async def run() -> dict[str, PrometheusScrape | str]:
+        servers = PrometheusClient(PrometheusAccess())
         try:
-            return {pod: found async for some in servers.ask(server, "default", pods, INTERVAL) for pod, found in some.items()}
+            return {pod: found async for some in servers.poll(server, "default", pods, INTERVAL) for pod, found in some.items()}
         finally:
             await servers.close()
 
@@ -45,17 +45,17 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
         }
         pods = {pod: engine.url.removeprefix("http://") for pod, engine in engines.items()}
         url = stack.enter_context(prometheus.process(tmp_path, pods))
-        server = Prometheus(address=url)
+        server = PrometheusSource(address=url)
 
-        def answered(*names: str) -> dict[str, Scrape | str]:
+        def answered(*names: str) -> dict[str, PrometheusScrape | str]:
             with contextlib.suppress(ScrapeError):  # none in time, on busy cores
                 return ask(server, *names)
             return {}
 
-        def scraped(pod: str) -> Scrape:
-            def look() -> Scrape | None:
+        def scraped(pod: str) -> PrometheusScrape:
+            def look() -> PrometheusScrape | None:
                 found = answered(pod).get(pod)
-                return found if isinstance(found, Scrape) else None
+                return found if isinstance(found, PrometheusScrape) else None
 
             found = until(look, f"{pod} is scraped")
             assert found is not None
@@ -65,52 +65,52 @@ def test_samples_from_prometheus_are_those_of_the_pages(tmp_path: Path) -> None:
         for engine in engines.values():
             engine.load(2, 8, 20, seed=1)
         # Nothing is asked any more, so the pages stand still, and the next scrape has what they say.
-        pages = {pod: parse(engine.page().encode()) for pod, engine in engines.items()}
+        pages = {pod: parse_exposition(engine.page().encode()) for pod, engine in engines.items()}
         for pod, page in pages.items():
-            until(lambda pod=pod, page=page: scraped(pod).sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
+            until(lambda pod=pod, page=page: scraped(pod).to_sample() == page, f"Prometheus has what the page of {pod} says")  # type: ignore[misc]
 
-        def both() -> dict[str, Scrape | str] | None:
+        def both() -> dict[str, PrometheusScrape | str] | None:
             told = answered("chat-a", "chat-b", "chat-c")
-            return told if sum(isinstance(one, Scrape) for one in told.values()) == 2 else None
+            return told if sum(isinstance(one, PrometheusScrape) for one in told.values()) == 2 else None
 
         found = until(both, "both are scraped")
         assert found is not None
         assert found["chat-c"] == (f"has no sample at {url} in the last 5 s, by the labels namespace=default, pod=<its name>")
         for pod, page in pages.items():
             one = found[pod]
-            assert isinstance(one, Scrape)
-            assert one.at > before[pod].at
-            window = between(before[pod].sample(), one.sample())
+            assert isinstance(one, PrometheusScrape)
+            assert one.timestamp > before[pod].timestamp
+            window = diff_samples(before[pod].to_sample(), one.to_sample())
             assert isinstance(window, Counters)
             assert window.first_tokens == 8
             assert (window.speculation is not None) == (pod == "chat-a")
-            assert one.sample().started == page.started is not None
+            assert one.to_sample().process_start_time == page.process_start_time is not None
 
         # The same of a period, as `aerie tune offline --prometheus` asks for it; too little for an answer.
-        def recorded() -> Recorded | None:
-            period = read_server(Server(url, "chat-.*", "default", {"job": "engines"}), timedelta(minutes=5))
+        def recorded() -> ScrapeRecording | None:
+            period = read_prometheus(PrometheusQueryConfig(url, "chat-.*", "default", {"job": "engines"}), timedelta(minutes=5))
             return period if {pod: sample for _, pod, sample in period.scrapes} == pages else None
 
         period = until(recorded, "the period ends with the pages")
         assert period is not None
-        assert not period.unreadable
-        assert command(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
+        assert not period.skip_counts
+        assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "5m"]) == 1
 
         # By other labels there is nothing, and what Prometheus cannot read it says.
-        job = Prometheus(address=url, match_labels={"job": "engines", "namespace": "default"})
-        assert isinstance(ask(job, "chat-a")["chat-a"], Scrape)
-        other = Prometheus(address=url, match_labels={"job": "others"})
+        job = PrometheusSource(address=url, match_labels={"job": "engines", "namespace": "default"})
+        assert isinstance(ask(job, "chat-a")["chat-a"], PrometheusScrape)
+        other = PrometheusSource(address=url, match_labels={"job": "others"})
         assert "has no sample" in str(ask(other, "chat-a")["chat-a"])
         with pytest.raises(ScrapeError, match=r"answered with status 400 \(bad_data\): correct spec\.metrics\.source"):
-            ask(Prometheus(address=url, match_labels={"0": "x"}), "chat-a")
+            ask(PrometheusSource(address=url, match_labels={"0": "x"}), "chat-a")
         with pytest.raises(ScrapeError, match=r"status 404.*has to be where /api/v1/query of a Prometheus server begins"):
-            ask(Prometheus(address=f"{url}/nowhere"), "chat-a")
+            ask(PrometheusSource(address=f"{url}/nowhere"), "chat-a")
 
         engines["chat-a"].process.send_signal(signal.SIGKILL)
         until(
             lambda: answered("chat-a").get("chat-a") == "could not be scraped (up is 0)",
             "its scrapes fail, and the last is over",
         )
-        assert scraped("chat-b").sample() == pages["chat-b"]
+        assert scraped("chat-b").to_sample() == pages["chat-b"]
     with pytest.raises(ScrapeError, match=f"{url}/api/v1/query cannot be reached"):
         ask(server, "chat-a")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.arguments import Arguments, read
+from aerie.engine.arguments import EngineArguments, parse_arguments
 from aerie_lab.binaries.families import ENVIRONMENTS
 from tests.vllm.parser import MAKE, flags_of_the_simulator, flags_of_vllm
 
@@ -56,15 +56,16 @@ def seen(line):
     sizes = a.cudagraph_capture_sizes or of(a.compilation_config, "cudagraph_capture_sizes")
     return {
         "tensor_parallel": a.tensor_parallel_size, "pipeline_parallel": a.pipeline_parallel_size,
-        "data_parallel": a.data_parallel_size, "api_servers": a.api_server_count,
+        "data_parallel": a.data_parallel_size, "api_server_count": a.api_server_count,
         "max_model_len": a.max_model_len, "max_num_seqs": a.max_num_seqs, "max_num_batched_tokens": a.max_num_batched_tokens,
-        "capture_sizes": sorted(sizes) if sizes else None,
-        "enforce_eager": a.enforce_eager, "async_scheduling": a.async_scheduling, "prefix_caching": a.enable_prefix_caching,
+        "cudagraph_capture_sizes": sorted(sizes) if sizes else None,
+        "enforce_eager": a.enforce_eager, "async_scheduling": a.async_scheduling,
+        "enable_prefix_caching": a.enable_prefix_caching,
         "gpu_memory_utilization": a.gpu_memory_utilization, "dtype": a.dtype, "quantization": a.quantization,
-        "kv_cache_dtype": a.kv_cache_dtype, "lora": a.enable_lora, "trust_remote_code": a.trust_remote_code,
+        "kv_cache_dtype": a.kv_cache_dtype, "enable_lora": a.enable_lora, "trust_remote_code": a.trust_remote_code,
         "moe_backend": a.moe_backend if a.moe_backend != "auto" else of(a.kernel_config, "moe_backend"),
-        "structured_backend": of(a.structured_outputs_config, "backend"),
-        "tool_calls": a.enable_auto_tool_choice or bool(a.tool_call_parser),
+        "structured_outputs_backend": of(a.structured_outputs_config, "backend"),
+        "has_tool_or_reasoning_parser": a.enable_auto_tool_choice or bool(a.tool_call_parser),
     }
 print("seen" + json.dumps([seen(line) for line in json.load(sys.stdin)]))
 """
@@ -84,7 +85,7 @@ def test_every_line_means_the_same_to_vllm(vllm: Path) -> None:
     assert answer.returncode == 0, answer.stderr[-2000:]
     printed = next(line for line in answer.stdout.splitlines() if line.startswith("seen"))
     for line, theirs in zip(LINES, json.loads(printed.removeprefix("seen")), strict=True):
-        assert _shown(read(shlex.split(line)), theirs) == theirs, line
+        assert _shown(parse_arguments(shlex.split(line)), theirs) == theirs, line
 
 
 def test_the_simulators_flags_are_those_of_vllms_parser(vllm: Path) -> None:
@@ -94,16 +95,16 @@ def test_the_simulators_flags_are_those_of_vllms_parser(vllm: Path) -> None:
     assert flags_of_the_simulator(ENVIRONMENTS["vllm"].version) == flags_of_vllm(vllm)
 
 
-def _shown(ours: Arguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(ours: EngineArguments, theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Ours in the words of vLLM, which has a value of its own where ours has none."""
-    defaults = {"dtype": "auto", "kv_cache_dtype": "auto", "moe_backend": "auto", "structured_backend": "auto"}
+    defaults = {"dtype": "auto", "kv_cache_dtype": "auto", "moe_backend": "auto", "structured_outputs_backend": "auto"}
     shown = {name: getattr(ours, name) for name in theirs}
     shown |= {name: default for name, default in defaults.items() if shown[name] is None}
     if ours.max_model_len is None and theirs["max_model_len"] == -1:
         shown["max_model_len"] = -1
-    if theirs["api_servers"] is None:  # vLLM works it out later
-        shown["api_servers"] = None
-    shown["capture_sizes"] = list(ours.capture_sizes) if ours.capture_sizes else None
-    if not ours.lora and theirs["lora"] is None:
-        shown["lora"] = None
+    if theirs["api_server_count"] is None:  # vLLM works it out later
+        shown["api_server_count"] = None
+    shown["cudagraph_capture_sizes"] = list(ours.cudagraph_capture_sizes) if ours.cudagraph_capture_sizes else None
+    if not ours.enable_lora and theirs["enable_lora"] is None:
+        shown["enable_lora"] = None
     return shown

@@ -19,10 +19,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import windows
-from aerie.engine.metrics import Kind, Metric
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.names import Metric, MetricType
+from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Static
 from aerie_lab.testing import until
 
@@ -45,7 +45,7 @@ class Engine:
         return self.client.get("/metrics").raise_for_status().content
 
     def scrape(self) -> Sample:
-        return parse(self.page())
+        return parse_exposition(self.page())
 
     def complete(self, prompt: str, tokens: int) -> None:
         """Exactly `tokens` of output; a byte is a token of the tiny model."""
@@ -87,9 +87,9 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
 def test_every_metric_is_there_as_the_table_says(engine: Engine) -> None:
     families = {family.name: family for family in text_string_to_metric_families(engine.page().decode())}
     for metric in Metric:
-        row = metric.row
-        family = families[row.name.removesuffix("_total") if row.kind is Kind.COUNTER else row.name]
-        assert family.type == row.kind
+        row = metric.definition
+        family = families[row.name.removesuffix("_total") if row.metric_type is MetricType.COUNTER else row.name]
+        assert family.type == row.metric_type
         assert all(set(row.labels) <= set(one.labels) for one in family.samples)
         edges = [float(one.labels["le"]) for one in family.samples if one.name == f"{row.name}_bucket"]
         assert tuple(edges[:-1]) == row.buckets
@@ -100,7 +100,7 @@ def test_what_the_counters_count(engine: Engine) -> None:
     before = engine.scrape()
     with ThreadPoolExecutor(4) as requests:
         list(requests.map(lambda index: engine.complete(f"{index:02d}" + "abcabcabc" * 6, 24), range(16)))
-    window = between(before, engine.scrape())
+    window = diff_samples(before, engine.scrape())
     assert isinstance(window, Counters)
     speculation = window.speculation
     assert speculation is not None
@@ -112,9 +112,9 @@ def test_what_the_counters_count(engine: Engine) -> None:
     # Accepted tokens behind the end of a request are counted, but were never output.
     emitted = window.generation_tokens - window.first_tokens
     assert emitted <= window.request_steps + speculation.accepted
-    assert windows.acceptance_length(window, Static(3)) == windows.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)
-    batch = windows.batch(window)
-    assert isinstance(batch, windows.Bounds)
+    assert rates.acceptance_length(window, Static(3)) == rates.Bounds(*[1 + speculation.accepted / speculation.drafts] * 2)
+    batch = rates.mean_batch(window)
+    assert isinstance(batch, rates.Bounds)
     assert 1 <= batch.low <= 4
 
 
@@ -124,11 +124,11 @@ def test_a_cached_prompt_with_one_token_left_counts_as_a_draft(engine: Engine) -
     prompt = "".join(chr(33 + index % 90) for index in range(BLOCK + 1))
     for _ in range(8):
         engine.complete(prompt, 1)
-    window = between(before, engine.scrape())
+    window = diff_samples(before, engine.scrape())
     assert isinstance(window, Counters)
     assert window.speculation is not None
     assert (window.speculation.drafts, window.speculation.draft_tokens, window.speculation.accepted) == (7, 21, 0)
     assert window.request_steps == 0
     assert window.prompt_tokens - window.computed_prompt_tokens == 7 * BLOCK
-    assert windows.true_drafts(window, Static(3)) == windows.Bounds(0, 7)
-    assert windows.acceptance_length(window, Static(3)) == windows.Bounds(1, 4)
+    assert rates.true_drafts(window, Static(3)) == rates.Bounds(0, 7)
+    assert rates.acceptance_length(window, Static(3)) == rates.Bounds(1, 4)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie_drafter.evaluate.prompts import read_prompts
 from aerie_lab.testing.agreement import BUNDLE, engine, speculation
 from aerie_lab.testing.sampled import PLAIN, SAMPLINGS, UNMENDED, Ask, Samples, agreeing, ask, p_value, sample
-from eagle.evaluate.prompts import read_prompts
 
 EACH = 240
 """Answers of each kind."""

@@ -19,12 +19,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import flags, windows
-from aerie.engine.arguments import Arguments
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, between
-from aerie.engine.speculation import Schedule, Tier
-from aerie.engine.versions import Version
+from aerie.engine import command_line
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Counters, diff_samples
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Schedule, ScheduleTier
 from aerie_lab.testing import until
 from aerie_lab.testing.agreement import (
     BUNDLE,
@@ -209,14 +210,14 @@ def test_sigterm_with_an_open_stream_and_a_shutdown_timeout(vllm: Path, tmp_path
         assert running.process.wait(60) == 0
 
 
-SCHEDULE = Schedule((Tier(1, 2, K), Tier(3, 16, 1)), max_tokens=K)
+SCHEDULE = Schedule((ScheduleTier(1, 2, K), ScheduleTier(3, 16, 1)), max_tokens=K)
 
 
 @pytest.fixture(scope="module", params=["real", "simulated"])
 def scheduled(request: pytest.FixtureRequest, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine with a schedule, as Aerie writes it; the last test ends it."""
-    drafter = flags.Drafter(str(BUNDLE / "eagle31"))
-    config = flags.speculative_config(SCHEDULE, drafter, Version.parse("0.32.0"), Arguments())
+    drafter = command_line.DrafterArguments(str(BUNDLE / "eagle31"))
+    config = command_line.build_speculative_config(SCHEDULE, drafter, Version.parse("0.32.0"), EngineArguments())
     words = ("--speculative-config", json.dumps(config))
     with engine(request.param, vllm, tmp_path_factory.mktemp("scheduled"), *words, options=SLOW) as running:
         yield running
@@ -224,9 +225,9 @@ def scheduled(request: pytest.FixtureRequest, vllm: Path, tmp_path_factory: pyte
 
 def window_of(running: Engine, clients: int, requests: int) -> Counters:
     """What closed-loop traffic added to the page, as the operator reads it."""
-    before = parse(running.page().encode())
+    before = parse_exposition(running.page().encode())
     running.load(clients, requests, 60, seed=clients)
-    window = between(before, parse(running.page().encode()))
+    window = diff_samples(before, parse_exposition(running.page().encode()))
     assert isinstance(window, Counters)
     return window
 
@@ -234,8 +235,8 @@ def window_of(running: Engine, clients: int, requests: int) -> Counters:
 def test_a_schedule_drafts_by_the_batch(scheduled: Engine) -> None:
     """One request at a time is in the first tier throughout; eight are in the second but for the beginning and the end."""
     alone, together = window_of(scheduled, 1, 6), window_of(scheduled, 8, 32)
-    assert windows.mean_draft_length(alone) == K
-    mean = windows.mean_draft_length(together)
+    assert rates.mean_draft_length(alone) == K
+    mean = rates.mean_draft_length(together)
     assert isinstance(mean, float)
     assert 1 <= mean < K
     for window in (alone, together):
@@ -247,10 +248,10 @@ def test_a_schedule_drafts_by_the_batch(scheduled: Engine) -> None:
         # Drafts of 1 and of K tokens, and of no other number: what takes the tiers apart.
         longer = (window.speculation.draft_tokens - window.speculation.drafts) / (K - 1)
         assert longer == int(longer)
-        survival = windows.survival(window, SCHEDULE)
+        survival = rates.survival_by_position(window, SCHEDULE)
         assert isinstance(survival, tuple)
-        assert all(bounds.exact or not longer for bounds in survival)
-        assert windows.acceptance_length(window, SCHEDULE) == windows.Bounds(
+        assert all(bounds.is_exact or not longer for bounds in survival)
+        assert rates.acceptance_length(window, SCHEDULE) == rates.Bounds(
             *[1 + window.speculation.accepted / window.speculation.drafts] * 2
         )
 

@@ -13,9 +13,9 @@ from statistics import median
 
 import pytest
 
-from aerie.engine import windows
-from aerie.engine.speculation import Off, Schedule, Static, max_tokens
-from aerie.tuning.decision import Action
+from aerie.engine.metrics import rates
+from aerie.engine.speculation import Off, Schedule, Static, max_speculative_tokens
+from aerie.tuning.decision.types import TuningAction
 from aerie_lab.testing.steady import BATCHES, CURRENT, OTHER, SCHEDULE, STEPS, Told, tell
 
 SOME_STEPS = 6 / STEPS
@@ -40,14 +40,14 @@ def test_an_engine_drafts_what_its_setting_says(told: Told, setting: Static | Sc
     batches, verified = [], []
     for window in told.engines[setting].windows[batch]:
         counted = window.counters
-        known = windows.batch(counted)
-        assert isinstance(known, windows.Bounds)
+        known = rates.mean_batch(counted)
+        assert isinstance(known, rates.Bounds)
         batches.append((known.low, known.high))
-        assert windows.mean_draft_length(counted) == wanted
+        assert rates.mean_draft_length(counted) == wanted
         assert counted.speculation is not None
         verified.append(counted.speculation.drafts / counted.request_steps)
         # Every position that the engine is built for is counted, and none beyond what it drafted.
-        assert len(counted.speculation.accepted_per_position) == max_tokens(setting)
+        assert len(counted.speculation.accepted_per_position) == max_speculative_tokens(setting)
         assert not any(counted.speculation.accepted_per_position[wanted:])
     assert [median(ends) for ends in zip(*batches, strict=True)] == pytest.approx([batch, batch], rel=SOME_STEPS)
     assert median(verified) == pytest.approx(1, rel=SOME_STEPS), "each step of a request verifies a draft"
@@ -57,14 +57,14 @@ def test_an_engine_without_speculation_counts_no_drafts(told: Told) -> None:
     for batch in BATCHES:
         counted = [window.counters for window in told.engines[Off()].windows[batch]]
         assert all(one.speculation is None for one in counted)
-        tokens = [known for one in counted if not isinstance(known := windows.tokens_per_step(one), windows.Unknown)]
+        tokens = [known for one in counted if not isinstance(known := rates.tokens_per_step(one), rates.Unknown)]
         assert len(tokens) == len(counted)
         assert median(tokens) == pytest.approx(1, rel=SOME_STEPS)
 
 
 def test_speculation_that_loses_is_turned_off(told: Told) -> None:
     found, text = told.opinion.decision, told.opinion.text
-    assert (found.action, found.setting) == (Action.CHANGE, Off()), text
+    assert (found.action, found.setting) == (TuningAction.CHANGE, Off()), text
     assert found.reason.startswith("speculation loses on this load: without it the gain is +")
     gains = {one.setting: one.gain for one in found.predictions}
     assert gains[Off()][0] > 0, text

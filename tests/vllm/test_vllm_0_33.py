@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from aerie.engine import windows
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Counters, Sample, diff_samples
+from aerie.engine.releases import NEWEST_VERIFIED_VERSION
 from aerie.engine.speculation import Static
-from aerie.engine.versions import NEWEST_KNOWN
+from aerie_drafter.evaluate.prompts import read_prompts
 from aerie_lab.testing.agreement import BUNDLE, Engine, K, engine, healthy, speculation
-from eagle.evaluate.prompts import read_prompts
 from tests.vllm.parser import flags_of_the_simulator, flags_of_vllm
 
 pytestmark = pytest.mark.timeout(2400)  # a start on busy cores
@@ -46,7 +46,7 @@ def ask(engine: Engine, messages: Any) -> httpx.Response:
 def scrape(engine: Engine) -> Sample:
     """The page once it stands still, as the operator reads it."""
     engine.settled()
-    return parse(engine.page().encode())
+    return parse_exposition(engine.page().encode())
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +62,18 @@ def served(vllm_0_33: Path, prompts: list[Any], tmp_path_factory: pytest.TempPat
     with engine("real", vllm_0_33, tmp_path_factory.mktemp("vllm-0.33"), *words, variables=variables) as running:
         before = scrape(running)
         answers = [ask(running, messages).raise_for_status().json() for messages in prompts]
-        window = between(before, scrape(running))
+        window = diff_samples(before, scrape(running))
         assert isinstance(window, Counters)
         yield Served(running, answers, window)
 
 
 def test_it_is_the_newest_release_that_aerie_knows(served: Served) -> None:
     """So `NEWEST_KNOWN` rests on a run. The log says the version at the start, and that sampling is mended."""
-    assert served.engine.client.get("/version").json() == {"version": str(NEWEST_KNOWN)}
+    assert served.engine.client.get("/version").json() == {"version": str(NEWEST_VERIFIED_VERSION)}
     assert healthy(served.engine.client)
     log = served.engine.log.read_text()
-    assert re.search(rf"vLLM server version {re.escape(str(NEWEST_KNOWN))}, serving model \S+", log)
-    assert "vLLM issue 55005: sampling with speculation on CPU is mended" in log
+    assert re.search(rf"vLLM server version {re.escape(str(NEWEST_VERIFIED_VERSION))}, serving model \S+", log)
+    assert "sampling with speculation on CPU is mended (vLLM issue 55005" in log
 
 
 def test_its_page_is_read(served: Served) -> None:
@@ -85,8 +85,8 @@ def test_its_page_is_read(served: Served) -> None:
     assert len(counted.accepted_per_position) == K
     assert list(counted.accepted_per_position) == sorted(counted.accepted_per_position, reverse=True)
     assert sum(counted.accepted_per_position) == counted.accepted
-    length = windows.acceptance_length(window, Static(K))
-    assert isinstance(length, windows.Bounds)
+    length = rates.acceptance_length(window, Static(K))
+    assert isinstance(length, rates.Bounds)
     assert 1.5 < length.low <= length.high < K + 1  # the drafter is of use: it was trained for this target
 
 
@@ -114,14 +114,14 @@ def test_what_a_paused_engine_refuses_is_no_failure_of_its_own(served: Served, p
         assert "Generation is paused" in refused.text
         assert healthy(running.client)
         assert running.client.post("/resume").is_success
-        window = between(before, scrape(running))
+        window = diff_samples(before, scrape(running))
         assert isinstance(window, Counters)
         assert not any(window.finished.values())
-        assert isinstance(windows.error_share(window), windows.Unknown)
+        assert isinstance(rates.error_share(window), rates.Unknown)
         assert window.speculation is not None
         assert window.speculation.drafts == window.request_steps == window.first_tokens == 0
     assert ask(running, prompts[0]).status_code == 200
 
 
 def test_the_simulators_flags_are_those_of_its_parser(vllm_0_33: Path) -> None:
-    assert flags_of_the_simulator(str(NEWEST_KNOWN)) == flags_of_vllm(vllm_0_33)
+    assert flags_of_the_simulator(str(NEWEST_VERIFIED_VERSION)) == flags_of_vllm(vllm_0_33)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aerie.boundary import enter
+from aerie.boundary import run_process
 
 
 def main() -> None:
     """Entry point."""
-    enter("aerie-lab", "lab", _load)
+    run_process("aerie-lab", "lab", _load)
 
 
 def _load() -> Callable[[], int]:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.terminal import Version, plain
+from aerie.terminal import VersionOption, sanitize_text
 from aerie_lab import cluster
 from aerie_lab.binaries import NAMES, USUAL, binary, ensure
 from aerie_lab.cli.console import err, out, replace_process, say
@@ -37,7 +37,7 @@ app.command()(traffic)
 
 
 @app.callback()
-def _all(version: Version = False) -> None: ...
+def _all(version: VersionOption = False) -> None: ...
 
 
 Name = Annotated[str, typer.Option("--name", help="Which lab; several can run side by side.", envvar="AERIE_LAB_NAME")]
@@ -127,7 +127,7 @@ def status(name: Name = _DEFAULTS.name, as_json: Annotated[bool, typer.Option("-
     _tell_addresses(lab)
     err.print(f"up for {found['uptime']:.0f} s, {found['containers']} containers running")
     for record in found["faults"]:
-        err.print(f"[yellow]fault {record['id']}:[/] {plain(record['fault'])}")
+        err.print(f"[yellow]fault {record['id']}:[/] {sanitize_text(record['fault'])}")
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from aerie.terminal import err, out, plain
+from aerie.terminal import err, out, sanitize_text
 
 __all__ = ["err", "out", "replace_process", "say"]
 
 
 def say(line: str) -> None:
     """Progress, a line at a time."""
-    err.print(f"[dim]lab:[/] {plain(line)}")
+    err.print(f"[dim]lab:[/] {sanitize_text(line)}")
 
 
 def replace_process(command: list[str], environment: dict[str, str]) -> None:

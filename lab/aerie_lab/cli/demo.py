@@ -22,7 +22,7 @@ import httpx
 import typer
 from rich.table import Table
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_lab.binaries import binary, ensure
 from aerie_lab.cli.console import err, out, say
 from aerie_lab.cli.rows import Rows
@@ -108,17 +108,19 @@ class _Stage:
         self._run("kubectl", "get", "specdep", show.name)
         _sum_up(traffic, self._status())
         out.print(
-            plain(_MEANING.format(engines=show.engines, manifest=show.manifest.relative_to(ROOT), engine=engine, name=show.name))
+            sanitize_text(
+                _MEANING.format(engines=show.engines, manifest=show.manifest.relative_to(ROOT), engine=engine, name=show.name)
+            )
         )
         _refuse_failures(traffic)
 
     def _run(self, tool: str, *words: str, quiet: bool = False) -> None:
         """Show a command, run it, and show what it says."""
         typed = shlex.join(words).replace(f"{ROOT}/", "")
-        out.print(f"[cyan]$ {tool} {plain(typed)}[/]")
+        out.print(f"[cyan]$ {tool} {sanitize_text(typed)}[/]")
         said = self.lab.kubectl(*words) if tool == "kubectl" else self.lab.helm(*words)
         if not quiet:
-            out.print(plain(said), end="")
+            out.print(sanitize_text(said), end="")
 
     def _status(self) -> Json:
         found: Json = json.loads(self.lab.kubectl("get", "specdep", self.show.name, "-o", "json"))["status"]
@@ -135,7 +137,7 @@ class _Stage:
 
         self._follow(Rows("PHASE", "TRAFFIC IN %", "BLOCKS", "AL-CONTROL", "AL-CANARY", "CANARY/CONTROL"), over)
         last = self._status()["history"][0]
-        out.print(f"[bold]{last['result']}[/]: {plain(last['reason'])}")
+        out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['reason'])}")
         if last["result"] != result:
             raise LabError(f"the canary of {drafter['repo']} ended as {last['result']} instead of {result}: {last['reason']}")
 
@@ -174,14 +176,14 @@ class _Stage:
                     answer = client.post("/v1/chat/completions", json=body)
                     if answer.status_code == 200:
                         (choice,) = answer.json()["choices"]
-                        out.print(plain(f"... {choice['message']['content'].strip()} ..."))
+                        out.print(sanitize_text(f"... {choice['message']['content'].strip()} ..."))
                         return
                 time.sleep(0.2)
         raise StartError(f"the gateway did not answer within 30 s: see `aerie-lab kubectl describe httproute {show.name}`.")
 
 
 def _heading(text: str) -> None:
-    out.print(f"\n[bold]{plain(text)}[/]")
+    out.print(f"\n[bold]{sanitize_text(text)}[/]")
 
 
 def _documents(watching: subprocess.Popen[str]) -> Iterator[Json]:
@@ -206,7 +208,7 @@ def _sum_up(traffic: Background, status: Json) -> None:
     total, failed = _counted(traffic)
     out.print(f"\n{total} requests, {failed} failed.")
     for one in reversed(status["history"][:2]):
-        out.print(plain(f"{one['change']}: {one['result']}. {one['reason']}"))
+        out.print(sanitize_text(f"{one['change']}: {one['result']}. {one['reason']}"))
 
 
 def _refuse_failures(traffic: Background) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 from rich.table import Table
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.cluster import Lab
 from aerie_lab.engine.lies import Lie, known
@@ -30,11 +30,11 @@ def _faults(name: str) -> Faults:
 
 def _keep(made: Fault, seconds: float | None) -> None:
     if seconds is None:
-        err.print(f"fault {made.record.id} in force: {plain(str(made.record))}")
+        err.print(f"fault {made.record.id} in force: {sanitize_text(str(made.record))}")
         err.print(f"undo it with: aerie-lab fault undo {made.record.id}")
         return
     with made:
-        err.print(f"{plain(str(made.record))}: for {seconds:g} s")
+        err.print(f"{sanitize_text(str(made.record))}: for {seconds:g} s")
         time.sleep(seconds)
     err.print("undone")
 
@@ -134,7 +134,7 @@ def list_faults(name: Name = "default") -> None:
     for heading in ("ID", "FAULT", "SECONDS"):
         table.add_column(heading)
     for record in _faults(name).active():
-        table.add_row(str(record.id), plain(str(record)), f"{time.time() - record.since:.0f}")
+        table.add_row(str(record.id), sanitize_text(str(record)), f"{time.time() - record.since:.0f}")
     out.print(table if table.row_count else "no fault is in force")
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aerie.terminal import plain
+from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import out
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ class Rows:
         """A row, where the status has moved in what the columns show."""
         cells = [CELLS[name](status) for name in self._columns]
         if cells != self._last:
-            out.print(plain(self._line(f"{time.monotonic() - self._began:.0f} s", cells)))
+            out.print(sanitize_text(self._line(f"{time.monotonic() - self._began:.0f} s", cells)))
         self._last = cells
 
     def _line(self, time: str, cells: list[str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aerie.boundary import FAILED, INTERRUPTED
-from aerie.terminal import err, refuse
+from aerie.boundary import EXIT_FAILED, EXIT_INTERRUPTED
+from aerie.terminal import err, print_error
 from aerie_lab.cli.app import app
 from aerie_lab.errors import LabError
 
@@ -13,10 +13,10 @@ def run() -> int:
     try:
         app()
     except LabError as error:
-        refuse(error)
-        return FAILED
+        print_error(error)
+        return EXIT_FAILED
     except SystemExit as end:  # typer has said what was wrong with the arguments
-        if end.code == INTERRUPTED:
+        if end.code == EXIT_INTERRUPTED:
             err.print("interrupted; the next `aerie-lab up` or `down` clears what is left")
         return end.code if isinstance(end.code, int) else 0
     return 0

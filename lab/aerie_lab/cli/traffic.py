@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from aerie.boundary import REFUSED
-from aerie.terminal import plain
+from aerie.boundary import EXIT_REFUSED
+from aerie.terminal import sanitize_text
 from aerie_lab.cli.console import err, out
 from aerie_lab.engine.traffic import Report, Target, closed_loop, open_loop
 from aerie_lab.engine.workload import DEFAULT_CLASSES, Arrivals, Bursts, Diurnal, Lengths, Poisson, turns
@@ -72,8 +72,8 @@ def traffic(
         report = asyncio.run(open_loop(target, turns(kinds, process, 0.0, seconds, seed)))
     _tell(report, as_json)
     if report.errors:
-        err.print(plain(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}."))
-        raise typer.Exit(REFUSED)
+        err.print(sanitize_text(f"{report.errors.total()} of {len(report.outcomes)} requests failed: {dict(report.errors)}."))
+        raise typer.Exit(EXIT_REFUSED)
 
 
 def _tell(report: Report, as_json: bool) -> None:

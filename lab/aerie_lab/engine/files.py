@@ -41,7 +41,7 @@ def of_hub(name: str, revision: str | None, environment: Mapping[str, str] = os.
     if path.is_absolute() or path.exists() or not (environment.get("HF_ENDPOINT") or environment.get("HF_HUB_OFFLINE")):
         return None
     from aerie.checkpoints import read_repository  # a third of a simulated engine's start, and most have folders
-    from aerie.engine.checkpoint import CheckpointError
+    from aerie.engine.models.checkpoint import CheckpointError
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # an engine's log is read for other things
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 from aerie_lab.engine.acceptance import Acceptance, from_rates
 from aerie_lab.engine.arguments import Arguments
 from aerie_lab.engine.drafter import Drafter, inspect

@@ -26,25 +26,25 @@ from statistics import median
 import httpx
 import numpy as np
 
-from aerie.engine import arguments, flags
-from aerie.engine.page import parse
-from aerie.engine.samples import Counters, Sample, between
-from aerie.engine.speculation import Off, Schedule, Setting, Static, Tier
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Engine as Known
-from aerie.tuning.decide import decide
-from aerie.tuning.decision import Action, Decision, Situation
-from aerie.tuning.explain import explain
-from aerie.tuning.numeric import quantiles
-from aerie.tuning.policy import Policy
-from aerie.tuning.telemetry import Reading, Scale, Telemetry
+from aerie.engine import arguments, command_line
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Counters, Sample, diff_samples
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Off, Schedule, ScheduleTier, SpeculationSetting, Static
+from aerie.tuning.decision.candidates import EngineConfig
+from aerie.tuning.decision.explain import explain_decision
+from aerie.tuning.decision.policy import TuningPolicy
+from aerie.tuning.decision.recommend import decide_setting
+from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
+from aerie.tuning.models.numeric import quantiles
+from aerie.tuning.telemetry import ReplicaWindow, TelemetryScale, TuningTelemetry
 from aerie_lab.testing.agreement import BUNDLE, START, Engine, engine
 from aerie_lab.testing.sampled import seed
 
 VERSION = Version.parse("0.32.0")
 CURRENT = Static(3)
 OTHER = Static(1)
-SCHEDULE = Schedule((Tier(1, 2, 3), Tier(3, 8, 1)), max_tokens=3)
+SCHEDULE = Schedule((ScheduleTier(1, 2, 3), ScheduleTier(3, 8, 1)), max_tokens=3)
 BATCHES = (1, 2, 4, 8)
 STEPS = 60
 """Engine steps of a window at least: a few more than the tuner asks of one."""
@@ -56,7 +56,7 @@ ANSWER = 1500
 """Tokens of an answer: with any of the prompts below the context's end, and left before they are all there."""
 MOST = 7
 """The most draft tokens that the tuner may choose."""
-SCALE = Scale(block=1.0, cell=3600.0, warm=0.0)
+SCALE = TelemetryScale(block=1.0, cell=3600.0, warm=0.0)
 """Short blocks, because the load is always the same."""
 _RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """What vLLM decides by itself where there is no Triton, as on CPU; the tuner is told."""
@@ -78,7 +78,7 @@ class Measured:
     """One engine: its setting, and its windows by batch."""
 
     engine: Engine
-    setting: Setting
+    setting: SpeculationSetting
     windows: dict[int, list[Window]] = field(default_factory=dict)
 
     def measure(self, batch: int) -> None:
@@ -97,7 +97,7 @@ class Measured:
 
 
 @contextlib.contextmanager
-def serving(vllm: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[list[Measured]]:
+def serving(vllm: Path, folder: Path, settings: Sequence[SpeculationSetting]) -> Iterator[list[Measured]]:
     """Real vLLM with the bundle's target and its EAGLE 3.1 drafter, one for each setting as Aerie writes it, started together."""
     with contextlib.ExitStack() as stack:
         made = [engine("real", vllm, folder, *words(setting)) for setting in settings]
@@ -108,10 +108,10 @@ def serving(vllm: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[l
         yield [Measured(*each) for each in zip(engines, settings, strict=True)]
 
 
-def words(setting: Setting) -> list[str]:
+def words(setting: SpeculationSetting) -> list[str]:
     """The arguments by which Aerie gives an engine the setting."""
-    drafter = flags.Drafter(str(BUNDLE / "eagle31"))
-    config = flags.speculative_config(setting, drafter, VERSION, arguments.Arguments())
+    drafter = command_line.DrafterArguments(str(BUNDLE / "eagle31"))
+    config = command_line.build_speculative_config(setting, drafter, VERSION, arguments.EngineArguments())
     return [] if config is None else ["--speculative-config", json.dumps(config)]
 
 
@@ -137,10 +137,10 @@ async def _one_set(client: httpx.AsyncClient, batch: int, count: int) -> list[Wi
             elif begun is None:
                 begun = now, sample
             else:
-                counted = between(begun[1], sample)
+                counted = diff_samples(begun[1], sample)
                 assert isinstance(counted, Counters), counted
                 if counted.iterations >= STEPS:
-                    found.append(Window(now, begun[0] - (sample.started or 0.0), counted))
+                    found.append(Window(now, begun[0] - (sample.process_start_time or 0.0), counted))
                     begun = now, sample
             await asyncio.sleep(0.05)
     finally:
@@ -162,13 +162,13 @@ def _question(index: int) -> dict[str, object]:
 
 
 async def _scrape(client: httpx.AsyncClient) -> Sample:
-    return parse((await client.get("/metrics")).raise_for_status().content)
+    return parse_exposition((await client.get("/metrics")).raise_for_status().content)
 
 
 def _under_way(before: Sample, now: Sample, batch: int) -> bool:
     """Whether all answers that were asked for have begun, none has ended, and none of an earlier set still runs."""
     begun = now.counters.first_tokens - before.counters.first_tokens == batch
-    return begun and now.gauges.running == batch and now.counters.finished == before.counters.finished
+    return begun and now.gauges.running_requests == batch and now.counters.finished == before.counters.finished
 
 
 # ---------------------------------------------------------------------------------------------------------------- the tuner
@@ -176,33 +176,33 @@ def _under_way(before: Sample, now: Sample, batch: int) -> bool:
 class Opinion:
     """What the tuner says of some engines' windows."""
 
-    decision: Decision
+    decision: TuningDecision
     text: str
 
 
 def opinion(engines: Sequence[Measured]) -> Opinion:
     """Of these engines as the replicas of one fleet whose setting is that of the first, as of the first one's newest window."""
-    told = Telemetry(scale=SCALE)
+    told = TuningTelemetry(scale=SCALE)
     readings = [
-        Reading(str(one.setting), window.end, one.setting, window.counters, window.age)
+        ReplicaWindow(str(one.setting), window.end, one.setting, window.counters, window.age)
         for one in engines
         for windows in one.windows.values()
         for window in windows
     ]
     for reading in sorted(readings, key=lambda each: each.end):
         told.add(reading)
-    known = Known(VERSION, arguments.read(["--enforce-eager"]), environment=_RUNNER, experts=False)
+    known = EngineConfig(VERSION, arguments.parse_arguments(["--enforce-eager"]), environment=_RUNNER, is_moe=False)
     newest = max(window.end for windows in engines[0].windows.values() for window in windows)
-    situation = Situation(known, engines[0].setting, MOST, len(engines), newest)
-    decision = decide(told, situation, Policy(), seed=1)
-    return Opinion(decision, explain(decision, told, situation, Policy()))
+    situation = TuningContext(known, engines[0].setting, MOST, len(engines), newest)
+    decision = decide_setting(told, situation, TuningPolicy(), seed=1)
+    return Opinion(decision, explain_decision(decision, told, situation, TuningPolicy()))
 
 
 def decided(engines: Sequence[Measured]) -> Opinion:
     """Measure the engines in turn, until the tuner has figures enough to decide on; its decision."""
     measure_in_turn(engines, LEAST_ROUNDS)
     found, rounds = opinion(engines), LEAST_ROUNDS
-    while found.decision.action is Action.INSUFFICIENT and rounds < ROUNDS:
+    while found.decision.action is TuningAction.INSUFFICIENT and rounds < ROUNDS:
         measure_in_turn(engines, 1)
         found, rounds = opinion(engines), rounds + 1
     return found
@@ -219,7 +219,7 @@ def measure_in_turn(engines: Sequence[Measured], rounds: int) -> None:
 class Told:
     """All that was measured."""
 
-    engines: dict[Setting, Measured]
+    engines: dict[SpeculationSetting, Measured]
     opinion: Opinion
     """With the figures of the engines that ran the current setting, and no speculation."""
 
@@ -243,7 +243,7 @@ class Told:
         """The same as the tuner has it, at the batch of its load that is nearest: the 5 %, 50 % and 95 % points."""
         drawn = self.opinion.decision.evidence.forecast
         assert drawn is not None, self.opinion.text
-        gains = drawn.of(CURRENT) / drawn.of(Off()) - 1
+        gains = drawn.token_seconds(CURRENT) / drawn.token_seconds(Off()) - 1
         columns = {batch: int(np.abs(np.log(drawn.load.batches / batch)).argmin()) for batch in BATCHES}
         found = {batch: quantiles(gains[:, column], 0.05, 0.5, 0.95) for batch, column in columns.items()}
         return {batch: (low, middle, high) for batch, (low, middle, high) in found.items()}
@@ -251,7 +251,7 @@ class Told:
 
 def tell(vllm: Path, folder: Path) -> Told:
     """Two engines at a time, which is what two cores and 8 GiB hold. Takes five minutes on an idle machine."""
-    engines: dict[Setting, Measured] = {}
+    engines: dict[SpeculationSetting, Measured] = {}
     with serving(vllm, folder, [CURRENT, Off()]) as pair:
         found = decided(pair)
         engines |= {one.setting: one for one in pair}

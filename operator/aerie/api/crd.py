@@ -1,12 +1,13 @@
-"""The CustomResourceDefinition of the models: a structural OpenAPI v3 schema, as the API server asks for it.
+"""The CustomResourceDefinition of the models: a structural OpenAPI v3 schema, as the API server requires it.
 
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 
-Pydantic's JSON Schema is turned into that form: references are put in place, an optional field is one that is not required
-(never a nullable one), and what is no keyword of the API server stops the generation instead of being dropped. The default
-of a nested object is written out whole: the API server runs the rules on it before it fills in the defaults inside.
+Pydantic's JSON Schema is converted to that form. References are replaced by their targets. An optional field is one that is not
+required, never a nullable one. A keyword that the API server does not know stops the generation instead of being dropped. The
+default of a nested object is written in full, because the API server runs the rules on it before it fills in the inner
+defaults.
 
-`annotated_schema` keeps two keywords of our own for the docs: x-bounds and x-type.
+`build_annotated_schema` keeps two keywords of Aerie's own for the docs: x-bounds and x-type.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from aerie.api import duration
-from aerie.api.base import Json, Model
-from aerie.api.resource import GROUP, KIND, LONGEST_NAME, PLURAL, VERSION, SpeculativeDeployment
+from aerie.api.resource import GROUP, KIND, MAX_NAME_CHARACTERS, PLURAL, VERSION, SpeculativeDeployment
+from aerie.api.types import duration
+from aerie.api.types.base import JsonObject, ResourceModel
 
 SINGULAR = KIND.lower()
 SHORT_NAME = "specdep"
 
-_OWN = {"x-bounds", "x-type"}
-_KEYWORDS = _OWN | {
+_DOC_KEYWORDS = {"x-bounds", "x-type"}
+_ALLOWED_KEYWORDS = _DOC_KEYWORDS | {
     "type",
     "format",
     "description",
@@ -55,11 +56,11 @@ _KEYWORDS = _OWN | {
 
 
 class SchemaError(Exception):
-    """A model says something that the API server's schema cannot."""
+    """A model declares something that the API server's schema cannot express."""
 
 
-class _Structural(GenerateJsonSchema):
-    """Pydantic's generator where it would write what a structural schema must not hold."""
+class _StructuralSchemaGenerator(GenerateJsonSchema):
+    """Pydantic's generator, changed where its output would not be a structural schema."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -68,55 +69,56 @@ class _Structural(GenerateJsonSchema):
         return {"type": "string", "enum": list(schema["expected"])}
 
     def encode_default(self, dft: Any) -> Any:
-        if isinstance(dft, Model):
+        if isinstance(dft, ResourceModel):
             return dft.to_dict()
         if isinstance(dft, timedelta):
-            return duration.format(dft)
+            return duration.format_duration(dft)
         return super().encode_default(dft)
 
 
-def annotated_schema(model: type[Model]) -> Json:
-    """The structural schema of a model, with our own keywords. Raises SchemaError."""
-    document = model.model_json_schema(by_alias=True, schema_generator=_Structural)
-    return _structural(document, document.get("$defs", {}), model.__name__)
+def build_annotated_schema(model: type[ResourceModel]) -> JsonObject:
+    """Return the structural schema of a model, with Aerie's own keywords. Raises SchemaError."""
+    document = model.model_json_schema(by_alias=True, schema_generator=_StructuralSchemaGenerator)
+    return _to_structural_schema(document, document.get("$defs", {}), model.__name__)
 
 
-def _structural(node: Json, definitions: Json, path: str) -> Json:
-    """One schema without references and titles, its parts in the order of `_KEYWORDS`' meaning: what it is comes first."""
+def _to_structural_schema(node: JsonObject, definitions: JsonObject, path: str) -> JsonObject:
+    """Return a schema node without references and titles. Raises SchemaError: an unknown keyword."""
     if "$ref" in node:
         target = definitions[node["$ref"].rpartition("/")[2]]
         node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
     node = {key: value for key, value in node.items() if key not in ("$defs", "title") and (key, value) != ("default", None)}
     if node.get("additionalProperties") in (True, False):
         del node["additionalProperties"]
-    if unknown := node.keys() - _KEYWORDS:
+    if unknown := node.keys() - _ALLOWED_KEYWORDS:
         raise SchemaError(f"{path}: the API server knows no {', '.join(sorted(unknown))}: write the field in another way.")
     if "description" in node:
         node["description"] = re.sub(r"\s*\n\s*", " ", node["description"].strip())
     if "properties" in node:
         node["properties"] = {
-            name: _structural(child, definitions, f"{path}.{name}") for name, child in node["properties"].items()
+            name: _to_structural_schema(child, definitions, f"{path}.{name}") for name, child in node["properties"].items()
         }
-    for key, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+    for key, path_suffix in (("items", "[]"), ("additionalProperties", "{}")):
         if key in node:
-            node[key] = _structural(node[key], definitions, path + suffix)
+            node[key] = _to_structural_schema(node[key], definitions, path + path_suffix)
     return node
 
 
-def _published(node: Json) -> Json:
-    """Without our own keywords; default and bounds are told in the description, because `kubectl explain` tells no others."""
-    found = {key: value for key, value in node.items() if key not in _OWN}
+def _to_published_schema(node: JsonObject) -> JsonObject:
+    """Return the schema without Aerie's own keywords. Descriptions state default and bounds, because `kubectl explain` prints
+    no others."""
+    published = {key: value for key, value in node.items() if key not in _DOC_KEYWORDS}
     if "description" in node:
-        found["description"] = " ".join([node["description"], *_limits(node)])
+        published["description"] = " ".join([node["description"], *_describe_bounds(node)])
     if "properties" in node:
-        found["properties"] = {name: _published(child) for name, child in node["properties"].items()}
+        published["properties"] = {name: _to_published_schema(child) for name, child in node["properties"].items()}
     for key in ("items", "additionalProperties"):
         if key in node:
-            found[key] = _published(node[key])
-    return found
+            published[key] = _to_published_schema(node[key])
+    return published
 
 
-def _limits(node: Json) -> Iterator[str]:
+def _describe_bounds(node: JsonObject) -> Iterator[str]:
     default, low, high = node.get("default"), node.get("minimum"), node.get("maximum")
     if default not in (None, "") and not isinstance(default, dict):
         yield f"Default: {default if isinstance(default, str) else json.dumps(default)}."
@@ -126,43 +128,46 @@ def _limits(node: Json) -> Iterator[str]:
         yield f"From {low} to {high}."
 
 
-def _column(name: str, kind: str, path: str, description: str, **more: Any) -> Json:
-    return {"name": name, "type": kind, "jsonPath": path, "description": description, **more}
+def _build_printer_column(name: str, column_type: str, path: str, description: str, **extra: Any) -> JsonObject:
+    return {"name": name, "type": column_type, "jsonPath": path, "description": description, **extra}
 
 
-COLUMNS = [
-    _column("Phase", "string", ".status.phase", "What is going on, in a word."),
-    _column("Drafter", "string", ".status.stable.drafter", "The accepted drafter."),
-    _column("K", "integer", ".status.stable.setting.tokens", "Tokens proposed per step."),
-    _column("AL", "number", ".status.stable.acceptanceLength", "Acceptance length: mean tokens per step."),
-    _column("Canary", "string", ".status.canary.change", "What is new in the revision under judgement."),
-    _column("Canary-AL", "number", ".status.canary.acceptanceLength", "Acceptance length of the canary."),
-    _column("Ready", "integer", ".status.readyReplicas", "Pods that serve."),
-    _column("Age", "date", ".metadata.creationTimestamp", "Time since the resource was created."),
+PRINTER_COLUMNS = [
+    _build_printer_column("Phase", "string", ".status.phase", "What is going on, in a word."),
+    _build_printer_column("Drafter", "string", ".status.stable.drafter", "The accepted drafter."),
+    _build_printer_column("K", "integer", ".status.stable.setting.tokens", "Tokens proposed per step."),
+    _build_printer_column("AL", "number", ".status.stable.acceptanceLength", "Acceptance length: mean tokens per step."),
+    _build_printer_column("Canary", "string", ".status.canary.change", "What is new in the revision under judgement."),
+    _build_printer_column("Canary-AL", "number", ".status.canary.acceptanceLength", "Acceptance length of the canary."),
+    _build_printer_column("Ready", "integer", ".status.readyReplicas", "Pods that serve."),
+    _build_printer_column("Age", "date", ".metadata.creationTimestamp", "Time since the resource was created."),
 ]
 
 
-def root_schema() -> Json:
-    """The schema of the whole object, with our own keywords."""
-    root = annotated_schema(SpeculativeDeployment)
-    names = {
+def build_root_schema() -> JsonObject:
+    """Return the schema of the whole object, with Aerie's own keywords."""
+    root = build_annotated_schema(SpeculativeDeployment)
+    type_fields = {
         "apiVersion": f"{GROUP}/{VERSION}.",
         "kind": f"{KIND}.",
     }
-    root["properties"] |= {name: {"type": "string", "description": text} for name, text in names.items()}
-    root["properties"]["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": LONGEST_NAME}}}
+    root["properties"] |= {name: {"type": "string", "description": text} for name, text in type_fields.items()}
+    root["properties"]["metadata"] = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": MAX_NAME_CHARACTERS}},
+    }
     root["required"] = ["spec"]
     return root
 
 
-def custom_resource_definition() -> Json:
-    """The CustomResourceDefinition, as plain objects."""
+def build_custom_resource_definition() -> JsonObject:
+    """Return the CustomResourceDefinition as a plain object."""
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "additionalPrinterColumns": COLUMNS,
-        "schema": {"openAPIV3Schema": _published(root_schema())},
+        "additionalPrinterColumns": PRINTER_COLUMNS,
+        "schema": {"openAPIV3Schema": _to_published_schema(build_root_schema())},
         "subresources": {
             "status": {},
             "scale": {

@@ -1,10 +1,10 @@
 """The engine's container: image and version, arguments, environment, resources, and what is merged into its pod.
 
-Flags of vLLM that Aerie sets itself, or that would take away what it works with, are refused one by one, each with the
-field to use instead (`_OWNED`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`, takes `--flag value`,
-`--flag=value` and, for flags that hold JSON, `--flag.key value`, and as any argparse the unambiguous beginning of a name;
-the rules see all of these (`--model` and `--config` are themselves the beginnings of other names). `--tokenizer` and
-`--tokenizer-revision` stay with the user: another tokenizer is a choice that Aerie has no field for.
+Flags of vLLM that Aerie sets itself, or that would remove what it relies on, are rejected one by one, each with the field to
+use instead (`_RESERVED_FLAGS`). vLLM's parser (vllm/utils/argparse_utils.py) reads `_` as `-`. It takes `--flag value`,
+`--flag=value` and, for flags that hold JSON, `--flag.key value`; like any argparse parser, it takes the unambiguous beginning
+of a name. The rules match all of these (`--model` and `--config` are themselves the beginnings of other names). `--tokenizer`
+and `--tokenizer-revision` stay with the user: Aerie has no field for another tokenizer.
 """
 
 from __future__ import annotations
@@ -13,82 +13,87 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from aerie.api.base import Model, Name, Quantity, Rule, rules
 from aerie.api.pod_template import PodTemplate
+from aerie.api.types.base import ObjectName, Quantity, ResourceModel, ValidationRule, schema_extra
 
-_VERSION = r"[0-9]+[.][0-9]+[.][0-9]+"
-_PUBLISHED = f"([^@]*/)?vllm-openai(-cpu|-rocm|-xpu)?:v?{_VERSION}[^/@]*"
-_SAYS_SO = f"[^@]*:([^/@]*[-_.])?vllm[-_]?v?{_VERSION}([-_][^/@]*)?"
-IMAGE_WITH_VERSION = f"^({_PUBLISHED}|{_SAYS_SO})(@.*)?$"
-"""An image reference whose tag is a version of vLLM; for Python's `re` and for RE2 alike. What the version is, and the few that
-look so and are none, `aerie.engine.versions` knows."""
-IMAGE_OF_LMCACHE = "(^|/)lmcache/vllm-openai:v?[0-9]"
-"""LMCache's image has the name of vLLM's, and counts LMCache's releases."""
+_VERSION_PATTERN = r"[0-9]+[.][0-9]+[.][0-9]+"
+_OFFICIAL_IMAGE_PATTERN = f"([^@]*/)?vllm-openai(-cpu|-rocm|-xpu)?:v?{_VERSION_PATTERN}[^/@]*"
+_VLLM_TAG_PATTERN = f"[^@]*:([^/@]*[-_.])?vllm[-_]?v?{_VERSION_PATTERN}([-_][^/@]*)?"
+VERSIONED_IMAGE_PATTERN = f"^({_OFFICIAL_IMAGE_PATTERN}|{_VLLM_TAG_PATTERN})(@.*)?$"
+"""Image reference whose tag is a version of vLLM; for Python's `re` and for RE2 alike. `aerie.engine.releases` extracts the
+version, and knows the few tags that only look like one."""
+LMCACHE_IMAGE_PATTERN = "(^|/)lmcache/vllm-openai:v?[0-9]"
+"""LMCache's image has the name of vLLM's image, and is tagged with LMCache's versions."""
 
-_ANY = "[^=.]*"  # the rest of a name, for those whose beginning is Aerie's alone
-_SERVICE = "and clients use the Service that bears the name of the resource"
-_OWNED = {
+_FLAG_NAME_REST = "[^=.]*"  # the rest of a name, for flags whose beginning is reserved as a whole
+_SERVICE_HINT = "and clients use the Service that bears the name of the resource"
+_RESERVED_FLAGS = {
     "--model": ("--model", "the model belongs in spec.model.source"),
-    "--revision": (f"--rev{_ANY}", "the commit belongs in spec.model.source.huggingFace.revision"),
-    "--served-model-name": (f"--served{_ANY}", "the name belongs in spec.model.servedName"),
+    "--revision": (f"--rev{_FLAG_NAME_REST}", "the commit belongs in spec.model.source.huggingFace.revision"),
+    "--served-model-name": (f"--served{_FLAG_NAME_REST}", "the name belongs in spec.model.servedName"),
     "--speculative-config": (
-        f"(--spec(u{_ANY}|[-_]{_ANY})?|-sc)",
+        f"(--spec(u{_FLAG_NAME_REST}|[-_]{_FLAG_NAME_REST})?|-sc)",
         "the drafter belongs in spec.drafter, K in spec.speculation.tokens",
     ),
-    "--host": (f"--hos{_ANY}", f"engines listen on the address of their pod, {_SERVICE}"),
-    "--port": (f"--por{_ANY}", f"engines listen on a port that Aerie gives, {_SERVICE}"),
-    "--uds": (f"--ud{_ANY}", f"engines listen on the address of their pod, {_SERVICE}"),
-    "--shutdown-timeout": (f"--shut{_ANY}", "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
+    "--host": (f"--hos{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
+    "--port": (f"--por{_FLAG_NAME_REST}", f"engines listen on a port that Aerie gives, {_SERVICE_HINT}"),
+    "--uds": (f"--ud{_FLAG_NAME_REST}", f"engines listen on the address of their pod, {_SERVICE_HINT}"),
+    "--shutdown-timeout": (f"--shut{_FLAG_NAME_REST}", "it follows spec.engine.podTemplate.spec.terminationGracePeriodSeconds"),
     "--hf-token": (
-        f"--hf[-_]t{_ANY}",
+        f"--hf[-_]t{_FLAG_NAME_REST}",
         "a token does not belong on a command line, its Secret belongs in spec.engine.tokenSecret",
     ),
     "--config": (
         "--config",
         "Aerie does not see when a file in the pod changes, its flags belong in spec.engine.args one by one",
     ),
-    "--disable-log-stats": (f"--disable[-_]log[-_]s{_ANY}", "without the engine's metrics no drafter can be judged"),
-    "--ssl-*": (f"--ssl{_ANY}", "probes and metrics use plain HTTP, TLS belongs at the gateway"),
+    "--disable-log-stats": (f"--disable[-_]log[-_]s{_FLAG_NAME_REST}", "without the engine's metrics no drafter can be judged"),
+    "--ssl-*": (f"--ssl{_FLAG_NAME_REST}", "probes and metrics use plain HTTP, TLS belongs at the gateway"),
 }
-"""Flags that are Aerie's: as a person knows them, as a regular expression of their names, and what to do instead."""
+"""Flags that Aerie reserves, by the name that a user knows: a regular expression of the flag's names, and what to do instead."""
 
 
-def _refuse(flag: str, name: str, instead: str) -> Rule:
-    # What follows the name ends it: `--model` has to leave `--model-impl` alone.
-    return Rule(f"!self.matches('^{name}([=.]|$)')", f"leave {flag} out: {instead}")
+def _reserved_flag_rule(flag: str, name_pattern: str, fix: str) -> ValidationRule:
+    # The character after the name ends it: `--model` must not match `--model-impl`.
+    return ValidationRule(f"!self.matches('^{name_pattern}([=.]|$)')", f"leave {flag} out: {fix}")
 
 
-Argument = Annotated[
-    str, Field(min_length=1, max_length=4096, json_schema_extra=rules(*(_refuse(flag, *rest) for flag, rest in _OWNED.items())))
+EngineArgument = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=4096,
+        json_schema_extra=schema_extra(*(_reserved_flag_rule(flag, *rest) for flag, rest in _RESERVED_FLAGS.items())),
+    ),
 ]
 
-Key = Annotated[str, Field(min_length=1, max_length=253)]
+ConfigDataKey = Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class KeySelector(Model):
+class KeySelector(ResourceModel):
     """One key of a Secret or ConfigMap in the namespace of the resource."""
 
-    name: Name
+    name: ObjectName
     """Name of the object."""
-    key: Key
+    key: ConfigDataKey
     """Key in its data."""
     optional: bool | None = None
     """Whether pods start without it."""
 
 
-class FieldSelector(Model):
+class FieldSelector(ResourceModel):
     """A field of the pod."""
 
     field_path: Annotated[str, Field(min_length=1, max_length=253)]
     """Path of the field, such as status.podIP."""
 
 
-class VariableSource(Model):
+class EnvVarSource(ResourceModel):
     """Where the value of an environment variable comes from: exactly one of three."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
+        json_schema_extra=schema_extra(
+            ValidationRule(
                 "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(given, given).size() == 1",
                 "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
             )
@@ -103,12 +108,12 @@ class VariableSource(Model):
     """A field of the pod."""
 
 
-class Variable(Model):
+class EnvVar(ResourceModel):
     """An environment variable of the engine's container."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule("!(has(self.value) && has(self.valueFrom))", "write either value or valueFrom, not both"),
+        json_schema_extra=schema_extra(
+            ValidationRule("!(has(self.value) && has(self.valueFrom))", "write either value or valueFrom, not both"),
         )
     )
 
@@ -116,11 +121,11 @@ class Variable(Model):
     """Name of the variable."""
     value: Annotated[str, Field(max_length=4096)] | None = None
     """Its value. Default: empty."""
-    value_from: VariableSource | None = None
+    value_from: EnvVarSource | None = None
     """Where its value comes from instead."""
 
 
-class DeviceClaim(Model):
+class ContainerResourceClaim(ResourceModel):
     """A claim of dynamic resource allocation that the container uses."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
@@ -129,7 +134,7 @@ class DeviceClaim(Model):
     """Name of one request in the claim. Default: all of it."""
 
 
-class Resources(Model):
+class ResourceRequirements(ResourceModel):
     """What the engine's container asks of its node, as in any container; at least the GPUs, as limits."""
 
     limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
@@ -137,48 +142,49 @@ class Resources(Model):
     requests: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
     """What is set aside for it, by resource. Default: the limits."""
     claims: Annotated[
-        list[DeviceClaim],
+        list[ContainerResourceClaim],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = Field(default_factory=list)
     """Claims of dynamic resource allocation, for devices that are not counted."""
 
 
-class TokenSecret(Model):
+class TokenSecret(ResourceModel):
     """Secret with the Hugging Face token by which model and drafter are read, where they are not public."""
 
-    name: Name
+    name: ObjectName
     """Name of the Secret, in the namespace of the resource."""
-    key: Key = "token"
+    key: ConfigDataKey = "token"
     """Key in its data that holds the token."""
 
 
-class Cache(Model):
+class CacheVolume(ResourceModel):
     """Volume that keeps what the engine downloads and compiles. Default: one of the pod, empty with every new pod."""
 
-    claim_name: Name | None = None
+    claim_name: ObjectName | None = None
     """Name of a PersistentVolumeClaim that keeps it beyond the pod; several pods on several nodes need one that may be
     mounted for writing by many. Default: a volume of the pod, empty with every new pod."""
     size_limit: Quantity | None = None
     """Most that the volume of the pod may hold, when no claim is named. Default: no limit."""
 
 
-class Engine(Model):
+class EngineSpec(ResourceModel):
     """The vLLM container that serves the model."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                f"has(self.version) || (self.image.matches('{IMAGE_WITH_VERSION}') && !self.image.matches('{IMAGE_OF_LMCACHE}'))",
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                f"has(self.version) || (self.image.matches('{VERSIONED_IMAGE_PATTERN}') "
+                f"&& !self.image.matches('{LMCACHE_IMAGE_PATTERN}'))",
                 "engine.version is missing, and the tag of engine.image is no version of vLLM that Aerie goes by (those of "
                 "vllm-openai are, also in a mirror): write the version of vLLM in the image, "
                 "such as 0.33.0, because flags and metrics differ from version to version",
-                field=".version",
-                lacks=True,
+                field_path=".version",
+                is_missing_field=True,
             ),
-            Rule(
+            ValidationRule(
                 "!has(self.tokenSecret) || !has(self.env) || !self.env.exists(variable, variable.name == 'HF_TOKEN')",
                 "tokenSecret sets the variable HF_TOKEN, which env sets too: leave one of them out",
-                field=".env",
+                field_path=".env",
             ),
         )
     )
@@ -188,8 +194,8 @@ class Engine(Model):
         Field(
             min_length=1,
             max_length=512,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.matches('^[^\\\\s@]+(@sha256:[0-9a-f]{64})?$')",
                     "write an image reference, as registry/name:tag or registry/name:tag@sha256:<64 hexadecimal characters>",
                 )
@@ -203,9 +209,9 @@ class Engine(Model):
             str,
             Field(
                 max_length=64,
-                json_schema_extra=rules(
-                    Rule(
-                        f"self.matches('^{_VERSION}[0-9A-Za-z.+-]*$')",
+                json_schema_extra=schema_extra(
+                    ValidationRule(
+                        f"self.matches('^{_VERSION_PATTERN}[0-9A-Za-z.+-]*$')",
                         "write the version of vLLM with three numbers and no v, such as 0.33.0",
                     )
                 ),
@@ -217,11 +223,11 @@ class Engine(Model):
     vllm_0.33.0; required elsewhere."""
 
     args: Annotated[
-        list[Argument],
+        list[EngineArgument],
         Field(
             max_length=64,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.size() == 0 || self[0].startsWith('-')",
                     "the first argument is a value without a flag: write a flag first; the model belongs in spec.model.source",
                 ),
@@ -233,12 +239,12 @@ class Engine(Model):
     the field that stands for it."""
 
     env: Annotated[
-        list[Variable],
+        list[EnvVar],
         Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = Field(default_factory=list)
     """Environment variables of the engine's container."""
 
-    resources: Resources | None = None
+    resources: ResourceRequirements | None = None
     token_secret: TokenSecret | None = None
-    cache: Cache | None = None
+    cache: CacheVolume | None = None
     pod_template: PodTemplate | None = None

@@ -1,9 +1,9 @@
-"""What a user may merge into the engine's pods, and what is refused of it at apply.
+"""Fields that a user may merge into the engine's pods, and those that are rejected at apply.
 
-A pod's spec is not repeated here: any field of it is kept as it is written and merged (aerie.resources.merge). Only the fields
-without which Aerie would not find its engine again, or would judge another one than it preflights, are declared, so that the
-API server can run rules on them. What only shows in the merged pod, resources/pod.py refuses, and what Kubernetes refuses of
-the rest ends up in a condition.
+A pod's spec is not repeated here: any field is preserved as it is written and merged (aerie.manifests.pod.strategic_merge).
+Declared are only the fields without which Aerie would not find its engine, or would run an engine other than the one that
+preflight checks. So the API server can run rules on them. manifests/pod/pod_template_policy.py rejects what is visible only in
+the merged pod. A rejection of the rest by Kubernetes is shown in a condition.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from aerie.api.base import Json, Model, Rule, rules
+from aerie.api.types.base import JsonObject, ResourceModel, ValidationRule, schema_extra
 
-_ENGINE = "has(self.name) && self.name == 'engine'"
+_IS_ENGINE_CONTAINER_CEL = "has(self.name) && self.name == 'engine'"
 
-_PORT: Json = {
+_PORT_SCHEMA: JsonObject = {
     "type": "object",
     "description": "A port, as of any container.",
     "properties": {
@@ -31,7 +31,7 @@ _PORT: Json = {
     "x-kubernetes-preserve-unknown-fields": True,
 }
 
-_CONTAINER: Json = {
+_CONTAINER_SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 63, "description": "Name of the container; engine is the engine's."},
@@ -42,32 +42,33 @@ _CONTAINER: Json = {
             "items": {"type": "string", "maxLength": 4096},
             "description": "Arguments, of further containers only.",
         },
-        "ports": {"type": "array", "maxItems": 32, "items": _PORT, "description": "Further ports."},
+        "ports": {"type": "array", "maxItems": 32, "items": _PORT_SCHEMA, "description": "Further ports."},
     },
     "x-kubernetes-preserve-unknown-fields": True,
-    **rules(
-        Rule(
-            f"!({_ENGINE} && has(self.args))",
+    **schema_extra(
+        ValidationRule(
+            f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.args))",
             "args would replace those by which Aerie gives the engine its model and drafter: write further arguments in "
             "spec.engine.args",
-            field=".args",
+            field_path=".args",
         ),
-        Rule(
-            f"!({_ENGINE} && has(self.image))",
+        ValidationRule(
+            f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.image))",
             "the engine's image belongs in spec.engine.image, because the version of vLLM is told by it",
-            field=".image",
+            field_path=".image",
         ),
-        Rule(
-            f"!({_ENGINE} && has(self.ports)) || self.ports.all(port, !has(port.name) || !has(port.containerPort) "
-            "|| (port.name == 'http') == (port.containerPort == 8000))",
+        ValidationRule(
+            f"!({_IS_ENGINE_CONTAINER_CEL} && has(self.ports)) || "
+            "self.ports.all(port, !has(port.name) || !has(port.containerPort) || "
+            "(port.name == 'http') == (port.containerPort == 8000))",
             "the engine listens on port 8000, and Services, probes and metrics find it by the name http: give other ports other "
             "names and numbers",
-            field=".ports",
+            field_path=".ports",
         ),
     ),
 }
 
-_SPEC: Json = {
+_POD_SPEC_SCHEMA: JsonObject = {
     "properties": {
         "containers": {
             "type": "array",
@@ -75,7 +76,7 @@ _SPEC: Json = {
             "items": {
                 "description": "A container: the engine's, where its name is engine, or a further one. Any field of a container "
                 "may be written. command of the engine replaces the entry point of its image, and gets the engine's arguments.",
-                **_CONTAINER,
+                **_CONTAINER_SCHEMA,
             },
             "description": "Changes of the engine's container, and further containers.",
         },
@@ -83,22 +84,24 @@ _SPEC: Json = {
             "type": "string",
             "maxLength": 32,
             "description": "Always.",
-            **rules(Rule("self == 'Always'", "engines are restarted always: leave restartPolicy out, or write Always")),
+            **schema_extra(
+                ValidationRule("self == 'Always'", "engines are restarted always: leave restartPolicy out, or write Always")
+            ),
         },
     },
     "x-kubernetes-preserve-unknown-fields": True,
 }
 
 
-class PodMetadata(Model):
+class PodTemplateMetadata(ResourceModel):
     """Labels and annotations for the engine's pods."""
 
     labels: Annotated[
         dict[str, Annotated[str, Field(max_length=63)]],
         Field(
             max_length=64,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.all(key, !key.startsWith('aerie.dev/'))",
                     "labels that begin with aerie.dev/ are those by which Aerie finds its pods: leave them out",
                 )
@@ -110,12 +113,12 @@ class PodMetadata(Model):
     """Annotations to add."""
 
 
-class PodTemplate(Model):
+class PodTemplate(ResourceModel):
     """What is merged into the pods: scheduling, volumes, further containers, and whatever else a pod's spec has."""
 
-    metadata: PodMetadata | None = None
+    metadata: PodTemplateMetadata | None = None
     """Labels and annotations to add."""
-    spec: Annotated[dict[str, Any], Field(json_schema_extra=_SPEC)] = Field(default_factory=dict)
+    spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC_SCHEMA)] = Field(default_factory=dict)
     """Any fields of a pod's spec: nodeSelector, tolerations, affinity, volumes, serviceAccountName, further containers... It
     is merged as `kubectl patch` merges: an entry of a named list changes the entry of the same name, and the engine's
     container is the one named engine. The API server's answer to a pod that it refuses is shown in the conditions."""

@@ -1,7 +1,8 @@
 """The resource itself, `SpeculativeDeployment` of aerie.dev/v1alpha1.
 
-Everything of the spec may change, and makes a new revision that is rolled out, but for the name by which clients ask for the
-model: two revisions serve side by side during a rollout, and each would refuse the requests that bear the other's name.
+Every field of the spec may change, except the name by which clients request the model. A change makes a new revision that is
+rolled out. The name is fixed because two revisions serve side by side during a rollout, and each would reject requests with the
+other's name.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from aerie.api.base import Model, Rule, Time, rules, unless_malformed
-from aerie.api.engine import Engine
-from aerie.api.metrics import Metrics
-from aerie.api.rollout import Rollout
-from aerie.api.source import Drafter, Target
-from aerie.api.speculation import Speculation
+from aerie.api.engine import EngineSpec
+from aerie.api.metrics import MetricsSpec
+from aerie.api.rollout import RolloutSpec
+from aerie.api.source import DrafterSpec, TargetSpec
+from aerie.api.speculation import SpeculationSpec
 from aerie.api.status import Status
+from aerie.api.types.base import ResourceModel, Timestamp, ValidationRule, cel_any_malformed_duration, schema_extra
 
 GROUP = "aerie.dev"
 VERSION = "v1alpha1"
@@ -26,17 +27,17 @@ PLURAL = "speculativedeployments"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 
-class Spec(Model):
+class Spec(ResourceModel):
     """What is wanted: a model, the engine that serves it, a drafter, and how changes reach the fleet."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                f"{unless_malformed('self.metrics.interval', 'self.rollout.analysis.block')} || "
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                f"{cel_any_malformed_duration('self.metrics.interval', 'self.rollout.analysis.block')} || "
                 "duration(self.metrics.interval) + duration(self.metrics.interval) <= duration(self.rollout.analysis.block)",
                 "metrics.interval is more than half of rollout.analysis.block, and a block is the difference of two readings at "
                 "least: shorten metrics.interval or lengthen rollout.analysis.block",
-                field=".metrics.interval",
+                field_path=".metrics.interval",
             ),
         )
     )
@@ -44,17 +45,17 @@ class Spec(Model):
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Pods that serve the model. Canary and control pods come on top, or are among them where rollout.canary.capacity is
     Reuse."""
-    model: Target
-    engine: Engine
-    drafter: Drafter | None = None
+    model: TargetSpec
+    engine: EngineSpec
+    drafter: DrafterSpec | None = None
     """The small model that proposes tokens. Default: the first for the target in Aerie's catalog that is pinned to a commit,
     EAGLE 3.1 before EAGLE 3; status.drafters names it, and it stays."""
-    speculation: Speculation = Speculation()
-    rollout: Rollout = Rollout()
-    metrics: Metrics = Metrics()
+    speculation: SpeculationSpec = SpeculationSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    metrics: MetricsSpec = MetricsSpec()
 
 
-class Metadata(Model):
+class ObjectMeta(ResourceModel):
     """What Aerie reads of an object's metadata; the rest of it is passed over, whoever wrote it."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
@@ -63,52 +64,53 @@ class Metadata(Model):
     uid: str | None = None
     generation: int | None = None
     resource_version: str | None = None
-    creation_timestamp: Time | None = None
-    deletion_timestamp: Time | None = None
+    creation_timestamp: Timestamp | None = None
+    deletion_timestamp: Timestamp | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, document: object) -> object:
+    def _drop_unknown_fields(cls, document: object) -> object:
         if not isinstance(document, Mapping):
             return document
-        known = {field.alias for field in cls.model_fields.values()}
-        return {key: value for key, value in document.items() if key in known and value is not None}
+        aliases = {field.alias for field in cls.model_fields.values()}
+        return {key: value for key, value in document.items() if key in aliases and value is not None}
 
 
-LONGEST_NAME = 40
-"""Characters of the longest name. A Job's name is a label of its pods, at most 63, and Aerie's Jobs bear a revision besides."""
+MAX_NAME_CHARACTERS = 40
+"""Characters of the longest name. A Job's name is a label of its pods, at most 63 characters, and Aerie's Jobs add a revision
+to it."""
 
-_SERVED_NAME = "(has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name)"
+_SERVED_NAME_CEL = "(has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name)"
 
 
-class SpeculativeDeployment(Model):
+class SpeculativeDeployment(ResourceModel):
     """A model served by vLLM with a drafter, whose changes are proven by a canary on live acceptance length."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
+        json_schema_extra=schema_extra(
+            ValidationRule(
                 "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
                 "metadata.name becomes part of the names of Services and Jobs: write a-z, 0-9 and - only, a letter first and no "
                 "- last",
             ),
-            Rule(
-                f"{_SERVED_NAME.format('self')} == {_SERVED_NAME.format('oldSelf')}",
+            ValidationRule(
+                f"{_SERVED_NAME_CEL.format('self')} == {_SERVED_NAME_CEL.format('oldSelf')}",
                 "spec.model.servedName cannot change, because old and new pods serve side by side during a rollout, and each "
                 "would refuse requests for the other's name: write the old name, or create another SpeculativeDeployment",
-                field=".spec.model.servedName",
+                field_path=".spec.model.servedName",
             ),
         )
     )
 
     api_version: Literal["aerie.dev/v1alpha1"] = "aerie.dev/v1alpha1"
     kind: Literal["SpeculativeDeployment"] = "SpeculativeDeployment"
-    metadata: Metadata
+    metadata: ObjectMeta
     spec: Spec
     status: Status | None = None
 
     @property
     def served_name(self) -> str:
-        """The name by which clients ask for the model."""
+        """Name by which clients request the model."""
         return self.spec.model.served_name or self.metadata.name

@@ -1,8 +1,8 @@
-"""How a change reaches the fleet: the canary, what decides about it, its traffic, and its time limits.
+"""Rollout of a change: the canary, its analysis, its traffic, and its time limits.
 
-What the analysis fields mean is in docs/reference.md, what becomes of them in docs/rollouts.md; the sequential test behind them
-is a confidence sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which may be looked at after every
-block.
+docs/reference.md describes the analysis fields, docs/rollouts.md their effect. The sequential test behind them is a confidence
+sequence over paired blocks (Lindon, Ham, Tingley, Bojinov, arXiv 2210.08589), which is anytime-valid: it may be evaluated after
+every block.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from aerie.api.base import DNS_LABEL, Between, Model, Name, Rule, number_as_text, rules, unless_malformed
+from aerie.api.types.base import (
+    DNS_LABEL_PATTERN,
+    DurationRange,
+    ObjectName,
+    ResourceModel,
+    ValidationRule,
+    cel_any_malformed_duration,
+    int_to_text,
+    schema_extra,
+)
 
 
-class Canary(Model):
+class CanarySpec(ResourceModel):
     """How a new revision is started next to the stable one, and how its traffic grows once it is accepted."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
@@ -34,8 +43,8 @@ class Canary(Model):
         list[Annotated[int, Field(ge=1, le=99)]],
         Field(
             max_length=16,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.isSorted() && self.all(share, self.exists_one(other, other == share))",
                     "write shares that rise, such as [25, 50]; the last step to 100 needs no entry",
                     "'the shares %s do not rise: write each larger than the one before, such as [25, 50]; the last step to 100 "
@@ -47,9 +56,9 @@ class Canary(Model):
     ] = Field(default=[25, 50])
     """Percent of the traffic that an accepted canary gets, step by step, before it is promoted; it grows with them. In mode
     Service in whole pods, at least the share. Empty: promoted at once."""
-    ramp_hold: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
+    ramp_hold: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
     """How long each step of the ramp lasts, and in any case until its pods serve, with only the tests armed that roll back."""
-    scale_down_delay: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=10)
+    scale_down_delay: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=10)
     """How long after a promotion pods of the previous revision stay, so that the way back needs no model to be loaded first: as
     many as canary and control were. They get no requests unless the tokens per step fall; then they are what it is compared
     with. 0s: they go at once. With capacity Reuse there is no place for them, and they go at once too."""
@@ -58,16 +67,16 @@ class Canary(Model):
     aerie.dev/rollback, whose value is the canary's revision."""
 
 
-class Analysis(Model):
+class AnalysisSpec(ResourceModel):
     """How a canary is judged. After warmup, time is cut into blocks; over each, tokens per step, latency and failures of the
     canary are compared with the control's, by tests whose error rates hold although they are looked at after every block. A
     canary is accepted when minBlocks and soak are over at the earliest, rejected as soon as the figures say so, and undecided at
     deadline. The parameters are frozen when an analysis begins: changing them takes effect with the next one."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                f"{unless_malformed('self.warmup', 'self.soak', 'self.deadline')} || "
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                f"{cel_any_malformed_duration('self.warmup', 'self.soak', 'self.deadline')} || "
                 "duration(self.warmup) + duration(self.soak) <= duration(self.deadline)",
                 "warmup and soak together are longer than deadline, so no canary could ever be accepted: raise deadline, or "
                 "shorten soak or warmup",
@@ -75,8 +84,8 @@ class Analysis(Model):
                 "deadline, or shorten soak or warmup'.format([self.warmup, self.soak, self.deadline])",
                 ".soak",
             ),
-            Rule(
-                f"{unless_malformed('self.warmup', 'self.block', 'self.deadline')} || "
+            ValidationRule(
+                f"{cel_any_malformed_duration('self.warmup', 'self.block', 'self.deadline')} || "
                 "duration(self.warmup).getSeconds() + self.minBlocks * duration(self.block).getSeconds() "
                 "<= duration(self.deadline).getSeconds()",
                 "warmup and minBlocks blocks together are longer than deadline, so no canary could ever be judged: raise "
@@ -89,17 +98,17 @@ class Analysis(Model):
         )
     )
 
-    block: Annotated[timedelta, Between("2s", "1h")] = timedelta(minutes=2)
+    block: Annotated[timedelta, DurationRange("2s", "1h")] = timedelta(minutes=2)
     """Length of one block: counters of both arms are differenced over the same block and compared. Well above the length of a
     common request, because requests that span blocks make neighbouring blocks alike."""
-    warmup: Annotated[timedelta, Between("0s", "24h")] = timedelta(minutes=5)
+    warmup: Annotated[timedelta, DurationRange("0s", "24h")] = timedelta(minutes=5)
     """Time after all pods of both arms are ready that counts for nothing: graphs are captured, prefix caches fill."""
     min_blocks: Annotated[int, Field(ge=2, le=1000)] = 5
     """Blocks that have to be closed before any decision, but for faults that need no statistics. Fewer than 5 are seldom enough
     for one."""
-    soak: Annotated[timedelta, Between("0s", "168h")] = timedelta(minutes=30)
+    soak: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(minutes=30)
     """Time under analysis before a canary may be accepted, however clear the figures are."""
-    deadline: Annotated[timedelta, Between("1m", "336h")] = timedelta(hours=4)
+    deadline: Annotated[timedelta, DurationRange("1m", "336h")] = timedelta(hours=4)
     """Time after all pods of both arms are ready by which the analysis ends; without a decision it is inconclusive. A trial
     of another speculation setting, which is judged by time, has twice as long."""
     goal: Literal["NonInferior", "Superior"] = "NonInferior"
@@ -109,8 +118,8 @@ class Analysis(Model):
     margin: Annotated[
         float,
         Field(
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self >= 0.001 && self <= 0.2",
                     "write the margin as a fraction from 0.001 to 0.2: 0.02 stands for 2 %; to accept only what is better, write "
                     "goal: Superior",
@@ -124,8 +133,8 @@ class Analysis(Model):
     failure_margin: Annotated[
         float,
         Field(
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self >= 0.001 && self <= 0.2",
                     "write the share as a fraction from 0.001 to 0.2: 0.005 stands for half a percent of the requests",
                 ),
@@ -146,20 +155,20 @@ class Analysis(Model):
     is removed. Never a promotion."""
 
 
-class ParentReference(Model):
+class ParentReference(ResourceModel):
     """A Gateway that serves the route."""
 
-    name: Name
+    name: ObjectName
     """Name of the Gateway."""
-    namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)] | None = None
+    namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL_PATTERN)] | None = None
     """Its namespace. Default: that of the resource."""
-    section_name: Name | None = None
+    section_name: ObjectName | None = None
     """Name of one of its listeners. Default: all that fit."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of its listeners. Default: all."""
 
 
-class Gateway(Model):
+class GatewaySpec(ResourceModel):
     """Where the HTTPRoute of mode Gateway is attached. Aerie owns the route, with one weight for each arm."""
 
     parent_refs: Annotated[
@@ -174,8 +183,8 @@ class Gateway(Model):
                 Field(
                     min_length=1,
                     max_length=253,
-                    json_schema_extra=rules(
-                        Rule(
+                    json_schema_extra=schema_extra(
+                        ValidationRule(
                             r"self.matches('^([*][.])?[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
                             "write a host name in lower case without scheme, port and path, such as chat.example.com",
                         )
@@ -188,21 +197,21 @@ class Gateway(Model):
     """Host names that the route answers to. Default: all of the Gateway's."""
 
 
-class Traffic(Model):
+class TrafficSpec(ResourceModel):
     """How requests are split between stable, canary and control."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
+        json_schema_extra=schema_extra(
+            ValidationRule(
                 "self.mode != 'Gateway' || has(self.gateway)",
                 "mode Gateway needs to know the Gateway: write gateway.parentRefs, or mode: Service",
-                field=".gateway",
-                lacks=True,
+                field_path=".gateway",
+                is_missing_field=True,
             ),
-            Rule(
+            ValidationRule(
                 "self.mode != 'Service' || !has(self.gateway)",
                 "gateway is of no use in mode Service: write mode: Gateway, or leave gateway out",
-                field=".gateway",
+                field_path=".gateway",
             ),
         )
     )
@@ -210,22 +219,22 @@ class Traffic(Model):
     mode: Literal["Service", "Gateway"] = "Service"
     """Service: one Service over all serving pods, so a share of the traffic is a share of the pods, and a new pod has it as soon
     as it serves. Gateway: an HTTPRoute with a weight for each arm; needs the Gateway API and a gateway."""
-    gateway: Gateway | None = None
+    gateway: GatewaySpec | None = None
 
 
-_AMOUNT = r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$"
+_POD_COUNT_OR_PERCENT_PATTERN = r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$"
 
-Amount = Annotated[
+PodCountOrPercent = Annotated[
     str,
-    BeforeValidator(number_as_text),
-    Field(pattern=_AMOUNT),
+    BeforeValidator(int_to_text),
+    Field(pattern=_POD_COUNT_OR_PERCENT_PATTERN),
     WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,
             "maxLength": 4,
-            **rules(
-                Rule(
-                    f"type(self) == int ? self >= 1 && self <= 1000 : self.matches('{_AMOUNT}')",
+            **schema_extra(
+                ValidationRule(
+                    f"type(self) == int ? self >= 1 && self <= 1000 : self.matches('{_POD_COUNT_OR_PERCENT_PATTERN}')",
                     "write a number of pods from 1 to 1000, or a percentage from 1% to 100%; with 0 no node could be drained",
                 )
             ),
@@ -234,19 +243,19 @@ Amount = Annotated[
         }
     ),
 ]
-"""A number of pods or a share of them."""
+"""A number of pods or a percentage of them."""
 
 
-class Disruption(Model):
+class DisruptionSpec(ResourceModel):
     """What node drains and other voluntary disruptions may take. Each revision's pods have a PodDisruptionBudget of their own,
     so that a canary that loads keeps no stable pod from being drained; control pods have none."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
+        json_schema_extra=schema_extra(
+            ValidationRule(
                 "!(self.budget == 'None' && has(self.maxUnavailable))",
                 "maxUnavailable is of no use with budget: None: leave one of them out",
-                field=".maxUnavailable",
+                field_path=".maxUnavailable",
             ),
         )
     )
@@ -254,18 +263,18 @@ class Disruption(Model):
     budget: Literal["Managed", "None"] = "Managed"
     """Managed: Aerie makes the budgets. None: it makes none, so that there may be budgets of your own; where two select the same
     pod, Kubernetes evicts it by neither."""
-    max_unavailable: Amount | None = None
+    max_unavailable: PodCountOrPercent | None = None
     """Pods of a revision that may be missing at a time, as a number or as a percentage of its pods, rounded up. A pod that does
     not serve counts as missing, and may be evicted in any case. Default: 10%."""
 
     @property
-    def amount(self) -> int | str:
-        """As a PodDisruptionBudget has it."""
-        given = self.max_unavailable or "10%"
-        return int(given) if given.isdecimal() else given
+    def max_unavailable_or_default(self) -> int | str:
+        """The value as a PodDisruptionBudget takes it, 10% where it is not set."""
+        value = self.max_unavailable or "10%"
+        return int(value) if value.isdecimal() else value
 
 
-class Preflight(Model):
+class PreflightSpec(ResourceModel):
     """What preflight may hold back. A change of it makes no new revision: one that was refused goes on when its refusals are
     accepted, and one that serves is left alone."""
 
@@ -278,8 +287,8 @@ class Preflight(Model):
                 str,
                 Field(
                     max_length=8,
-                    json_schema_extra=rules(
-                        Rule(
+                    json_schema_extra=schema_extra(
+                        ValidationRule(
                             "self.matches('^C[1-9][0-9]?$')", "write the id of a check, such as C2; docs/preflight.md lists them"
                         )
                     ),
@@ -290,20 +299,21 @@ class Preflight(Model):
     ] = Field(default_factory=list)
     """Ids of checks whose refusals are accepted, such as C2, in mode Enforce. PreflightPassed goes on listing them."""
 
-    def allows(self, refused: Collection[str]) -> bool:
-        """Whether a revision goes on which the checks with these ids refuse; none: what refuses it is no check."""
-        return self.mode != "Enforce" or (bool(refused) and set(refused) <= set(self.accept))
+    def allows(self, failed_check_ids: Collection[str]) -> bool:
+        """Return whether a revision proceeds although the checks with these ids fail; no ids: the rejection comes from no
+        check."""
+        return self.mode != "Enforce" or (bool(failed_check_ids) and set(failed_check_ids) <= set(self.accept))
 
 
-class Rollout(Model):
+class RolloutSpec(ResourceModel):
     """How a change of the resource reaches the fleet: preflight, canary, analysis, traffic, disruptions, time limits."""
 
-    preflight: Preflight = Preflight()
-    canary: Canary = Canary()
-    analysis: Analysis = Analysis()
-    traffic: Traffic = Traffic()
-    disruption: Disruption = Disruption()
-    progress_deadline: Annotated[timedelta, Between("1m", "24h")] = timedelta(minutes=30)
+    preflight: PreflightSpec = PreflightSpec()
+    canary: CanarySpec = CanarySpec()
+    analysis: AnalysisSpec = AnalysisSpec()
+    traffic: TrafficSpec = TrafficSpec()
+    disruption: DisruptionSpec = DisruptionSpec()
+    progress_deadline: Annotated[timedelta, DurationRange("1m", "24h")] = timedelta(minutes=30)
     """Time that a new pod has to become ready; it has to cover downloading and loading the model. A pod that has not served for
     so long is late. A late canary fails; in the ramp and the promotion more than 5 % of late pods, and more than one, roll it
     back, and fewer are gone around. How long a step takes with all its pods does not matter."""

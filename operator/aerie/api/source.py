@@ -1,8 +1,8 @@
-"""Where a model's files come from, and the two models of a resource: the target and its drafter.
+"""Source of a model's files, and the two models of a resource: the target and its drafter.
 
-A source that can change under its name is refused where the schema can see it. A pod reads its files when it starts, so
-pods of one revision would otherwise serve different weights, and a canary would be compared with something else than what
-it replaces. What lies on a volume claim is out of the schema's sight: there the path has to name a version.
+A source that can change under its name is rejected where the schema can detect it. A pod reads its files when it starts. Pods
+of one revision would otherwise serve different weights, and a canary would be compared with something other than what it
+replaces. The schema cannot see the content of a volume claim: there the path has to name a version.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from aerie.api.base import Model, Name, Rule, rules
+from aerie.api.types.base import ObjectName, ResourceModel, ValidationRule, schema_extra
 
 
-class HuggingFaceSource(Model):
+class HuggingFaceSource(ResourceModel):
     """A repository of the Hugging Face Hub at one commit."""
 
     repo: Annotated[str, Field(min_length=1, max_length=192, pattern=r"^[\w.-]+(/[\w.-]+)?$")]
@@ -24,8 +24,8 @@ class HuggingFaceSource(Model):
         str,
         Field(
             max_length=64,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.matches('^[0-9a-f]{40}$')",
                     "write the full commit of the repository (40 characters of 0-9 and a-f; its page on the Hub lists them "
                     "under Files, History): a branch, a tag or a short commit can come to mean other files, and pods of one "
@@ -37,10 +37,10 @@ class HuggingFaceSource(Model):
     """Commit of the repository, in full: 40 hexadecimal characters. A branch or a tag is refused, because it can move."""
 
 
-class VolumeClaimSource(Model):
+class VolumeClaimSource(ResourceModel):
     """A folder of a persistent volume claim."""
 
-    claim_name: Name
+    claim_name: ObjectName
     """Name of the PersistentVolumeClaim, in the namespace of the resource. It is mounted read-only into every pod, so
     more than one pod needs a claim that several nodes may mount."""
 
@@ -48,8 +48,8 @@ class VolumeClaimSource(Model):
         str,
         Field(
             max_length=512,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
                     "write the folder relative to the root of the claim, without .., such as models/llama-3.1-8b",
                 )
@@ -60,7 +60,7 @@ class VolumeClaimSource(Model):
     a new folder, because Aerie cannot see that files below the same path have changed."""
 
 
-class ImageSource(Model):
+class ImageSource(ResourceModel):
     """A folder of an OCI image, mounted as an image volume."""
 
     reference: Annotated[
@@ -68,8 +68,8 @@ class ImageSource(Model):
         Field(
             min_length=1,
             max_length=512,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.matches('^[^@ ]+@sha256:[0-9a-f]{64}$')",
                     "write the image with its digest, as registry/name@sha256:<64 hexadecimal characters>: a tag can come to "
                     "mean other files, and pods of one revision would then serve different weights",
@@ -83,8 +83,8 @@ class ImageSource(Model):
         str,
         Field(
             max_length=512,
-            json_schema_extra=rules(
-                Rule(
+            json_schema_extra=schema_extra(
+                ValidationRule(
                     "self.startsWith('/') && !self.split('/').exists(part, part == '..')",
                     "write the folder as an absolute path inside the image, without .., such as / or /models/llama-3.1-8b",
                 )
@@ -94,19 +94,19 @@ class ImageSource(Model):
     """Folder with the model's files inside the image."""
 
 
-_ONE = "write exactly one of huggingFace, volumeClaim and image"
-_GIVEN = "[has(self.huggingFace), has(self.volumeClaim), has(self.image)].filter(given, given).size()"
+_EXACTLY_ONE_MESSAGE = "write exactly one of huggingFace, volumeClaim and image"
+_SOURCE_COUNT_CEL = "[has(self.huggingFace), has(self.volumeClaim), has(self.image)].filter(given, given).size()"
 
 
-class Source(Model):
+class ModelSource(ResourceModel):
     """Where a model's files come from: exactly one of three."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                f"{_GIVEN} == 1",
-                _ONE,
-                f"'{_ONE}, not %d of them'.format([{_GIVEN}])",
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                f"{_SOURCE_COUNT_CEL} == 1",
+                _EXACTLY_ONE_MESSAGE,
+                f"'{_EXACTLY_ONE_MESSAGE}, not %d of them'.format([{_SOURCE_COUNT_CEL}])",
             )
         )
     )
@@ -121,21 +121,21 @@ class Source(Model):
     """A folder of an OCI image. Needs a cluster with image volumes (Kubernetes 1.35, or 1.31 with the feature gate)."""
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        given = [source for source in (self.hugging_face, self.volume_claim, self.image) if source is not None]
-        if len(given) != 1:
-            raise ValueError(f"{_ONE}, not {len(given)} of them")
+    def _check_exactly_one(self) -> Self:
+        variants = [variant for variant in (self.hugging_face, self.volume_claim, self.image) if variant is not None]
+        if len(variants) != 1:
+            raise ValueError(f"{_EXACTLY_ONE_MESSAGE}, not {len(variants)} of them")
         return self
 
     @property
-    def given(self) -> HuggingFaceSource | VolumeClaimSource | ImageSource:
-        """The one that is given."""
-        found = self.hugging_face or self.volume_claim or self.image
-        assert found is not None  # by the validator above
-        return found
+    def variant(self) -> HuggingFaceSource | VolumeClaimSource | ImageSource:
+        """The one source that is set."""
+        variant = self.hugging_face or self.volume_claim or self.image
+        assert variant is not None  # by the validator above
+        return variant
 
 
-class Target(Model):
+class TargetSpec(ResourceModel):
     """The model that is served."""
 
     served_name: (
@@ -144,8 +144,8 @@ class Target(Model):
             Field(
                 min_length=1,
                 max_length=253,
-                json_schema_extra=rules(
-                    Rule(
+                json_schema_extra=schema_extra(
+                    ValidationRule(
                         "self.matches('^[A-Za-z0-9][A-Za-z0-9._:/-]*$')",
                         "write letters, digits and . _ : / - only, a letter or digit first: clients send it as `model`",
                     )
@@ -156,15 +156,15 @@ class Target(Model):
     ) = None
     """Name by which clients ask for the model. Default: the name of the resource."""
 
-    source: Source
+    source: ModelSource
     """Where the files of the model come from."""
 
 
-class Drafter(Model):
+class DrafterSpec(ResourceModel):
     """The small model that proposes tokens for the target."""
 
     method: Literal["eagle3"] = "eagle3"
     """The engine's speculation method. EAGLE 3 and EAGLE 3.1 are both `eagle3`: the drafter's own config tells them apart."""
 
-    source: Source
+    source: ModelSource
     """Where the files of the drafter come from."""

@@ -1,4 +1,4 @@
-"""How many tokens are proposed per step, and how far Aerie may change that by itself."""
+"""Number of draft tokens per verification step, and the limits within which Aerie may change it automatically."""
 
 from __future__ import annotations
 
@@ -7,55 +7,57 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from aerie.api.base import Between, Model, Rule, rules, unless_malformed
 from aerie.api.engine_options import EngineOptions
+from aerie.api.types.base import DurationRange, ResourceModel, ValidationRule, cel_any_malformed_duration, schema_extra
 
-MOST_TOKENS = 15
-"""Most tokens that may be proposed per step."""
+MAX_SPECULATIVE_TOKENS = 15
+"""Maximum of draft tokens per verification step."""
 
 DraftSampling = Literal["Greedy", "Probabilistic"]
-"""How the drafter chooses its tokens."""
+"""How the drafter samples its tokens."""
 
 
-class LatencyObjective(Model):
+class LatencyObjective(ResourceModel):
     """Latencies that a tuned setting must keep. A latency that is left out is not looked at."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
+        json_schema_extra=schema_extra(
+            ValidationRule(
                 "has(self.timePerOutputToken) || has(self.timeToFirstToken)",
                 "write timePerOutputToken, timeToFirstToken or both, or leave slo out",
             )
         )
     )
 
-    time_per_output_token: Annotated[timedelta, Between("1ms", "1m")] | None = None
+    time_per_output_token: Annotated[timedelta, DurationRange("1ms", "1m")] | None = None
     """Time per output token (TPOT) of a request, such as 40ms. Not the time between tokens: a step that yields several
     tokens counts as one gap there."""
-    time_to_first_token: Annotated[timedelta, Between("1ms", "1h")] | None = None
+    time_to_first_token: Annotated[timedelta, DurationRange("1ms", "1h")] | None = None
     """Time from a request's arrival to its first token (TTFT), such as 1s."""
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
     """Percent of the requests that have to be within the times."""
 
-    def stricter_than(self, other: LatencyObjective | None) -> bool:
-        """Whether something may keep the other one and not this one."""
+    def is_stricter_than(self, other: LatencyObjective | None) -> bool:
+        """Return whether a setting may meet the other objective and miss this one."""
         if other is None:
             return True
         pairs = (
             (self.time_per_output_token, other.time_per_output_token),
             (self.time_to_first_token, other.time_to_first_token),
         )
-        lower = any(mine is not None and (theirs is None or mine < theirs) for mine, theirs in pairs)
-        return lower or self.percentile > other.percentile
+        has_lower_limit = any(
+            own_limit is not None and (other_limit is None or own_limit < other_limit) for own_limit, other_limit in pairs
+        )
+        return has_lower_limit or self.percentile > other.percentile
 
 
-class Tuning(Model):
+class TuningSpec(ResourceModel):
     """How Aerie chooses the number of tokens, and the mode: off, fixed, by batch size, or adaptive."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                f"{unless_malformed('self.interval', 'self.history')} || "
+        json_schema_extra=schema_extra(
+            ValidationRule(
+                f"{cel_any_malformed_duration('self.interval', 'self.history')} || "
                 "duration(self.interval) + duration(self.interval) <= duration(self.history)",
                 "history is shorter than two intervals, and a decision needs more than the figures of one: lengthen history or "
                 "shorten interval",
@@ -71,7 +73,7 @@ class Tuning(Model):
     the canaries their pods, which with rollout.canary.capacity Surge come on top of spec.replicas. Recommend: it is shown in the
     status only; what is in force stays, and no pod is made. Off: spec.speculation.tokens stands, and what was chosen before is
     taken back by a rollout."""
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 7
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] = 7
     """Most tokens per step that tuning may choose; not below spec.speculation.tokens. What it has chosen beyond that is void at
     once. Without effect in mode Off."""
     when_zero: Literal["Keep", "Try"] = "Keep"
@@ -85,21 +87,21 @@ class Tuning(Model):
     """Latencies that a chosen setting must keep; a stricter one voids at once what was proven under another. Default: none, the
     throughput decides. A canary is compared with its control by the share of requests beyond these times, and by the mean where
     none is given."""
-    interval: Annotated[timedelta, Between("10s", "24h")] = timedelta(minutes=30)
+    interval: Annotated[timedelta, DurationRange("10s", "24h")] = timedelta(minutes=30)
     """How often a setting is decided on, and for how long a canary runs that is only to teach what its setting costs."""
-    cooldown: Annotated[timedelta, Between("0s", "168h")] = timedelta(hours=6)
+    cooldown: Annotated[timedelta, DurationRange("0s", "168h")] = timedelta(hours=6)
     """Time after a change before the next one is tried; after a trial that ended undecided as well, each time once more; after
     one that was taken back or failed, four times as long, and twice as long again each time the same setting fails."""
-    history: Annotated[timedelta, Between("1m", "168h")] = timedelta(hours=24)
+    history: Annotated[timedelta, DurationRange("1m", "168h")] = timedelta(hours=24)
     """How far back the figures reach that a decision rests on: well beyond the daily ups and downs of the load."""
 
 
-class Speculation(Model):
+class SpeculationSpec(ResourceModel):
     """How many tokens the drafter proposes per step, and whether Aerie changes that by itself."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
+        json_schema_extra=schema_extra(
+            ValidationRule(
                 "self.tuning.mode == 'Off' || self.tuning.maxTokens >= self.tokens",
                 "tuning.maxTokens is below tokens: raise tuning.maxTokens or lower tokens",
                 "'tuning.maxTokens is %d, below tokens, which is %d: raise tuning.maxTokens or lower tokens'"
@@ -109,7 +111,7 @@ class Speculation(Model):
         )
     )
 
-    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 3
+    tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 3
     """Tokens proposed per step (num_speculative_tokens, K); what tuning starts from. 0 serves without a drafter, and
     tuning tries none unless tuning.whenZero is Try."""
     draft_sampling: DraftSampling | None = None
@@ -120,4 +122,4 @@ class Speculation(Model):
     engine_options: EngineOptions | None = None
     """Further keys of the speculative config, as vLLM calls them. Refused are those that another field says, that change what
     the model answers, and those that Aerie does not know (it knows those of vLLM 0.26.0 to 0.33.0). A change is rolled out."""
-    tuning: Tuning = Tuning()
+    tuning: TuningSpec = TuningSpec()

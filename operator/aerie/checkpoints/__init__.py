@@ -1,8 +1,7 @@
-"""Reads the configs and headers of checkpoints from where they lie: a folder, the Hugging Face Hub, or its
-cache.
+"""Readers for the configs and headers of checkpoints: from a folder, the Hugging Face Hub, or its cache.
 
-The pure core (`aerie.engine.checkpoint`) takes bytes; this package is the edge that fetches them, as few as it can. It stands
-above the core and below the controller, because the command line and a preflight Job both read with it.
+The pure core (`aerie.engine.models.checkpoint`) takes bytes. This package is the I/O layer that fetches them, as few as possible.
+It is above the core and below the controller, because the command line and a preflight Job both use it.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from aerie.checkpoints.cache import is_offline, read_cached
-from aerie.checkpoints.folder import read_folder
-from aerie.checkpoints.hub import Hub, HubError, HubRefusalError
-from aerie.engine.checkpoint import Checkpoint
+from aerie.checkpoints.directory import read_checkpoint_directory
+from aerie.checkpoints.hub_cache import is_hub_offline, read_cached_repository
+from aerie.checkpoints.hugging_face import HubClient, HubError, HubRejectionError
+from aerie.engine.models.checkpoint import Checkpoint
 
-__all__ = ["Hub", "HubError", "HubRefusalError", "is_offline", "read_folder", "read_repository"]
+__all__ = ["HubClient", "HubError", "HubRejectionError", "is_hub_offline", "read_checkpoint_directory", "read_repository"]
 
 
 def read_repository(repository: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Checkpoint:
-    """A repository, from where the environment has engines read it. Raises CheckpointError."""
-    if is_offline(environment):
-        return read_cached(repository, revision, environment)
-    with Hub.from_environment(environment) as hub:
-        return hub.read(repository, revision)
+    """Read a repository from the place where an engine in this environment reads it. Raises CheckpointError."""
+    if is_hub_offline(environment):
+        return read_cached_repository(repository, revision, environment)
+    with HubClient.from_environment(environment) as hub:
+        return hub.read_checkpoint(repository, revision)

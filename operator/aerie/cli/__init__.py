@@ -1,23 +1,22 @@
-"""The command line `aerie`: the operator, and what can be known without one. Thin over the pure core.
+"""The command line `aerie`: the operator, and tools that need none. A thin layer over the pure core.
 
-Exit status: 0 all is well, 1 refused, 2 it could not be done (a wrong command line, a file that is no resource, a model that
-cannot be read), and those of `aerie.boundary`. What a program reads goes to standard output, notes for a person to
-standard error.
+Exit status: 0 success; 1 rejected; 2 the command failed (a wrong command line, a file without a valid resource, an unreadable
+model); and those of `aerie.boundary`. Results for programs go to standard output, messages for the user to standard error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from aerie.boundary import enter
+from aerie.boundary import run_process
 
 
 def main() -> None:
-    """Entry point."""
-    enter("aerie", "", _load)
+    """Run the command line as this process: the entry point."""
+    run_process("aerie", "", _load_command)
 
 
-def _load() -> Callable[[], int]:
-    from aerie.cli.run import run
+def _load_command() -> Callable[[], int]:
+    from aerie.cli.app import run_command_line
 
-    return run
+    return run_command_line

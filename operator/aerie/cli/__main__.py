@@ -1,4 +1,4 @@
-"""`python -m aerie.cli` is `aerie`."""
+"""Entry point of `python -m aerie.cli`, which is `aerie`."""
 
 from __future__ import annotations
 

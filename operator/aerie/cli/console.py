@@ -1,4 +1,4 @@
-"""The two consoles, and the one error that a command raises on purpose."""
+"""The two consoles, and the error that a command raises on purpose."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["CommandError", "err", "out"]
 
 
 class CommandError(Exception):
-    """What was asked cannot be done; `str(error)` is a sentence that says why and what to do."""
+    """The command cannot be carried out; `str(error)` is a message with the reason and what to do."""

@@ -1,18 +1,26 @@
-"""The edge: everything that talks to Kubernetes, to engines, or to a clock. What is decided, is decided below it.
+"""I/O layer of the operator: all code that talks to Kubernetes or to engines, or reads a clock.
 
-Kopf watch ─► mirror ─► queue of keys ─► observe ─► decide (aerie.rollout, pure) ─► act ─► come back after...
+It makes no decision about a rollout. Those are made in aerie.rollout, which is pure.
 
-edge        Kopf's watches: what is heard of resources and of labelled children goes into the mirror
-listing     the same by lists, each kind of each namespace by itself; what cannot be listed is told
-mirror      the newest that was heard of each object; what changes adds a key
-queue       keys to look at, each once, with back-off per key
-lease       one of several operators acts
-versions    whether the cluster's definition of the resource is as new as the operator
-client      the API server with plain dictionaries
-observe     what is there, as the core wants it: from the mirror to see whether there is anything to do, live to do it
-scrape      the engines' metrics, read in the background; readings is what is kept of them
-act         what the core decided: server-side apply, then status
-reconcile   one pass over one key
-telemetry   metrics of the operator itself, and whether it is alive
-run         puts the parts together, and takes them down in order
+    Kopf watch ─► cache ─► queue of keys ─► observe ─► reconcile plan (aerie.rollout, pure) ─► apply ─► requeue after...
+
+    operator              starts the parts, and stops them in order
+    reconciler            one reconcile of one resource, and the workers
+    work_queue            resources to reconcile, each once, with back-off per resource; fair_queue shares its turns
+    leader_election       of several operators, one acts
+    concurrency           how many rollouts and trials may be in progress at the same time
+    notifier              CloudEvents about rollouts, by POST
+    metrics               metrics of the operator itself, liveness and readiness
+    clock                 the time of day without jumps
+    kubernetes.client     the API server, with plain dictionaries
+    kubernetes.cache      informer cache: the newest known version of each object; a change enqueues its resource
+    kubernetes.watches    Kopf's watches: events of resources, children and pods go into the cache
+    kubernetes.listing    lists of each kind in each namespace go into the cache; reports what cannot be listed
+    kubernetes.observe    the snapshot of one resource: from the cache, or live before anything is written
+    kubernetes.apply      carries out a plan: server-side apply, deletions, then the status
+    kubernetes.crd_version  whether the installed CustomResourceDefinition is as new as the operator
+    scraping              engines' metrics, read in the background
+    collection            blocks for analyses and for the calibration
+    probes                requests to engines: fixed prompts, and the context length
+    tuning                the tuner: its worker process and its state per resource
 """

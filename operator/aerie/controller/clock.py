@@ -1,15 +1,16 @@
-"""The time of day without its jumps, for the times in the status and all that is counted from them.
+"""Time of day without jumps, for the times in the status and all durations measured from them.
 
-A machine's clock is set now and then: after its boot, by a person, when a virtual machine has been moved. A rollout's deadline is
-counted from a time in the status, so a jump ahead would end a rollout that has just begun, and a jump back would let it run on.
+A machine's clock is sometimes set: after boot, by an administrator, or when a virtual machine has been moved. A rollout's
+deadline is measured from a time in the status. A jump ahead would therefore end a rollout that has just started, and a jump back
+would let it run on.
 
-Another operator takes over such times when it comes to lead. By a clock behind the last leader's it would pass over what is
-measured until the times in the status are over, and by one ahead it would find deadlines passed. So a leader begins with the time
-of the API server (`agree`), which is the same for all of them, where its machine's is another one.
+Another operator takes over these times when it becomes the leader. If its clock were behind the last leader's, it would ignore
+measurements until the times in the status have passed. If its clock were ahead, it would find deadlines exceeded. So a leader
+whose machine's clock differs starts with the API server's time (`synchronize`), which is the same for all operators.
 
-Guarantee: between two looks, as much time passes as on the monotonic clock. Not guaranteed: that the time is right. It is as
-wrong as the API server's was when the operator began to lead, and seconds off between API servers; a jump is logged, and taken
-over with the next start.
+Guarantee: between two reconciles, as much time passes as on the monotonic clock. Not guaranteed: that the time is correct. Its
+error is that of the API server's clock when the operator became the leader, and API servers differ by seconds. A jump is logged,
+and takes effect with the next start.
 """
 
 from __future__ import annotations
@@ -19,37 +20,41 @@ import time
 from datetime import UTC, datetime, timedelta
 
 _log = logging.getLogger(__name__)
-_WORTH_TELLING = timedelta(seconds=30)
-_WORTH_FOLLOWING = timedelta(seconds=5)
-"""From the API server, which names whole seconds and takes a moment to be heard."""
+_MIN_LOGGED_JUMP = timedelta(seconds=30)
+_MIN_CORRECTED_OFFSET = timedelta(seconds=5)
+"""Smallest offset from the API server's time that is corrected. That time has a resolution of a second and arrives with a delay.
+"""
 
 
 class Clock:
-    """See the module."""
+    """Clock that is set once from the API server and then follows the monotonic clock."""
 
     def __init__(self) -> None:
         self._wall, self._monotonic = datetime.now(UTC), time.monotonic()
-        self._off = timedelta()
-        """By how much the machine's clock was ahead of this one when it was last told."""
+        self._logged_offset = timedelta()
+        """Offset of the machine's clock from this clock when it was last logged; positive when the machine's clock is ahead."""
 
-    def agree(self, other: datetime, heard: float) -> None:
-        """Go by another clock, which showed this time when it was `heard` of on the monotonic one, if it differs by seconds."""
-        ahead = self._wall + timedelta(seconds=heard - self._monotonic) - other
-        if abs(ahead) > _WORTH_FOLLOWING:
-            self._wall, self._off = self._wall - ahead, self._off + ahead
+    def synchronize(self, server_time: datetime, received_at: float) -> None:
+        """Set the clock to the API server's time if the two differ by more than 5 s.
+
+        `server_time` was the API server's time at `received_at` on the monotonic clock.
+        """
+        ahead = self._wall + timedelta(seconds=received_at - self._monotonic) - server_time
+        if abs(ahead) > _MIN_CORRECTED_OFFSET:
+            self._wall, self._logged_offset = self._wall - ahead, self._logged_offset + ahead
             _log.warning(
                 "the machine's clock is %+.0f s off that of the API server, by which Aerie goes until it restarts",
                 ahead.total_seconds(),
             )
 
     def now(self) -> datetime:
-        """The time."""
+        """Return the current time in UTC."""
         now = self._wall + timedelta(seconds=time.monotonic() - self._monotonic)
-        off = datetime.now(UTC) - now
-        if abs(off - self._off) > _WORTH_TELLING:
-            self._off = off
+        offset = datetime.now(UTC) - now
+        if abs(offset - self._logged_offset) > _MIN_LOGGED_JUMP:
+            self._logged_offset = offset
             _log.warning(
                 "the machine's clock has jumped; it is %+.0f s off the one that Aerie goes by until it restarts",
-                off.total_seconds(),
+                offset.total_seconds(),
             )
         return now

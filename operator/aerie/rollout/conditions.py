@@ -1,6 +1,6 @@
-"""The conditions of the status: what they say, since when, and what a change of them is worth telling.
+"""Conditions of the status: content, transition times, and the events of their changes.
 
-A condition's time is that of its last change of status, so that it stays while only the sentence changes.
+The time of a condition is that of its last change of status, so it stays while only the message changes.
 """
 
 from __future__ import annotations
@@ -13,63 +13,69 @@ from typing import Literal
 from aerie.api.status import Condition, Status
 from aerie.rollout.plan import Event
 
-Truth = Literal["True", "False", "Unknown"]
-_LONGEST = 2000
+ConditionStatus = Literal["True", "False", "Unknown"]
+_MAX_MESSAGE_CHARACTERS = 2000
 
 READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
 TUNED = "Tuned"
-_GOOD = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False", TUNED: "True"}
-"""The status that is no reason to worry."""
+_HEALTHY_STATUS_BY_TYPE = {READY: "True", PROGRESSING: "True", PREFLIGHT_PASSED: "True", DEGRADED: "False", TUNED: "True"}
+"""Status of each condition that is no reason to worry."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one condition is to say."""
+class ConditionUpdate:
+    """Desired content of one condition."""
 
     type: str
-    status: Truth
+    status: ConditionStatus
     reason: str
     message: str
 
 
-def conditions(findings: Sequence[Finding], before: Status | None, generation: int | None, now: datetime) -> list[Condition]:
-    """The findings as conditions, in their order, with the times of those in `before` that still hold."""
-    old = {condition.type: condition for condition in (before.conditions if before else [])}
-    made = []
-    for finding in findings:
-        last = old.get(finding.type)
-        since = last.last_transition_time if last is not None and last.status == finding.status else now
-        made.append(
+def build_conditions(
+    updates: Sequence[ConditionUpdate], previous_status: Status | None, generation: int | None, now: datetime
+) -> list[Condition]:
+    """Return the conditions in the order of `updates`, with the times of the previous ones whose status is unchanged."""
+    previous_by_type = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}
+    conditions = []
+    for update in updates:
+        previous = previous_by_type.get(update.type)
+        transition_time = previous.last_transition_time if previous is not None and previous.status == update.status else now
+        conditions.append(
             Condition(
-                type=finding.type,
-                status=finding.status,
-                reason=finding.reason,
-                message=shortened(finding.message),
-                last_transition_time=since,
+                type=update.type,
+                status=update.status,
+                reason=update.reason,
+                message=truncate_message(update.message),
+                last_transition_time=transition_time,
                 observed_generation=generation,
             )
         )
-    return made
+    return conditions
 
 
-def shortened(text: str) -> str:
-    """The text, cut where it is longer than anybody would read."""
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def truncate_message(text: str) -> str:
+    """Return the text, truncated to the maximum length of a message."""
+    return text if len(text) <= _MAX_MESSAGE_CHARACTERS else text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
 
 
-def events(before: Status | None, after: Status) -> Iterator[Event]:
-    """One event for each condition whose status or reason has changed; none for a status that is repeated."""
-    old = {condition.type: condition for condition in (before.conditions if before else [])}
-    for condition in after.conditions:
-        last = old.get(condition.type)
-        if last is not None and (last.status, last.reason) == (condition.status, condition.reason):
+def build_condition_events(previous_status: Status | None, current_status: Status) -> Iterator[Event]:
+    """Yield one event for each condition whose status or reason has changed; none for a repeated status."""
+    previous_by_type = {condition.type: condition for condition in (previous_status.conditions if previous_status else [])}
+    for condition in current_status.conditions:
+        previous = previous_by_type.get(condition.type)
+        if previous is not None and (previous.status, previous.reason) == (condition.status, condition.reason):
             continue
-        good = condition.status == _GOOD[condition.type] or condition.status == "Unknown"
-        normal = good or condition.type == TUNED or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED)
-        if last is None and normal:
-            continue  # the usual beginning is no news
-        yield Event("Normal" if normal else "Warning", condition.reason, condition.message)
+        is_healthy = condition.status == _HEALTHY_STATUS_BY_TYPE[condition.type] or condition.status == "Unknown"
+        is_normal = (
+            is_healthy
+            or condition.type == TUNED
+            or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED_REASONS)
+        )
+        if previous is None and is_normal:
+            continue  # the usual start is no event
+        yield Event("Normal" if is_normal else "Warning", condition.reason, condition.message)
 
 
-_EXPECTED = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero"})
-"""Reasons for a condition that is not good and needs nobody."""
+_EXPECTED_REASONS = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero"})
+"""Reasons of a condition that is not healthy and needs no action."""

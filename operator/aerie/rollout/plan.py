@@ -1,4 +1,4 @@
-"""What is to be done about one resource. Plain data: another part carries it out."""
+"""Result of a decision about one resource. Plain data: controller/kubernetes/apply.py carries it out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aerie.api.status import Status
 
 
 @dataclass(frozen=True)
-class Reference:
-    """An object to delete, by the uid that was seen: a namesake that came since is left alone."""
+class ObjectReference:
+    """Reference to an object to delete, with its uid: a later object of the same name is left alone."""
 
     kind: str
     name: str
@@ -20,7 +20,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a person looking at the resource wants to know happened."""
+    """Event that a user who inspects the resource wants to see."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -28,15 +28,15 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """In the order in which it is carried out; each part is harmless when carried out twice."""
+class ReconcilePlan:
+    """Changes in the order in which they are carried out; each part is harmless when carried out twice."""
 
-    apply: tuple[dict[str, Any], ...]
-    """Objects to apply, those only that are not as wanted."""
-    delete: tuple[Reference, ...]
+    objects_to_apply: tuple[dict[str, Any], ...]
+    """Objects to apply, only those that differ from the desired ones."""
+    objects_to_delete: tuple[ObjectReference, ...]
     status: Status
     events: tuple[Event, ...]
-    again: timedelta | None
-    """When to look again although nothing has changed; None: not before something does."""
-    nodes: tuple[str, ...] = ()
+    requeue_after: timedelta | None
+    """Delay until the next reconcile although nothing has changed; None: not before a change."""
+    hardware_nodes: tuple[str, ...] = ()
     """Nodes whose hardware the decision depends on, known or not."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aerie.api import duration
+from aerie.api.types import duration
 from aerie_lab.errors import KubeError
 
 Changes = Mapping[str, Any]
@@ -146,7 +146,7 @@ MALFORMED = ["", "5", "1.5h", "-5m", "+5m", "5 m", "5m\n", "1d", "1us", "\uff15m
 @pytest.mark.parametrize("text", WELL_FORMED + MALFORMED)
 def test_the_server_and_python_agree_on_what_a_duration_is(offer: Offer, text: str) -> None:
     try:
-        duration.parse(text)
+        duration.parse_duration(text)
     except ValueError:
         assert NO_DURATION in refusal(offer, {"rollout.canary.rampHold": text})
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.status import Arm, CanaryArm, Condition, Setting, Status
+from aerie.api.status import Arm, CanaryArm, Condition, SettingStatus, Status
 from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace
 
@@ -46,7 +46,7 @@ def test_a_part_that_is_given_gets_the_defaults_of_the_rest(offer: Offer) -> Non
 
 
 def test_what_is_stored_reads_back(chat: dict[str, Any]) -> None:
-    read = SpeculativeDeployment.from_dict(chat, unknown="refuse")
+    read = SpeculativeDeployment.from_dict(chat, unknown_fields="forbid")
     assert read.metadata.uid == chat["metadata"]["uid"]
     assert read.metadata.generation == 1
     assert read.served_name == "chat"
@@ -108,7 +108,7 @@ def test_an_autoscaler_may_ask_for_fewer_pods_than_a_canary_with_reuse_takes(
 
 def a_status() -> Status:
     now = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
-    setting = Setting(mode="Static", tokens=3)
+    setting = SettingStatus(mode="Static", tokens=3)
     stable = Arm(revision="abc", drafter="org/eagle3 (EAGLE 3)", setting=setting, acceptance_length=2.41, ready_replicas=3)
     return Status(
         observed_generation=1,

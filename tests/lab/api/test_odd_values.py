@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.admission import pruned, refusals
-from aerie.api.crd import root_schema
+from aerie.api.crd import build_root_schema
+from aerie.api.validation.admission import find_manifest_errors, prune_manifest
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
 from tests.lab.api.conftest import LEAST, WHERE
@@ -52,10 +52,10 @@ def put(node: Any, path: tuple[str, ...], value: Any) -> Any:
 def refused(document: Json) -> str:
     """Why Python refuses it as a manifest."""
     try:
-        SpeculativeDeployment.from_dict(pruned(document))
+        SpeculativeDeployment.from_dict(prune_manifest(document))
     except ResourceError as error:
         return str(error)
-    return "\n".join(refusals(document))
+    return "\n".join(find_manifest_errors(document))
 
 
 def _is_whole_float(value: object) -> bool:
@@ -64,7 +64,7 @@ def _is_whole_float(value: object) -> bool:
 
 
 def test_what_the_api_server_takes_the_operator_can_read(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
-    spec = root_schema()["properties"]["spec"]
+    spec = build_root_schema()["properties"]["spec"]
     offers = [(path, value, put(copy.deepcopy(LEAST), ("spec", *path), value)) for path in paths(spec) for value in ODD]
     taken = unreadable = 0
     faults: list[str] = []

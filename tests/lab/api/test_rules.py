@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aerie.api.admission import refusals
+from aerie.api.validation.admission import find_manifest_errors
 from aerie_lab.errors import KubeError, LabError
 from aerie_lab.testing import Namespace
 from tests.lab.api.conftest import changed
@@ -518,9 +518,9 @@ def test_a_rule(offer: Offer, case: Case) -> None:
     message = refusal(offer, case.refused)
     assert f"{case.field}: " in message
     assert message.endswith(f": {case.says}"), message  # one complaint and no other: several stand in brackets
-    assert refusals(changed(case.refused)) == [f"{case.field}: {case.says}."]
+    assert find_manifest_errors(changed(case.refused)) == [f"{case.field}: {case.says}."]
     offer(case.taken)
-    assert refusals(changed(case.taken)) == []
+    assert find_manifest_errors(changed(case.taken)) == []
 
 
 NAME = "metadata.name becomes part of the names of Services and Jobs: write a-z, 0-9 and - only, a letter first and no - last"

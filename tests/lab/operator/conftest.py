@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.sentences import PROMOTE
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
+from aerie.rollout.revision.desired import resolve_desired_revision
 from aerie_lab.cluster import Lab, process
 from aerie_lab.kube.client import path
 from aerie_lab.testing import Namespace, until
@@ -338,8 +338,8 @@ def proxy(lab: Lab) -> Iterator[Proxy]:
 
 def accepted(document: dict[str, Any]) -> dict[str, Any]:
     """The resource, with a person's word beforehand that the canary of this very revision is to be promoted."""
-    revision = read_wanted(SpeculativeDeployment.from_dict(document)).revision
-    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE: revision}}}
+    revision = resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
+    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE_ANNOTATION: revision}}}
 
 
 @pytest.fixture(scope="session")

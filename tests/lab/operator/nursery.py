@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 from kubernetes.aio.config import kube_config
 
-import aerie.controller.run  # noqa: F401 - what a start would spend its time on
+import aerie.controller.operator  # noqa: F401 - what a start would spend its time on
 from aerie.cli import main
-from aerie.controller import clock, lease
+from aerie.controller import clock, leader_election
 
 
 def live(order: dict[str, Any]) -> NoReturn:
@@ -53,7 +53,7 @@ def shift(file: Path) -> None:
         def now(cls, tz: datetime.tzinfo | None = None) -> Any:
             return datetime.datetime.now(tz) + datetime.timedelta(seconds=float(file.read_text()))
 
-    for module in (clock, lease):
+    for module in (clock, leader_election):
         module.datetime = Shifted  # type: ignore[attr-defined]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.sentences import PROMOTE
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
+from aerie.rollout.revision.desired import resolve_desired_revision
 
 Object = dict[str, Any]
 
@@ -81,9 +81,9 @@ SHORT = {"deadline": "1m"}
 
 def revision_of(document: Object) -> str:
     """The revision that a resource asks for."""
-    return read_wanted(SpeculativeDeployment.from_dict(document)).revision
+    return resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
 
 
 def accepted(document: Object) -> Object:
     """With a person's word beforehand that the canary of this very revision is to be promoted."""
-    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE: revision_of(document)}}}
+    return {**document, "metadata": {**document["metadata"], "annotations": {PROMOTE_ANNOTATION: revision_of(document)}}}

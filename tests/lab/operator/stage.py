@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.rollout.course import RETRY
-from aerie.rollout.sentences import PROMOTE, ROLL_BACK
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
+from aerie.rollout.progression import RETRY_ANNOTATION
 from aerie_lab.cluster import Lab
 from aerie_lab.faults import Fault, Faults
 from aerie_lab.kube.client import KubeClient, core
@@ -93,7 +93,7 @@ class Case:
 
     async def say(self, **words: str | None) -> None:
         """Annotate: promote, rollback, retry."""
-        names = {"promote": PROMOTE, "rollback": ROLL_BACK, "retry": RETRY}
+        names = {"promote": PROMOTE_ANNOTATION, "rollback": ROLLBACK_ANNOTATION, "retry": RETRY_ANNOTATION}
         body = {"metadata": {"annotations": {names[word]: value for word, value in words.items()}}}
         await self.stage.client.patch(self._where(), body)
 

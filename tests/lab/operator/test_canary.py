@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from aerie.rollout.sentences import ROLL_BACK
+from aerie.rollout.canary.messages import ROLLBACK_ANNOTATION
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
 from aerie_lab.testing import Namespace, until
@@ -134,7 +134,7 @@ def test_a_worse_drafter_is_rolled_back_and_a_better_one_promoted_and_taken_back
         assert (kept["revision"], kept["replicas"], kept["weight"]) == (first, 2, 0)
         assert engines(namespace, first) == served
         until(lambda: addressed(namespace) == set(promoted), "all requests are for the promoted pods")
-        word = f"{ROLL_BACK}={better}"
+        word = f"{ROLLBACK_ANNOTATION}={better}"
         namespace.kubectl("annotate", "--overwrite", "specdep", "chat", word)
         status = specdep(lambda s: s["stable"]["revision"] == first, "it is taken back")["status"]
         told = status["history"][0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.wanted import read_wanted
+from aerie.rollout.revision.desired import resolve_desired_revision
 from aerie_lab.testing import Namespace, until
 
 Object = dict[str, Any]
@@ -61,7 +61,7 @@ UNNEEDED = (("PodDisruptionBudget", "{name}"),)
 
 
 def of(document: Object) -> str:
-    return read_wanted(SpeculativeDeployment.from_dict(document)).revision
+    return resolve_desired_revision(SpeculativeDeployment.from_dict(document)).revision
 
 
 def theirs(kind: str, name: str) -> Object:

@@ -8,11 +8,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from aerie.rollout.analysis.blocks import Block, Rule, Side
-from aerie.rollout.analysis.calibration import BATCH, ENOUGH
-from aerie.rollout.analysis.criteria import ACCEPTANCE_LENGTH
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import ACCEPTANCE_LENGTH
+from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts
+from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH, FULL_TRUST_BATCHES
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
 from aerie_lab.testing import Namespace, until
@@ -21,20 +21,20 @@ from tests.lab.operator.test_canary import PATIENCE, RATE, answers, resource
 NAME = "chat-aerie-history"
 
 
-def written(namespace: Namespace) -> Memory | None:
+def written(namespace: Namespace) -> BaselineCalibration | None:
     """What is written of the resource's stable pods."""
     found = next((one for one in namespace.list_all("configmaps") if one["metadata"]["name"] == NAME), None)
-    return None if found is None else Memory.unpack(found["data"]["memory"])
+    return None if found is None else BaselineCalibration.unpack(found["data"]["memory"])
 
 
-def a_day_later(memory: Memory) -> Memory:
+def a_day_later(memory: BaselineCalibration) -> BaselineCalibration:
     """The same pods after a day's worth of blocks, for which a test has no time."""
     chance = random.Random(1)  # noqa: S311 - no secrets
-    for _ in range(ENOUGH * BATCH):
+    for _ in range(FULL_TRUST_BATCHES * BLOCKS_PER_BATCH):
         pods = {}
         for name in memory.histories[ACCEPTANCE_LENGTH].pods:
             accepted, seconds = 2000 * chance.gauss(1.5, 0.1), chance.gauss(1, 0.1)
-            pods[name] = Counts(
+            pods[name] = EngineCounts(
                 drafts=2000,
                 accepted=accepted,
                 decode_tokens=4000,
@@ -47,8 +47,10 @@ def a_day_later(memory: Memory) -> Memory:
                 request_steps=4000 / chance.gauss(2.5, 0.1),
                 iterations=500,
             )
-        block = Block(memory.until, memory.until + memory.terms.block, None, Side(len(pods), Counts(), None, pods))
-        memory = memory.counted(block, Rule(per=1))
+        block = ClosedBlock(
+            memory.until, memory.until + memory.terms.block, None, ArmCounts(len(pods), EngineCounts(), None, pods)
+        )
+        memory = memory.add_block(block, BlockRule(pods_per_minimum=1))
     return memory
 
 
@@ -74,7 +76,7 @@ def test_what_stable_pods_told_outlives_a_killed_operator_and_the_next_analysis_
         inside.start()
         namespace.apply(resource(host, "worse"))
         begun = specdep(lambda s: s.get("analysis"), "another drafter is analyzed", PATIENCE)["status"]["analysis"]
-    assert begun["historyBlocks"] >= ENOUGH * BATCH
+    assert begun["historyBlocks"] >= FULL_TRUST_BATCHES * BLOCKS_PER_BATCH
     assert 1 <= begun["inflation"] < 3
     kept = written(namespace)
     assert kept is not None

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from aerie.engine.page import parse
-from aerie.rollout.figures import Figures, figures_of, settled
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.rollout.facts.arm_metrics import ArmMetrics, compute_arm_metrics, debounce_metrics
 from aerie_lab.testing import Namespace, until
 
 Wait = Callable[..., dict[str, Any]]
@@ -48,8 +48,8 @@ def holds(status: dict[str, Any], kind: str, value: str = "True") -> bool:
     return any(one["type"] == kind and one["status"] == value for one in status.get("conditions") or [])
 
 
-def shown(arm: dict[str, Any]) -> Figures:
-    return Figures(arm.get("acceptanceLength"), arm.get("timePerOutputToken"), arm.get("timeToFirstToken"))
+def shown(arm: dict[str, Any]) -> ArmMetrics:
+    return ArmMetrics(arm.get("acceptanceLength"), arm.get("timePerOutputToken"), arm.get("timeToFirstToken"))
 
 
 def message(status: dict[str, Any], kind: str) -> str:
@@ -90,10 +90,12 @@ def test_from_a_resource_to_an_answer_with_its_figures_and_nothing_is_written_an
         page = client.get("/metrics").content
 
     # The window began before the first request, so it is all that the engine has counted.
-    found, read = figures_of(parse(page).counters), inside.scrapes()
+    found, read = compute_arm_metrics(parse_exposition(page).counters), inside.scrapes()
     assert found.acceptance_length is not None
     until(lambda: inside.scrapes() >= read + 2, "the metrics are read after the last request")
-    told = specdep(lambda s: settled(shown(s["stable"]), found) == shown(s["stable"]), "the figures are what the engine counts")
+    told = specdep(
+        lambda s: debounce_metrics(shown(s["stable"]), found) == shown(s["stable"]), "the figures are what the engine counts"
+    )
     length = told["status"]["stable"]["acceptanceLength"]
     assert length == pytest.approx(found.acceptance_length, rel=0.04)
     assert namespace.kubectl("get", "specdep", "chat").splitlines()[1].split()[4] == f"{length:g}"

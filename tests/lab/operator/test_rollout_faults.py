@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.rollout.machine import TABLE
-from aerie.rollout.notices import notices
+from aerie.rollout.canary.state_machine import TRANSITIONS
+from aerie.rollout.status.notifications import build_notifications
 from aerie_lab.cluster import Lab, process
 from aerie_lab.faults import Faults
 from aerie_lab.testing.plugin import new_namespace
@@ -69,7 +69,7 @@ class Received:
         """Of what the resources' statuses tell, what has not come."""
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         found = [SpeculativeDeployment.from_dict(item) for item in resources]
-        wanted = {notice.id for one in found if one.status is not None for notice in notices(one, one.status)}
+        wanted = {notice.id for one in found if one.status is not None for notice in build_notifications(one, one.status)}
         return wanted - {json.loads(line)["id"] for line in lines}
 
     async def none_missing(self, witness: Witness) -> set[str]:
@@ -150,7 +150,7 @@ def test_fifty_canaries_at_once_while_the_operator_is_killed_fifty_times(told: T
 
 
 def test_the_operator_was_killed_in_every_phase(told: Told) -> None:
-    wanted = {phase for phase, _ in TABLE.keys() - NOT_HERE.keys()} | {"RollingBack"}
+    wanted = {phase for phase, _ in TRANSITIONS.keys() - NOT_HERE.keys()} | {"RollingBack"}
     assert wanted <= told.killed_in.keys()
 
 
@@ -164,5 +164,5 @@ def test_nothing_happened_that_never_should(told: Told) -> None:
 
 
 def test_every_row_of_the_table_was_passed(told: Told) -> None:
-    assert TABLE.keys() >= NOT_HERE.keys(), "what is left out is a row"
-    assert TABLE.keys() - NOT_HERE.keys() - told.rows.keys() == set()
+    assert TRANSITIONS.keys() >= NOT_HERE.keys(), "what is left out is a row"
+    assert TRANSITIONS.keys() - NOT_HERE.keys() - told.rows.keys() == set()

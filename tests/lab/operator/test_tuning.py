@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import tuning
+from aerie.manifests import tuning_config_map
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.background import Background
 from aerie_lab.engine.traffic import Target
@@ -159,4 +159,6 @@ def chosen_of(status: Object) -> object:
 
 def decided_at(namespace: Namespace, name: str) -> str:
     """When the last decision was made that is written down."""
-    return str(namespace.get("configmap", tuning.name(name))["data"][tuning.AT])
+    return str(
+        namespace.get("configmap", tuning_config_map.tuning_config_map_name(name))["data"][tuning_config_map.DECISION_TIME_KEY]
+    )

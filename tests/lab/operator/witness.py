@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.rollout.machine import TABLE
-from aerie.rollout.sentences import PROMOTE
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
+from aerie.rollout.canary.state_machine import TRANSITIONS
 from aerie_lab.errors import KubeError
 from aerie_lab.kube.client import KubeClient, path
 
@@ -166,7 +166,7 @@ def ready(pod: Object) -> bool:
 def _edges() -> dict[str, set[str | None]]:
     """Phases of the canary that may follow one another, by the table. An empty ramp is passed over."""
     found: dict[str, set[str | None]] = defaultdict(set)
-    for (phase, _), target in TABLE.items():
+    for (phase, _), target in TRANSITIONS.items():
         found[phase].add(ENDS.get(target, target))
         if target == "Ramping":
             found[phase].add("Promoting")
@@ -278,7 +278,7 @@ class Replay:
             self._offend(one, f"{made} is stable, and the history's last is {last['result']} of {last['revision']}")
         if revision(old.get("canary")) != made or old["canary"]["phase"] != "Promoting":
             self._offend(one, f"{made} is stable, and was no canary that is promoted: {old.get('canary')}")
-        word = (one.item["metadata"].get("annotations") or {}).get(PROMOTE) == made
+        word = (one.item["metadata"].get("annotations") or {}).get(PROMOTE_ANNOTATION) == made
         known = {each["metric"]: each for each in last.get("comparisons") or []}
         margin = one.item["spec"]["rollout"]["analysis"]["margin"]
         lower = known.get("TokensPerStep", known.get("AcceptanceLength", {})).get("lower")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie.api.admission import pruned, refusals
-from aerie.cli.run import run
+from aerie.api.validation.admission import find_manifest_errors, prune_manifest
+from aerie.cli.app import run_command_line
 from tests.lab.api.conftest import LEAST, Changes, changed
 from tests.lab.api.test_rules import CASES, NAME, Case
 
@@ -23,8 +23,8 @@ BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_rule(case: Case) -> None:
-    assert refusals(changed(case.refused)) == [f"{case.field}: {case.says}."]
-    assert refusals(changed(case.taken)) == []
+    assert find_manifest_errors(changed(case.refused)) == [f"{case.field}: {case.says}."]
+    assert find_manifest_errors(changed(case.taken)) == []
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def preflight(tmp_path: Path) -> Preflight:
         document["metadata"] |= metadata
         (tmp_path / "chat.yaml").write_text(yaml.safe_dump(document))
         folders = ["--target", f"{BUNDLE}/target", "--drafter", f"{BUNDLE}/eagle3"]
-        return run(["preflight", "-f", str(tmp_path / "chat.yaml"), *folders, *options])
+        return run_command_line(["preflight", "-f", str(tmp_path / "chat.yaml"), *folders, *options])
 
     return preflight
 
@@ -98,14 +98,17 @@ def test_what_kubernetes_takes_passes(preflight: Preflight, changes: Changes, me
 def test_null_is_as_good_as_nothing_but_in_a_list() -> None:
     document = copy.deepcopy(LEAST)
     document["spec"] |= {"rollout": {"analysis": {"soak": None}, "canary": None}, "drafter": None, "unknown": None}
-    assert refusals(document) == []
-    assert pruned(document)["spec"].keys() == {"model", "engine", "rollout", "unknown"}
+    assert find_manifest_errors(document) == []
+    assert prune_manifest(document)["spec"].keys() == {"model", "engine", "rollout", "unknown"}
     document["spec"]["engine"]["image"] = None
     document["spec"]["engine"]["args"] = [None]
-    assert refusals(document) == ["spec.engine.image is missing.", "spec.engine.args[0] is of type null: write string."]
+    assert find_manifest_errors(document) == [
+        "spec.engine.image is missing.",
+        "spec.engine.args[0] is of type null: write string.",
+    ]
 
 
 def test_a_secret_in_a_value_is_not_repeated() -> None:
-    said = refusals(changed({"engine.args": ["--hf-token=hf_secret"]}))
+    said = find_manifest_errors(changed({"engine.args": ["--hf-token=hf_secret"]}))
     assert said
     assert "hf_secret" not in str(said)

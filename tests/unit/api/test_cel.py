@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from aerie.api.base import Json
-from aerie.api.cel import CelError, compiled
-from aerie.api.crd import root_schema
+from aerie.api.crd import build_root_schema
+from aerie.api.types.base import JsonObject
+from aerie.api.validation.cel import CelError, compile_expression
 
 
-def rules(node: Any) -> Iterator[Json]:
+def rules(node: Any) -> Iterator[JsonObject]:
     if isinstance(node, dict):
         yield from node.get("x-kubernetes-validations", [])
         for child in node.values():
@@ -21,11 +21,11 @@ def rules(node: Any) -> Iterator[Json]:
 
 
 def test_every_rule_compiles() -> None:
-    found = list(rules(root_schema()))
+    found = list(rules(build_root_schema()))
     assert len(found) > 60
     for rule in found:
-        compiled(rule["rule"])
-        compiled(rule.get("messageExpression", "''"))
+        compile_expression(rule["rule"])
+        compile_expression(rule.get("messageExpression", "''"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_rule_compiles() -> None:
 )
 def test_an_expression(text: str, value: Any) -> None:
     try:
-        found = compiled(text)({"self": {"a": 1}})
+        found = compile_expression(text)({"self": {"a": 1}})
     except CelError:
         found = CelError
     assert found == value

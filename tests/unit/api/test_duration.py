@@ -9,26 +9,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aerie.api import duration
+from aerie.api.types import duration
 
 UNITS = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 
 
-@given(st.integers(0, duration.LONGEST // timedelta(milliseconds=1)))
+@given(st.integers(0, duration.MAX_DURATION // timedelta(milliseconds=1)))
 @example(0)
-@example(duration.LONGEST // timedelta(milliseconds=1))
+@example(duration.MAX_DURATION // timedelta(milliseconds=1))
 def test_what_is_written_is_read_back(milliseconds: int) -> None:
     length = timedelta(milliseconds=milliseconds)
-    text = duration.format(length)
-    assert duration.parse(text) == length
-    assert len(text) <= duration.MAX_LENGTH
+    text = duration.format_duration(length)
+    assert duration.parse_duration(text) == length
+    assert len(text) <= duration.MAX_DURATION_CHARACTERS
 
 
 @given(st.lists(st.tuples(st.integers(0, 99999), st.sampled_from(sorted(UNITS))), min_size=1, max_size=4))
 def test_parts_add_up_in_any_order(parts: list[tuple[int, str]]) -> None:
     text = "".join(f"{number}{unit}" for number, unit in parts)
-    assert duration.parse(text) == timedelta(milliseconds=sum(number * UNITS[unit] for number, unit in parts))
-    assert len(text) <= duration.MAX_LENGTH
+    assert duration.parse_duration(text) == timedelta(milliseconds=sum(number * UNITS[unit] for number, unit in parts))
+    assert len(text) <= duration.MAX_DURATION_CHARACTERS
 
 
 @given(st.text(max_size=12) | st.text("0123456789hms. -", max_size=12))
@@ -46,7 +46,7 @@ def test_anything_else_is_refused(text: str) -> None:
     if re.fullmatch(r"([0-9]{1,5}(h|ms|m|s)){1,4}", text):
         return
     with pytest.raises(ValueError, match="is no duration: write whole numbers with h, m, s or ms"):
-        duration.parse(text)
+        duration.parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_anything_else_is_refused(text: str) -> None:
     ],
 )
 def test_the_shortest_usual_form_is_written(length: timedelta, text: str) -> None:
-    assert duration.format(length) == text
+    assert duration.format_duration(length) == text
 
 
 @pytest.mark.parametrize(
-    "length", [timedelta(microseconds=1), timedelta(seconds=-1), duration.LONGEST + timedelta(milliseconds=1)]
+    "length", [timedelta(microseconds=1), timedelta(seconds=-1), duration.MAX_DURATION + timedelta(milliseconds=1)]
 )
 def test_what_the_grammar_cannot_write_is_refused(length: timedelta) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
-        duration.format(length)
+        duration.format_duration(length)

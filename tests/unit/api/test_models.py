@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.api.base import Json
-from aerie.api.engine import IMAGE_OF_LMCACHE, IMAGE_WITH_VERSION, Resources
+from aerie.api.engine import LMCACHE_IMAGE_PATTERN, VERSIONED_IMAGE_PATTERN, ResourceRequirements
 from aerie.api.source import HuggingFaceSource, ImageSource, VolumeClaimSource
-from aerie.api.status import Condition, Outcome, Setting, SpeculationStatus, Status
-from aerie.engine.versions import NoVersion, from_image
+from aerie.api.status import Condition, RolloutOutcome, SettingStatus, SpeculationStatus, Status
+from aerie.api.types.base import JsonObject
+from aerie.engine.releases import UnknownVersion, parse_image_version
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.yaml"))
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 
 
 @pytest.fixture
-def least() -> Json:
+def least() -> JsonObject:
     """The least resource."""
     source = {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}
     return {
@@ -38,7 +38,7 @@ def least() -> Json:
     }
 
 
-def test_defaults_are_those_of_the_design(least: Json) -> None:
+def test_defaults_are_those_of_the_design(least: JsonObject) -> None:
     spec = SpeculativeDeployment.from_dict(least).spec
     assert (spec.replicas, spec.drafter, spec.metrics.interval) == (1, None, timedelta(seconds=15))
     assert (spec.speculation.tokens, spec.speculation.tuning.mode, spec.speculation.tuning.max_tokens) == (3, "Recommend", 7)
@@ -54,8 +54,8 @@ def test_defaults_are_those_of_the_design(least: Json) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_reads_strictly_and_back(example: Path) -> None:
-    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown="refuse")
-    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown="refuse") == read
+    read = SpeculativeDeployment.from_dict(yaml.safe_load(example.read_text()), unknown_fields="forbid")
+    assert SpeculativeDeployment.from_dict(read.to_dict(), unknown_fields="forbid") == read
 
 
 minutes = st.integers(0, 1440).map(lambda count: timedelta(minutes=count))
@@ -95,7 +95,7 @@ def test_any_resource_reads_back(
     assert SpeculativeDeployment.from_dict(read.to_dict()) == read
 
 
-def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: Json) -> None:
+def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: JsonObject) -> None:
     plain = SpeculativeDeployment.from_dict(least)
     newer = copy.deepcopy(least)
     newer["spec"]["future"] = 1
@@ -104,14 +104,14 @@ def test_unknown_fields_are_passed_over_in_what_the_server_returns(least: Json) 
     assert SpeculativeDeployment.from_dict(newer) == plain
 
 
-def test_what_a_user_may_say_of_metadata_is_never_refused(least: Json) -> None:
+def test_what_a_user_may_say_of_metadata_is_never_refused(least: JsonObject) -> None:
     least["metadata"] |= {"finalizers": ["x"], "annotations": {"a": "b"}}
-    read = SpeculativeDeployment.from_dict(least, unknown="refuse")
+    read = SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
     assert read.metadata.annotations == {"a": "b"}
 
 
-def _set(*path: str, to: Any) -> Callable[[Json], None]:
-    def change(document: Json) -> None:
+def _set(*path: str, to: Any) -> Callable[[JsonObject], None]:
+    def change(document: JsonObject) -> None:
         node: Any = document
         for part in path[:-1]:
             node = node.setdefault(part, {})
@@ -157,14 +157,14 @@ def _set(*path: str, to: Any) -> Callable[[Json], None]:
         (_set("kind", to="Deployment"), "kind is 'Deployment': input should be 'SpeculativeDeployment'."),
     ],
 )
-def test_bad_input_gets_a_sentence(least: Json, change: Callable[[Json], None], sentence: str) -> None:
+def test_bad_input_gets_a_sentence(least: JsonObject, change: Callable[[JsonObject], None], sentence: str) -> None:
     change(least)
     with pytest.raises(ResourceError) as caught:
-        SpeculativeDeployment.from_dict(least, unknown="refuse")
+        SpeculativeDeployment.from_dict(least, unknown_fields="forbid")
     assert str(caught.value) == sentence
 
 
-def test_every_fault_gets_its_own_line(least: Json) -> None:
+def test_every_fault_gets_its_own_line(least: JsonObject) -> None:
     least["spec"] |= {"replicas": -1, "metrics": {"interval": "x"}}
     with pytest.raises(ResourceError) as caught:
         SpeculativeDeployment.from_dict(least)
@@ -179,12 +179,12 @@ def test_every_fault_gets_its_own_line(least: Json) -> None:
         ({"image": {"reference": "a@sha256:" + "0" * 64}}, ImageSource),
     ],
 )
-def test_the_given_source(least: Json, source: Json, kind: type) -> None:
+def test_the_given_source(least: JsonObject, source: JsonObject, kind: type) -> None:
     least["spec"]["model"]["source"] = source
-    assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.given, kind)
+    assert isinstance(SpeculativeDeployment.from_dict(least).spec.model.source.variant, kind)
 
 
-def test_the_served_name(least: Json) -> None:
+def test_the_served_name(least: JsonObject) -> None:
     assert SpeculativeDeployment.from_dict(least).served_name == "chat"
     least["spec"]["model"]["servedName"] = "llama"
     assert SpeculativeDeployment.from_dict(least).served_name == "llama"
@@ -216,8 +216,8 @@ def test_the_served_name(least: Json) -> None:
     ],
 )
 def test_the_schema_takes_the_image_tags_that_tell_a_version(image: str) -> None:
-    taken = bool(re.search(IMAGE_WITH_VERSION, image)) and not re.search(IMAGE_OF_LMCACHE, image)
-    assert taken == (not isinstance(from_image(image), NoVersion))
+    taken = bool(re.search(VERSIONED_IMAGE_PATTERN, image)) and not re.search(LMCACHE_IMAGE_PATTERN, image)
+    assert taken == (not isinstance(parse_image_version(image), UnknownVersion))
 
 
 def test_a_moment_is_written_in_utc_and_read_back() -> None:
@@ -241,7 +241,7 @@ def test_a_status_that_the_schema_would_refuse_cannot_be_made() -> None:
 
 def test_what_is_empty_in_a_status_is_not_written() -> None:
     """Each would be an empty line of `kubectl describe`."""
-    setting = Setting(mode="Static", tokens=3)
+    setting = SettingStatus(mode="Static", tokens=3)
     told = Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting)).to_dict()
     assert set(told) == {"history", "speculation"}
     assert "comparisons" not in told["history"][0]
@@ -249,7 +249,7 @@ def test_what_is_empty_in_a_status_is_not_written() -> None:
     assert Status.from_dict(told) == Status(history=[OUTCOME], speculation=SpeculationStatus(current=setting))
 
 
-OUTCOME = Outcome(
+OUTCOME = RolloutOutcome(
     revision="abc",
     change="K=5",
     result="Promoted",
@@ -262,4 +262,4 @@ OUTCOME = Outcome(
 @pytest.mark.parametrize("amount", [-1, "-1", -5])
 def test_an_amount_below_0_that_the_api_server_once_took_is_read(amount: object) -> None:
     """Else nobody would care for a fleet that serves."""
-    assert Resources.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}
+    assert ResourceRequirements.from_dict({"limits": {"nvidia.com/gpu": amount}}).limits == {"nvidia.com/gpu": str(amount)}

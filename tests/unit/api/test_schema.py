@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from aerie.api.base import Json, Model
-from aerie.api.crd import SchemaError, annotated_schema, custom_resource_definition
+from aerie.api.crd import SchemaError, build_annotated_schema, build_custom_resource_definition
+from aerie.api.types.base import JsonObject, ResourceModel
 
 ROOT = Path(__file__).resolve().parents[3]
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
 
 
-def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+def nodes(schema: JsonObject, path: str = "") -> Iterator[tuple[str, JsonObject]]:
     yield path, schema
     for name, child in schema.get("properties", {}).items():
         yield from nodes(child, f"{path}.{name}")
@@ -26,14 +26,14 @@ def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 
 
 @pytest.fixture(scope="module")
-def schema() -> Json:
+def schema() -> JsonObject:
     """The schema of the whole object."""
-    version = custom_resource_definition()["spec"]["versions"][0]
-    found: Json = version["schema"]["openAPIV3Schema"]
+    version = build_custom_resource_definition()["spec"]["versions"][0]
+    found: JsonObject = version["schema"]["openAPIV3Schema"]
     return found
 
 
-def test_it_is_structural(schema: Json) -> None:
+def test_it_is_structural(schema: JsonObject) -> None:
     for path, node in nodes(schema):
         assert ("type" in node) != ("x-kubernetes-int-or-string" in node), path
         assert not {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "nullable"} & node.keys(), path
@@ -45,7 +45,7 @@ def test_it_is_structural(schema: Json) -> None:
             assert {"properties", "additionalProperties", PRESERVED} & node.keys(), path
 
 
-def test_everything_is_bounded(schema: Json) -> None:
+def test_everything_is_bounded(schema: JsonObject) -> None:
     for path, node in nodes(schema):
         if node.get("type") == "string":
             assert {"maxLength", "enum", "format"} & node.keys() or path in (".apiVersion", ".kind"), path
@@ -55,20 +55,20 @@ def test_everything_is_bounded(schema: Json) -> None:
             assert "maxProperties" in node, path
 
 
-def test_every_field_is_described(schema: Json) -> None:
+def test_every_field_is_described(schema: JsonObject) -> None:
     for path, node in nodes(schema):
         for name, child in node.get("properties", {}).items():
             if not f"{path}.{name}".startswith(".metadata"):  # the API server describes it
                 assert child.get("description", "").endswith("."), f"{path}.{name}"
 
 
-def test_keys_of_a_list_are_required_fields_of_its_entries(schema: Json) -> None:
+def test_keys_of_a_list_are_required_fields_of_its_entries(schema: JsonObject) -> None:
     for path, node in nodes(schema):
         if node.get("x-kubernetes-list-type") == "map":
             assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"]), path
 
 
-def test_a_message_is_one_line_that_the_server_takes(schema: Json) -> None:
+def test_a_message_is_one_line_that_the_server_takes(schema: JsonObject) -> None:
     for path, node in nodes(schema):
         for rule in node.get("x-kubernetes-validations", []):
             assert "\n" not in rule["message"], path
@@ -76,11 +76,11 @@ def test_a_message_is_one_line_that_the_server_takes(schema: Json) -> None:
 
 
 def test_what_the_server_does_not_know_stops_the_generation() -> None:
-    class Bad(Model):
+    class Bad(ResourceModel):
         either: int | str = 1
 
     with pytest.raises(SchemaError, match=r"Bad\.either: the API server knows no anyOf"):
-        annotated_schema(Bad)
+        build_annotated_schema(Bad)
 
 
 def test_the_committed_files_are_what_the_models_say() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.versions import NEWEST_KNOWN, Version
+from aerie.engine.releases import NEWEST_VERIFIED_VERSION, Version
 from aerie_lab import binaries
 from aerie_lab.binaries import environment, lookup, pip, store
 from aerie_lab.binaries.families import ENVIRONMENTS, Addon, Binary, Environment, Over
@@ -178,7 +178,7 @@ def test_what_another_process_builds_above_it_stays(base: Environment, cache: Pa
 def test_the_newest_release_that_aerie_knows_is_one_that_the_lab_runs() -> None:
     """And the newest whose flags the simulator has."""
     runs = {Version.parse(environment.version) for environment in ENVIRONMENTS.values()}
-    assert max(runs) == NEWEST_KNOWN == Version.parse(NEWEST)
+    assert max(runs) == NEWEST_VERIFIED_VERSION == Version.parse(NEWEST)
 
 
 def test_vllm_0_33_stands_on_the_lab_s_vllm() -> None:

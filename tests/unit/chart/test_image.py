@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_the_operator_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"aerie"}
-    assert {"aerie/cli/__init__.py", "aerie/engine/catalog.toml", "aerie/py.typed"} <= set(names)
+    assert {"aerie/cli/__init__.py", "aerie/engine/models/catalog.toml", "aerie/py.typed"} <= set(names)
 
 
 def test_commands_of_packages_that_are_not_there_are_removed() -> None:

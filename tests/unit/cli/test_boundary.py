@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.boundary import status
+from aerie.boundary import run_to_exit_status
 
 BIN = Path(sys.executable).parent
 AERIE = str(BIN / "aerie")
@@ -19,7 +19,7 @@ def raises(error: BaseException) -> int:
     def command() -> int:
         raise error
 
-    return status("aerie-lab", "lab", command)
+    return run_to_exit_status("aerie-lab", "lab", command)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("AERIE catalog example/none 2>&-", 1, ""),
         ("AERIE preflight -f /dev/zero", 2, "error: /dev/zero has more than 4 MiB: give a file with the manifest alone.\n"),
         (f"{BIN}/kubectl-aerie tune explain chat --kubeconfig /none", 2, "error: no cluster is known"),
-        (f"{BIN}/eagle evaluate", 2, "Usage: eagle evaluate"),
-        (f"{BIN}/eagle train /none.yaml", 2, "error: /none.yaml cannot be read"),
+        (f"{BIN}/aerie-drafter evaluate", 2, "Usage: aerie-drafter evaluate"),
+        (f"{BIN}/aerie-drafter train /none.yaml", 2, "error: /none.yaml cannot be read"),
         (f"{BIN}/aerie-lab up --api-port 70000", 2, "error: api_port is 70000: choose a number from 0 to 65535.\n"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_terminal_without_the_marks_gets_others() -> None:
     assert "\nok C1 " in done.stdout
 
 
-@pytest.mark.parametrize("name", ["aerie", "kubectl-aerie", "eagle", "aerie-lab"])
+@pytest.mark.parametrize("name", ["aerie", "kubectl-aerie", "aerie-drafter", "aerie-lab"])
 def test_every_command_line_has_a_version(name: str) -> None:
     done = subprocess.run([BIN / name, "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

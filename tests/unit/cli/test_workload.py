@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from aerie.cli.run import run
-from aerie.cli.shell import Room, behind_serve, served
-from aerie.cli.workload import Workload, find_workloads
+from aerie.cli.app import run_command_line
+from aerie.cli.inputs.shell_command import ExpansionBudget, find_serve_arguments, find_vllm_commands
+from aerie.cli.inputs.workload import Workload, find_workloads
 
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 FOLDERS = ("--target", f"{BUNDLE}/target", "--drafter", f"{BUNDLE}/eagle31")
@@ -44,7 +44,7 @@ def preflight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preflight:
     def preflight(documents: Any, *options: str) -> int:
         documents = [documents] if isinstance(documents, dict) else documents
         (tmp_path / "chat.yaml").write_text(yaml.safe_dump_all(documents))
-        return run(["preflight", "-f", str(tmp_path / "chat.yaml"), *options])
+        return run_command_line(["preflight", "-f", str(tmp_path / "chat.yaml"), *options])
 
     return preflight
 
@@ -87,7 +87,7 @@ wait
     ],
 )
 def test_the_words_behind_vllm_serve(container: dict[str, Any], words: list[str]) -> None:
-    assert only(deployment(**container)).words == words
+    assert only(deployment(**container)).serve_arguments == words
 
 
 def test_variables_of_the_script_are_the_engines() -> None:
@@ -175,8 +175,8 @@ def test_odd_shapes(preflight: Preflight, document: dict[str, Any], said: str, c
 )
 def test_a_script(script: str, words: list[str]) -> None:
     environment = {"MODEL": "me/llama", "FLAGS": "--port 80"}
-    (found,) = served(script, environment, Room())
-    assert found.words == words
+    (found,) = find_vllm_commands(script, environment, ExpansionBudget())
+    assert found.serve_arguments == words
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_script(script: str, words: list[str]) -> None:
 )
 def test_more_than_simple_commands(script: str) -> None:
     with pytest.raises(ValueError, match=r"its line 1 has more than simple commands|what of it runs cannot be told"):
-        served(script, {}, Room())
+        find_vllm_commands(script, {}, ExpansionBudget())
 
 
 DOUBLE = "A=xxxxxxxxxxxxxxxx;" + "A=$A$A;" * 64
@@ -201,13 +201,15 @@ DOUBLE = "A=xxxxxxxxxxxxxxxx;" + "A=$A$A;" * 64
 )
 def test_a_script_whose_variables_grow_is_refused_before_they_take_memory(script: str) -> None:
     with pytest.raises(ValueError, match="the variables put in have more than 2 MiB"):
-        served(script, {}, Room())
+        find_vllm_commands(script, {}, ExpansionBudget())
 
 
 def test_many_variables_and_commands_take_no_time_together() -> None:
     environment = {f"V{number}": "x" for number in range(30_000)}
-    assert served("A=1;" * 30_000 + "vllm serve $A;" * 30_000, environment, Room())[0].words == ["1"]
-    assert behind_serve(["x"] * 100_000) is None
+    assert find_vllm_commands("A=1;" * 30_000 + "vllm serve $A;" * 30_000, environment, ExpansionBudget())[0].serve_arguments == [
+        "1"
+    ]
+    assert find_serve_arguments(["x"] * 100_000) is None
 
 
 def test_variables_of_the_manifest_that_grow_are_refused(preflight: Preflight, capsys: Capture) -> None:
@@ -221,7 +223,7 @@ def test_variables_of_the_manifest_that_grow_are_refused(preflight: Preflight, c
 
 def test_only_what_is_exported_is_the_engines() -> None:
     script = "VLLM_A=1; export VLLM_B=2; VLLM_C=3; export VLLM_C; VLLM_D=4\nVLLM_E=5 vllm serve m"
-    (found,) = served(script, {"VLLM_D": "0"}, Room())
+    (found,) = find_vllm_commands(script, {"VLLM_D": "0"}, ExpansionBudget())
     assert found.environment == {"VLLM_B": "2", "VLLM_C": "3", "VLLM_D": "4", "VLLM_E": "5"}
 
 

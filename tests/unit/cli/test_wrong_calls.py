@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aerie.boundary import status
-from aerie.cli.run import run as aerie
+from aerie.boundary import run_to_exit_status
+from aerie.cli.app import run_command_line
+from aerie_drafter.cli import run as aerie_drafter
 from aerie_lab.cli.run import run as lab
-from eagle.cli import run as eagle
 
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter/bundle"
 TARGET, DRAFTER = f"{BUNDLE}/target", f"{BUNDLE}/eagle3"
@@ -188,20 +188,20 @@ ROWS: list[Row] = [
     ("aerie", "tune explain chat --kubeconfig FOLDER/plugin.kube", 2, "credentials plugin of the user failed"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube", 2, "did not answer GET"),
     ("aerie", "tune explain chat --kubeconfig FOLDER/closed.kube --context other", 2, "cannot be used"),
-    ("eagle", "", 2, ""),
-    ("eagle", "paint", 2, "No such command"),
-    ("eagle", "inspect", 2, "Missing argument"),
-    ("eagle", "inspect FOLDER/none", 2, "missing"),
-    ("eagle", "inspect FOLDER/null", 2, ""),
-    ("eagle", "export FOLDER/none FOLDER/out", 2, "missing"),
-    ("eagle", "convert FOLDER/none FOLDER/out", 2, ""),
-    ("eagle", "convert FOLDER/none FOLDER/out --layers low", 2, "--layers is 'low'"),
-    ("eagle", "train", 2, "no settings are named"),
-    ("eagle", "train FOLDER/bomb.yaml", 2, "more than 100000 values"),
-    ("eagle", "train FOLDER/double.yaml", 2, "stands twice"),
-    ("eagle", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "no JSON"),
-    ("eagle", "evaluate BUNDLE/prompts.jsonl --drafter DRAFTER --target TARGET --device gpu9", 2, "--device is gpu9"),
-    ("eagle", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are needed"),
+    ("aerie-drafter", "", 2, ""),
+    ("aerie-drafter", "paint", 2, "No such command"),
+    ("aerie-drafter", "inspect", 2, "Missing argument"),
+    ("aerie-drafter", "inspect FOLDER/none", 2, "missing"),
+    ("aerie-drafter", "inspect FOLDER/null", 2, ""),
+    ("aerie-drafter", "export FOLDER/none FOLDER/out", 2, "missing"),
+    ("aerie-drafter", "convert FOLDER/none FOLDER/out", 2, ""),
+    ("aerie-drafter", "convert FOLDER/none FOLDER/out --layers low", 2, "--layers is 'low'"),
+    ("aerie-drafter", "train", 2, "no settings are named"),
+    ("aerie-drafter", "train FOLDER/bomb.yaml", 2, "more than 100000 values"),
+    ("aerie-drafter", "train FOLDER/double.yaml", 2, "stands twice"),
+    ("aerie-drafter", "evaluate FOLDER/questions.jsonl --drafter DRAFTER --target TARGET", 2, "no JSON"),
+    ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl --drafter DRAFTER --target TARGET --device gpu9", 2, "--device is gpu9"),
+    ("aerie-drafter", "evaluate BUNDLE/prompts.jsonl", 2, "--drafter and --target are needed"),
     ("aerie-lab", "", 2, ""),
     ("aerie-lab", "fly", 2, "No such command"),
     ("aerie-lab", "up --nodes 0", 2, "nodes is 0"),
@@ -221,9 +221,9 @@ ROWS: list[Row] = [
 
 def command(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     if program == "aerie":
-        return lambda: aerie(arguments)
-    if program == "eagle":
-        return lambda: eagle(arguments)
+        return lambda: run_command_line(arguments)
+    if program == "aerie-drafter":
+        return lambda: aerie_drafter(arguments)
     monkeypatch.setattr("sys.argv", ["aerie-lab", *arguments])
     return lab
 
@@ -238,7 +238,7 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
     places = {"FOLDER": str(folder), "TARGET": TARGET, "DRAFTER": DRAFTER, "BUNDLE": str(BUNDLE)}
     for name, place in places.items():
         line = line.replace(name, place)
-    found = status(program, "", command(program, line.split(), monkeypatch))
+    found = run_to_exit_status(program, "", command(program, line.split(), monkeypatch))
     printed = capsys.readouterr()
     assert (found, "Traceback" in printed.err + printed.out) == (code, False), printed.err
     assert said in " ".join(printed.err.split())
@@ -247,7 +247,7 @@ def test_a_wrong_call(row: Row, folder: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_job_reports_a_hostile_manifest_as_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = folder / "verdict"
-    assert aerie(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
+    assert run_command_line(["preflight-job", f"--file={folder / 'bomb.yaml'}", f"--report={report}"]) == 1
     assert json.loads(report.read_text())["ok"] is False
     assert "aliases put in" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aerie.controller import fetch, wire
+from aerie.controller.scraping import http_client, http_fetch
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -38,8 +38,8 @@ def run() -> Run:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time where the sockets and the time are real."""
-    monkeypatch.setattr(fetch, "SECONDS", 120.0)
-    monkeypatch.setattr(wire, "CONNECT_SECONDS", 120.0)
+    monkeypatch.setattr(http_fetch, "HTTP_RESPONSE_TIMEOUT_SECONDS", 120.0)
+    monkeypatch.setattr(http_client, "CONNECT_TIMEOUT_SECONDS", 120.0)
 
 
 def run_virtually(work: Coroutine[Any, Any, None]) -> None:

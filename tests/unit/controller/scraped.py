@@ -11,15 +11,15 @@ import httpx
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller.prometheus import Access
-from aerie.controller.queue import Key
-from aerie.controller.scrape import Scraper
-from aerie.rollout.figures import Figures
-from aerie.rollout.observed import Observed
+from aerie.controller.scraping.prometheus import PrometheusAccess
+from aerie.controller.scraping.scraper import Scraper
+from aerie.controller.work_queue import NamespacedName
+from aerie.rollout.facts.arm_metrics import ArmMetrics
+from aerie.rollout.facts.snapshot import Snapshot
 
 DATA = Path(__file__).parents[1] / "engine" / "data"
 BEFORE, AFTER = ((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes() for number in (1, 2))
-FIGURES = Figures(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
+FIGURES = ArmMetrics(acceptance_length=2.27, time_per_output_token=0.00356, time_to_first_token=0.0237)
 """Of the window between the two."""
 OLD = "2026-01-01T00:00:00Z"
 
@@ -87,22 +87,22 @@ def pod(number: int = 0, name: str = "chat", revision: str = "r1", address: str 
 class Reader:
     """A scraper through a transport, and what it tells."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, access: Access | None = None) -> None:
-        self.told: list[tuple[float, Key]] = []
+    def __init__(self, transport: httpx.AsyncBaseTransport, access: PrometheusAccess | None = None) -> None:
+        self.told: list[tuple[float, NamespacedName]] = []
         self.ends: Counter[str] = Counter()
         self.scraper = Scraper(self._tell, self._count, transport, access=access)
 
-    def _tell(self, key: Key) -> None:
+    def _tell(self, key: NamespacedName) -> None:
         self.told.append((asyncio.get_running_loop().time(), key))
 
     def _count(self, outcome: str, _: float) -> None:
         self.ends[outcome] += 1
 
-    def observe(self, observed: Observed) -> Key:
+    def observe(self, observed: Snapshot) -> NamespacedName:
         """From now on its pods are read."""
         of = observed.resource
-        key = Key("default", of.metadata.name)
-        self.scraper.follow(key, observed, of.status or Status())
+        key = NamespacedName("default", of.metadata.name)
+        self.scraper.track(key, observed, of.status or Status())
         return key
 
     async def for_(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from aerie.controller.client import LEASES, SERVICES, ApiError, Cluster
+from aerie.controller.kubernetes.client import LEASES, SERVICES, ApiError, Cluster
 
 from .served import served
 
@@ -22,7 +22,7 @@ class Answering(Cluster):
         super().__init__(cast("ApiClient", None))
         self.code, self.uid = code, uid
 
-    async def call(self, verb: str, *_: Any, **__: Any) -> Any:
+    async def request(self, verb: str, *_: Any, **__: Any) -> Any:
         if verb == "DELETE":
             raise ApiError(self.code, "Refused", "no")
         if self.uid is None:
@@ -55,7 +55,7 @@ def test_a_refusal_says_when_to_come_back(headers: dict[str, str], seconds: floa
                     await cluster.list_all(SERVICES, None)
             finally:
                 await cluster.close()
-        assert (caught.value.status, caught.value.retry_after) == (429, seconds)
+        assert (caught.value.status, caught.value.retry_after_seconds) == (429, seconds)
 
     asyncio.run(work())
 
@@ -66,11 +66,11 @@ def test_nothing_but_a_lease_is_written_by_an_operator_whose_lease_has_run_out()
         cluster.may_write = lambda: False
         for verb, path in (("PATCH", "/api/v1/namespaces/a/services/b"), ("DELETE", "/api/v1/x"), ("POST", "/api/v1/events")):
             with pytest.raises(ApiError, match="the Lease has run out") as caught:
-                await cluster.call(verb, path)
+                await cluster.request(verb, path)
             assert caught.value.status is None
         for verb, path in (("GET", "/api/v1/services"), ("PUT", LEASES.path("aerie", "operator"))):
             with pytest.raises(ApiError, match="did not answer"):
-                await cluster.call(verb, path)
+                await cluster.request(verb, path)
 
     asyncio.run(work())
 
@@ -98,12 +98,12 @@ def test_an_answer_tells_the_time_of_the_api_server(header: str, date: datetime 
     async def work() -> None:
         async with served("GET", "/api/v1/services", dated) as address:
             cluster = Cluster(ApiClient(Configuration(host=address)))
-            assert cluster.date() is None
+            assert cluster.server_time() is None
             try:
                 await cluster.list_all(SERVICES, None)
             finally:
                 await cluster.close()
-        found = cluster.date()
+        found = cluster.server_time()
         assert (found and found[0]) == date
 
     asyncio.run(work())

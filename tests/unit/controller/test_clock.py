@@ -44,7 +44,7 @@ def test_leaders_go_by_the_clock_of_the_api_server(ahead: int, followed: bool, c
     machine = ours.now()
     heard = time.monotonic() - 1.0
     with caplog.at_level(logging.WARNING):
-        ours.agree(machine - timedelta(seconds=ahead + 1), heard)
+        ours.synchronize(machine - timedelta(seconds=ahead + 1), heard)
         off = (ours.now() - machine).total_seconds()
     assert round(off) == (-ahead if followed else 0)
     assert len(caplog.records) == followed

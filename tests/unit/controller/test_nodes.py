@@ -11,9 +11,16 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from aerie.controller import nodes
-from aerie.controller.client import ApiError, Cluster, Kind, Object
-from aerie.controller.nodes import AT_ONCE, FAILED, NODES, REFUSED, VALID, NodeLabels
+from aerie.controller.kubernetes import nodes
+from aerie.controller.kubernetes.client import ApiError, Cluster, ObjectDict, ResourceKind
+from aerie.controller.kubernetes.nodes import (
+    FORBIDDEN_RETRY_SECONDS,
+    MAX_CONCURRENT_NODE_READS,
+    NODE_ERROR_RETRY_SECONDS,
+    NODE_LABELS_TTL_SECONDS,
+    NODES,
+    NodeLabelCache,
+)
 from tests.unit.controller.served import served
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -28,7 +35,7 @@ class Server(Cluster):
         self.asked: list[str] = []
         self.error: ApiError | None = None
 
-    async def metadata(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+    async def get_metadata(self, kind: ResourceKind, namespace: str | None, name: str) -> ObjectDict | None:
         assert (kind, namespace) == (NODES, None)
         self.asked.append(name)
         await asyncio.sleep(0)
@@ -41,17 +48,17 @@ def test_each_node_is_asked_for_once_while_its_labels_are_valid(run: Run) -> Non
     async def work() -> None:
         server = Server()
         server.labels = {"a": {**A100, "kubernetes.io/hostname": "a"}}
-        known = NodeLabels(server)
-        assert await known.learn(["a", "gone"])
-        assert known.known == {"a": A100, "gone": {}}
-        assert not await known.learn(["a", "gone"])
+        known = NodeLabelCache(server)
+        assert await known.refresh(["a", "gone"])
+        assert known.labels_by_node == {"a": A100, "gone": {}}
+        assert not await known.refresh(["a", "gone"])
         assert server.asked == ["a", "gone"]
-        await asyncio.sleep(VALID + 1)
-        assert not await known.learn(["a"]), "nothing new"
+        await asyncio.sleep(NODE_LABELS_TTL_SECONDS + 1)
+        assert not await known.refresh(["a"]), "nothing new"
         server.labels["a"] = {"nvidia.com/gpu.product": "H100"}
-        await asyncio.sleep(VALID + 1)
-        assert await known.learn(["a"])
-        assert known.known["a"] == {"nvidia.com/gpu.product": "H100"}
+        await asyncio.sleep(NODE_LABELS_TTL_SECONDS + 1)
+        assert await known.refresh(["a"])
+        assert known.labels_by_node["a"] == {"nvidia.com/gpu.product": "H100"}
 
     run(work())
 
@@ -59,20 +66,20 @@ def test_each_node_is_asked_for_once_while_its_labels_are_valid(run: Run) -> Non
 def test_a_refusal_is_told_once_and_nothing_is_asked_for_an_hour(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         server = Server()
-        server.labels, known = {"a": A100}, NodeLabels(server)
+        server.labels, known = {"a": A100}, NodeLabelCache(server)
         server.error = ApiError(403, "Forbidden", 'nodes "a" is forbidden')
         names = [f"n{at}" for at in range(40)]
         for _ in range(3):
-            assert not await known.learn(names)
-        assert len(server.asked) == AT_ONCE
-        await asyncio.sleep(REFUSED + 1)
-        assert not await known.learn(names)
-        assert known.known == {}, "not known"
+            assert not await known.refresh(names)
+        assert len(server.asked) == MAX_CONCURRENT_NODE_READS
+        await asyncio.sleep(FORBIDDEN_RETRY_SECONDS + 1)
+        assert not await known.refresh(names)
+        assert known.labels_by_node == {}, "not known"
         assert [one.levelname for one in caplog.records] == ["WARNING"]
         assert "rbac.nodes" in caplog.text
         server.error = None
-        await asyncio.sleep(REFUSED + 1)
-        assert await known.learn(["a"])
+        await asyncio.sleep(FORBIDDEN_RETRY_SECONDS + 1)
+        assert await known.refresh(["a"])
         assert "may be read now" in caplog.text
 
     with caplog.at_level(logging.INFO, logger=nodes.__name__):
@@ -83,15 +90,15 @@ def test_a_refusal_is_told_once_and_nothing_is_asked_for_an_hour(run: Run, caplo
 def test_an_api_server_that_does_not_answer_is_left_alone_and_what_was_known_stays(run: Run, status: int | None) -> None:
     async def work() -> None:
         server = Server()
-        server.labels, known = {"a": A100}, NodeLabels(server)
-        await known.learn(["a"])
-        await asyncio.sleep(VALID + 1)
+        server.labels, known = {"a": A100}, NodeLabelCache(server)
+        await known.refresh(["a"])
+        await asyncio.sleep(NODE_LABELS_TTL_SECONDS + 1)
         server.error = ApiError(status, "Busy", "it is busy")
-        assert not await known.learn(["a"])
-        assert not await known.learn(["a"])
-        assert (known.known, len(server.asked)) == ({"a": A100}, 2)
-        await asyncio.sleep(FAILED + 1)
-        await known.learn(["a"])
+        assert not await known.refresh(["a"])
+        assert not await known.refresh(["a"])
+        assert (known.labels_by_node, len(server.asked)) == ({"a": A100}, 2)
+        await asyncio.sleep(NODE_ERROR_RETRY_SECONDS + 1)
+        await known.refresh(["a"])
         assert len(server.asked) == 3
 
     run(work())
@@ -99,10 +106,10 @@ def test_an_api_server_that_does_not_answer_is_left_alone_and_what_was_known_sta
 
 def test_what_is_remembered_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        monkeypatch.setattr(nodes, "KEPT", 3)
-        known = NodeLabels(Server())
-        await known.learn(f"n{at}" for at in range(10))
-        assert list(known.known) == ["n7", "n8", "n9"]
+        monkeypatch.setattr(nodes, "MAX_CACHED_NODES", 3)
+        known = NodeLabelCache(Server())
+        await known.refresh(f"n{at}" for at in range(10))
+        assert list(known.labels_by_node) == ["n7", "n8", "n9"]
 
     run(work())
 
@@ -118,8 +125,8 @@ def test_of_a_node_the_metadata_alone_is_asked_for() -> None:
         async with served("GET", "/api/v1/nodes/{name}", node) as address:
             cluster = Cluster(ApiClient(Configuration(host=address)))
             try:
-                assert await cluster.metadata(NODES, None, "a") == {"name": "a", "labels": A100}
-                assert await cluster.metadata(NODES, None, "gone") is None
+                assert await cluster.get_metadata(NODES, None, "a") == {"name": "a", "labels": A100}
+                assert await cluster.get_metadata(NODES, None, "gone") is None
             finally:
                 await cluster.close()
 

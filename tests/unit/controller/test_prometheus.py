@@ -12,21 +12,28 @@ from typing import Any
 import httpx
 import pytest
 
-from aerie.api.metrics import MetricsSource, Prometheus
-from aerie.controller.fetch import LARGEST, SECONDS, ScrapeError
-from aerie.controller.lanes import UNBELIEVABLE
-from aerie.controller.prometheus import AT_ONCE, LASTING, PODS, Access, Servers, Standing
-from aerie.controller.queue import Key
-from aerie.engine.series import Scrape
-from aerie.rollout.figures import Figures
-from aerie.rollout.observed import Observed
+from aerie.api.metrics import MetricsSource, PrometheusSource
+from aerie.controller.scraping.http_fetch import HTTP_RESPONSE_TIMEOUT_SECONDS, MAX_HTTP_RESPONSE_BYTES, ScrapeError
+from aerie.controller.scraping.prometheus import (
+    MAX_CONCURRENT_PROMETHEUS_QUERIES,
+    MIN_SOURCE_FAILURE_SECONDS,
+    PODS_PER_QUERY,
+    PrometheusAccess,
+    PrometheusClient,
+    SourceHealth,
+)
+from aerie.controller.scraping.scrape_pool import INVALID_SAMPLE_LIMIT
+from aerie.controller.work_queue import NamespacedName
+from aerie.engine.metrics.promql import PrometheusScrape
+from aerie.rollout.facts.arm_metrics import ArmMetrics
+from aerie.rollout.facts.snapshot import Snapshot
 from aerie_lab.testing.prometheus import answer
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 URL = "http://prometheus.example:9090"
-SERVER = Prometheus(address=URL)
+SERVER = PrometheusSource(address=URL)
 T0 = 1_790_000_000.0
 NOBODY = answer({})
 
@@ -48,10 +55,12 @@ def said(document: dict[str, Any]) -> httpx.Response:
     return httpx.Response(200, stream=httpx.ByteStream(json.dumps(document).encode()))
 
 
-async def ask(transport: httpx.AsyncBaseTransport, *pods: str, access: Access | None = None, server: Prometheus = SERVER) -> Any:
-    servers = Servers(access or Access(), transport)
+async def ask(
+    transport: httpx.AsyncBaseTransport, *pods: str, access: PrometheusAccess | None = None, server: PrometheusSource = SERVER
+) -> Any:
+    servers = PrometheusClient(access or PrometheusAccess(), transport)
     try:
-        return {pod: found async for some in servers.ask(server, "default", pods, 15.0) for pod, found in some.items()}
+        return {pod: found async for some in servers.poll(server, "default", pods, 15.0) for pod, found in some.items()}
     finally:
         await servers.close()
 
@@ -69,15 +78,15 @@ def test_pods_are_asked_for_a_few_at_a_time_by_the_labels_that_the_resource_name
         return said(answer({pods[0]: [(T0, BEFORE)]}))
 
     async def story() -> None:
-        server = Prometheus(address=f"{URL}/select/", namespace_label="kube_namespace", match_labels={"cluster": "west"})
-        names = [f"chat-{number}" for number in range(2 * PODS + 1)]
+        server = PrometheusSource(address=f"{URL}/select/", namespace_label="kube_namespace", match_labels={"cluster": "west"})
+        names = [f"chat-{number}" for number in range(2 * PODS_PER_QUERY + 1)]
         found = await ask(httpx.MockTransport(handle), *names, server=server)
         assert list(found) == names
-        assert [isinstance(one, Scrape) for one in found.values()].count(True) == 3
+        assert [isinstance(one, PrometheusScrape) for one in found.values()].count(True) == 3
         assert found["chat-1"] == (
             f"has no sample at {URL}/select/ in the last 30 s, by the labels kube_namespace=default, pod=<its name>, cluster=west"
         )
-        assert calls == [("POST", f"{URL}/select/api/v1/query", number, 30.0) for number in (PODS, PODS, 1)]
+        assert calls == [("POST", f"{URL}/select/api/v1/query", number, 30.0) for number in (PODS_PER_QUERY, PODS_PER_QUERY, 1)]
 
     run(story())
 
@@ -102,15 +111,15 @@ def test_queries_at_once_are_bounded_over_all_resources(run: Run) -> None:
         return said(NOBODY)
 
     async def story() -> None:
-        servers = Servers(Access(), httpx.MockTransport(handle))
+        servers = PrometheusClient(PrometheusAccess(), httpx.MockTransport(handle))
 
         async def ask_about(namespace: str) -> None:
-            async for _ in servers.ask(SERVER, namespace, ["chat-0"], 15.0):
+            async for _ in servers.poll(SERVER, namespace, ["chat-0"], 15.0):
                 pass
 
-        await asyncio.gather(*(ask_about(f"n{number}") for number in range(2 * AT_ONCE)))
+        await asyncio.gather(*(ask_about(f"n{number}") for number in range(2 * MAX_CONCURRENT_PROMETHEUS_QUERIES)))
         await servers.close()
-        assert most == AT_ONCE
+        assert most == MAX_CONCURRENT_PROMETHEUS_QUERIES
 
     run(story())
 
@@ -125,12 +134,12 @@ def test_a_token_is_read_each_time_and_goes_to_its_address_alone(run: Run, tmp_p
         return said(NOBODY)
 
     async def story() -> None:
-        access, transport = Access({f"{URL}/": file}), httpx.MockTransport(handle)
+        access, transport = PrometheusAccess({f"{URL}/": file}), httpx.MockTransport(handle)
         await ask(transport, "chat-0", access=access)
         file.write_text("second")
         await ask(transport, "chat-0", access=access)
         for other in ("http://prometheus.example:9091", "http://prometheus.example.evil:9090", f"{URL}/other"):
-            await ask(transport, "chat-0", access=access, server=Prometheus(address=other))
+            await ask(transport, "chat-0", access=access, server=PrometheusSource(address=other))
         assert seen == ["Bearer first", "Bearer second", None, None, None]
         file.unlink()
         with pytest.raises(ScrapeError, match=rf"the token for {URL} cannot be read from .*token: No such file"):
@@ -172,8 +181,8 @@ def test_only_servers_that_the_operator_allows_are_asked(run: Run, allowed: tupl
         return said(NOBODY)
 
     async def story() -> None:
-        server = Prometheus.model_construct(**{**dict(SERVER), "address": address})
-        asking = ask(httpx.MockTransport(handle), "chat-0", access=Access(allowed=allowed), server=server)
+        server = PrometheusSource.model_construct(**{**dict(SERVER), "address": address})
+        asking = ask(httpx.MockTransport(handle), "chat-0", access=PrometheusAccess(allowed_addresses=allowed), server=server)
         if allows:
             await asking
         else:
@@ -230,7 +239,7 @@ def test_a_status_is_told_with_the_way_out(run: Run, status: int, body: bytes, s
 
 def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
     async def silent(_: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(10 * SECONDS)
+        await asyncio.sleep(10 * HTTP_RESPONSE_TIMEOUT_SECONDS)
         raise AssertionError
 
     async def refuses(_: httpx.Request) -> httpx.Response:
@@ -243,7 +252,11 @@ def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
             "did not answer in time: correct spec.metrics.source.prometheus.address, or let",
         ),
         (httpx.MockTransport(refuses), "unreachable", "cannot be reached: nobody listens: correct spec.metrics.source"),
-        (answers(200, b" " * (LARGEST + 1)), "too_large", f"answered with more than {LARGEST} bytes"),
+        (
+            answers(200, b" " * (MAX_HTTP_RESPONSE_BYTES + 1)),
+            "too_large",
+            f"answered with more than {MAX_HTTP_RESPONSE_BYTES} bytes",
+        ),
         (answers(200, b"<html>"), "broken", "answered with what is no answer of Prometheus: spec.metrics.source"),
     ]
 
@@ -260,26 +273,33 @@ def test_servers_that_are_away_slow_endless_or_something_else(run: Run) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- its standing
 def test_a_trouble_is_told_once_it_has_lasted_and_again_only_when_it_is_another() -> None:
-    standing = Standing()
-    assert (standing.told, standing.well(), standing.told) == (None, False, "")
-    assert [standing.ill("timeout", "slow", at) for at in (0, LASTING, LASTING + 1)] == [False, False, True]
-    assert standing.told == "slow"
-    assert [standing.ill("timeout", "slower", LASTING + n) for n in (2, 3, 4)] == [False] * 3
-    assert [standing.ill(reason, "401", LASTING + 5) for reason in ("status", "timeout") * 5] == [
+    standing = SourceHealth()
+    assert (standing.message, standing.record_success(), standing.message) == (None, False, "")
+    assert [
+        standing.record_failure("timeout", "slow", at) for at in (0, MIN_SOURCE_FAILURE_SECONDS, MIN_SOURCE_FAILURE_SECONDS + 1)
+    ] == [False, False, True]
+    assert standing.message == "slow"
+    assert [standing.record_failure("timeout", "slower", MIN_SOURCE_FAILURE_SECONDS + n) for n in (2, 3, 4)] == [False] * 3
+    assert [standing.record_failure(reason, "401", MIN_SOURCE_FAILURE_SECONDS + 5) for reason in ("status", "timeout") * 5] == [
         False
     ] * 10  # now this, now that
-    assert [standing.ill("status", "401", LASTING + 6) for _ in range(4)] == [False, False, True, False]
-    assert standing.told == "401"
-    assert standing.well()
-    assert standing.told == ""
-    assert not standing.well()
-    assert not standing.ill("status", "401", LASTING + 7)
+    assert [standing.record_failure("status", "401", MIN_SOURCE_FAILURE_SECONDS + 6) for _ in range(4)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert standing.message == "401"
+    assert standing.record_success()
+    assert standing.message == ""
+    assert not standing.record_success()
+    assert not standing.record_failure("status", "401", MIN_SOURCE_FAILURE_SECONDS + 7)
 
 
 def test_many_failures_in_a_moment_have_not_lasted() -> None:
-    standing = Standing()
-    assert not any(standing.ill("timeout", "slow", second) for second in range(int(LASTING)))
-    assert standing.ill("timeout", "slow", LASTING)
+    standing = SourceHealth()
+    assert not any(standing.record_failure("timeout", "slow", second) for second in range(int(MIN_SOURCE_FAILURE_SECONDS)))
+    assert standing.record_failure("timeout", "slow", MIN_SOURCE_FAILURE_SECONDS)
 
 
 # ------------------------------------------------------------------------------------------------------------------ the scraper
@@ -311,28 +331,28 @@ class Server:
 class Follower(Reader):
     """Of resources that name the server."""
 
-    def __init__(self, server: Server, access: Access | None = None) -> None:
+    def __init__(self, server: Server, access: PrometheusAccess | None = None) -> None:
         super().__init__(httpx.MockTransport(server), access)
 
-    def follow(self, *pods: dict[str, Any], rolling: bool = False, source: bool = True, interval: str = "15s") -> Key:
+    def follow(self, *pods: dict[str, Any], rolling: bool = False, source: bool = True, interval: str = "15s") -> NamespacedName:
         of = resource(rolling=rolling, interval=interval)
         metrics = of.spec.metrics.model_copy(update={"source": MetricsSource(prometheus=SERVER) if source else None})
         of = of.model_copy(update={"spec": of.spec.model_copy(update={"metrics": metrics})})
-        return self.observe(Observed(of, (deployment(),), pods=pods))
+        return self.observe(Snapshot(of, (deployment(),), pods=pods))
 
 
 def test_figures_come_from_the_server_and_no_pod_is_read(run: Run) -> None:
     async def story() -> None:
         server = Server(turns=200)
         follower = Follower(server)
-        assert follower.scraper.trouble(Key("default", "chat")) is None
+        assert follower.scraper.metrics_source_error(NamespacedName("default", "chat")) is None
         key = follower.follow(pod(), pod(1, address="10.0.0.2"))
-        assert follower.scraper.trouble(key) is None
+        assert follower.scraper.metrics_source_error(key) is None
         await follower.for_(199)
-        assert follower.scraper.figures(key)["chat-r1"] == Figures()
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_by_deployment(key)["chat-r1"] == ArmMetrics()
+        assert follower.scraper.metrics_source_error(key) == ""
         await follower.for_(61)
-        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
         assert follower.told
         assert set(follower.ends) == {"done"}
         assert len(server.calls) <= 6  # both pods at once, once a minute
@@ -349,16 +369,16 @@ def test_a_scrape_that_was_seen_before_is_no_reading(run: Run) -> None:
         reading = asyncio.create_task(follower.for_(300))
         while not reading.done():
             await asyncio.sleep(3)
-            read_at.add(follower.scraper._pods[Key("default", "chat-r1-hash-0")].read_at)
+            read_at.add(follower.scraper._scrape_targets[NamespacedName("default", "chat-r1-hash-0")].last_sample_at)
         assert len(server.calls) >= 19
         assert len(read_at) <= 7  # one for each scrape, and nought before the first
-        assert follower.scraper.trouble(key) == (
+        assert follower.scraper.metrics_source_error(key) == (
             f"{URL} scrapes the pods each 60 s, and spec.metrics.interval is 15 s, by which blocks are counted: raise it to the "
             "time between two scrapes"
         )
         server.every = 15
         await follower.for_(100)
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_source_error(key) == ""
 
     run(story())
 
@@ -369,7 +389,7 @@ def test_scrapes_as_often_as_they_are_asked_for_are_no_trouble(run: Run) -> None
             follower = Follower(Server(every=every))
             key = follower.follow(pod(), rolling=True)
             await follower.for_(200)
-            assert follower.scraper.trouble(key) == ""
+            assert follower.scraper.metrics_source_error(key) == ""
             assert follower.told == []
 
     run(story())
@@ -381,21 +401,21 @@ def test_a_server_that_cannot_be_asked_is_a_trouble_that_passes(run: Run) -> Non
         follower = Follower(server)
         key = follower.follow(pod(), rolling=True)
         await follower.for_(200)
-        assert follower.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert follower.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
         server.status = 401
         follower.told.clear()
         await follower.for_(400)
-        assert follower.scraper.trouble(key) == (
+        assert follower.scraper.metrics_source_error(key) == (
             f"{URL}/api/v1/query answered with status 401: name a token for this address in the chart value prometheus.tokens"
         )
         assert len(follower.told) == 1
-        assert follower.scraper.figures(key) == {}
+        assert follower.scraper.metrics_by_deployment(key) == {}
         server.calls.clear()
         await follower.for_(600)
         assert len(server.calls) <= 11  # less and less often, down to once a minute
         server.status = 200
         await follower.for_(100)
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_source_error(key) == ""
         assert len(follower.told) >= 2
 
     run(story())
@@ -408,12 +428,12 @@ def test_a_pod_that_the_server_does_not_scrape_is_named(run: Run) -> None:
         follower = Follower(server)
         key = follower.follow(pod(), pod(1, address="10.0.0.2"), rolling=True)
         await follower.for_(30)
-        assert not follower.scraper.trouble(key)  # it may have begun just now
+        assert not follower.scraper.metrics_source_error(key)  # it may have begun just now
         await follower.for_(170)
-        assert (follower.scraper.trouble(key) or "").startswith("pod chat-r1-hash-1 has no sample at ")
+        assert (follower.scraper.metrics_source_error(key) or "").startswith("pod chat-r1-hash-1 has no sample at ")
         follower.follow(pod(), rolling=True)
         await follower.for_(40)
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_source_error(key) == ""
 
     run(story())
 
@@ -424,10 +444,10 @@ def test_pages_that_cannot_be_believed_count_once_for_each_scrape(run: Run) -> N
         server.page = lambda _: b"# nothing\n"
         follower = Follower(server)
         key = follower.follow(pod(), rolling=True)
-        await follower.for_(60 * UNBELIEVABLE - 61)
-        assert follower.scraper.unreadable(key) == {}
+        await follower.for_(60 * INVALID_SAMPLE_LIMIT - 61)
+        assert follower.scraper.invalid_metrics(key) == {}
         await follower.for_(80)
-        assert "as Prometheus has it, the metrics page has no vllm:" in follower.scraper.unreadable(key)["chat-r1-hash-0"]
+        assert "as Prometheus has it, the metrics page has no vllm:" in follower.scraper.invalid_metrics(key)["chat-r1-hash-0"]
 
     run(story())
 
@@ -438,16 +458,16 @@ def test_the_source_may_change_and_the_server_may_be_another(run: Run) -> None:
         follower = Follower(server)
         key = follower.follow(pod(), rolling=True)
         await follower.for_(100)
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_source_error(key) == ""
         server.calls.clear()
         follower.follow(pod(), rolling=True, source=False)
         await follower.for_(100)
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_source_error(key) == ""
         assert len(server.calls) >= 6
         follower.follow(pod(), rolling=True)
         server.status = 500
         await follower.for_(200)
-        assert "status 500" in (follower.scraper.trouble(key) or "")
+        assert "status 500" in (follower.scraper.metrics_source_error(key) or "")
         follower.scraper.forget(key)
         server.calls.clear()
         await follower.for_(200)
@@ -463,7 +483,7 @@ def test_a_resource_without_pods_asks_nobody(run: Run) -> None:
         key = follower.follow(rolling=True)
         await follower.for_(100)
         assert server.calls == []
-        assert follower.scraper.trouble(key) == ""
+        assert follower.scraper.metrics_source_error(key) == ""
 
     run(story())
 
@@ -471,11 +491,11 @@ def test_a_resource_without_pods_asks_nobody(run: Run) -> None:
 def test_a_server_that_is_not_allowed_is_a_trouble_of_its_resource_and_is_not_asked(run: Run) -> None:
     async def story() -> None:
         server = Server()
-        follower = Follower(server, Access(allowed=("http://other.example",)))
+        follower = Follower(server, PrometheusAccess(allowed_addresses=("http://other.example",)))
         key = follower.follow(pod(), rolling=True)
         await follower.for_(300)
         assert server.calls == []
         assert set(follower.ends) == {"forbidden"}
-        assert "is none of the addresses that this operator may ask" in str(follower.scraper.trouble(key))
+        assert "is none of the addresses that this operator may ask" in str(follower.scraper.metrics_source_error(key))
 
     run(story())

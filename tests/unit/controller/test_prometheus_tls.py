@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from aerie.api.metrics import Prometheus
-from aerie.controller.fetch import ScrapeError
-from aerie.controller.prometheus import Access, Servers
-from aerie.engine.series import Scrape
+from aerie.api.metrics import PrometheusSource
+from aerie.controller.scraping.http_fetch import ScrapeError
+from aerie.controller.scraping.prometheus import PrometheusAccess, PrometheusClient
+from aerie.engine.metrics.promql import PrometheusScrape
 from aerie_lab.cluster.certificates import Authority
 from aerie_lab.testing.prometheus import answer
 
@@ -35,8 +35,8 @@ class Server:
     tokens: list[str | None] = field(default_factory=list)
     """Of each request."""
 
-    def at(self, host: str) -> Prometheus:
-        return Prometheus(address=f"https://{host}:{self.port}")
+    def at(self, host: str) -> PrometheusSource:
+        return PrometheusSource(address=f"https://{host}:{self.port}")
 
 
 @contextlib.contextmanager
@@ -78,11 +78,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return found
 
 
-def asked(server: Prometheus, access: Access) -> Scrape | str:
-    async def story() -> Scrape | str:
-        servers = Servers(access)
+def asked(server: PrometheusSource, access: PrometheusAccess) -> PrometheusScrape | str:
+    async def story() -> PrometheusScrape | str:
+        servers = PrometheusClient(access)
         try:
-            (found,) = [some async for some in servers.ask(server, "default", ["chat-1"], 15.0)]
+            (found,) = [some async for some in servers.poll(server, "default", ["chat-1"], 15.0)]
             return found["chat-1"]
         finally:
             await servers.close()
@@ -94,10 +94,10 @@ def test_a_server_of_a_known_authority_is_read_and_gets_its_token(authority: Aut
     token = tmp_path / "token"
     token.write_text("secret\n")
     with serving(authority.folder, "local") as server:
-        access = Access({server.at("localhost").address: token}, authority.certificate)
+        access = PrometheusAccess({server.at("localhost").address: token}, authority.certificate)
         for host, sent in (("localhost", "Bearer secret"), ("127.0.0.1", None)):
             found = asked(server.at(host), access)
-            assert isinstance(found, Scrape)
+            assert isinstance(found, PrometheusScrape)
             assert server.tokens.pop() == sent
 
 
@@ -119,7 +119,7 @@ def test_a_server_that_cannot_show_who_it_is_gets_nothing(
     with serving(authority.folder, certificate) as server:
         there = server.at("127.0.0.1")
         with pytest.raises(ScrapeError, match=said) as error:
-            asked(there, Access({there.address: token}, files[known]))
+            asked(there, PrometheusAccess({there.address: token}, files[known]))
         assert error.value.reason == "unreachable"
         assert "name the server's authority in the chart value prometheus.authorities" in str(error.value)
         assert server.tokens == []
@@ -129,4 +129,4 @@ def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     file.write_text("none")
     with pytest.raises(ScrapeError, match=rf"the certificate authorities in {file} cannot be read"):
-        asked(Prometheus(address="https://127.0.0.1:9"), Access(authorities=file))
+        asked(PrometheusSource(address="https://127.0.0.1:9"), PrometheusAccess(ca_file=file))

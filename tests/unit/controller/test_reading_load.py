@@ -13,13 +13,17 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.controller import scrape
-from aerie.controller.lanes import AT_ONCE, OF_NAMESPACE, SPEED
-from aerie.controller.queue import Key
-from aerie.controller.readings import Readings
-from aerie.engine.page import LARGEST, parse
-from aerie.engine.samples import Counters, Sample
-from aerie.rollout.observed import Observed
+from aerie.controller.scraping import scraper
+from aerie.controller.scraping.scrape_pool import (
+    MAX_CONCURRENT_SCRAPES,
+    MAX_CONCURRENT_SCRAPES_PER_NAMESPACE,
+    PARSE_BYTES_PER_SECOND,
+)
+from aerie.controller.scraping.sliding_window import SlidingWindow
+from aerie.controller.work_queue import NamespacedName
+from aerie.engine.metrics.exposition import MAX_EXPOSITION_BYTES, parse_exposition
+from aerie.engine.metrics.sample import Counters, Sample
+from aerie.rollout.facts.snapshot import Snapshot
 from benchmarks._hostile_pods import PAGES
 
 from .scraped import AFTER, BEFORE, FIGURES, Reader, deployment, pod, resource
@@ -54,11 +58,11 @@ class Cluster(Reader):
         finally:
             self.now.subtract(whose)
 
-    def follow(self, namespace: str, of: SpeculativeDeployment, pods: int, address: str) -> Key:
+    def follow(self, namespace: str, of: SpeculativeDeployment, pods: int, address: str) -> NamespacedName:
         name = of.metadata.name
-        key = Key(namespace, name)
+        key = NamespacedName(namespace, name)
         made = (pod(number, name, address=f"{address}.{number // 250}.{number % 250}") for number in range(pods))
-        self.scraper.follow(key, Observed(of, (deployment(name),), pods=tuple(made)), of.status or Status())
+        self.scraper.track(key, Snapshot(of, (deployment(name),), pods=tuple(made)), of.status or Status())
         return key
 
     def longest_gap(self, host: str) -> float:
@@ -71,14 +75,14 @@ def sized(replicas: int, **changes: Any) -> SpeculativeDeployment:
 
 
 def test_a_page_costs_as_much_with_four_hundred_pods_as_with_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows, whole = 0, Readings.window
+    windows, whole = 0, SlidingWindow.counters
 
-    def counted(self: Readings, now: float, stale_after: float) -> Counters | None:
+    def counted(self: SlidingWindow, now: float, stale_after: float) -> Counters | None:
         nonlocal windows
         windows += 1
         return whole(self, now, stale_after)
 
-    monkeypatch.setattr(Readings, "window", counted)
+    monkeypatch.setattr(SlidingWindow, "counters", counted)
 
     async def answer(_: httpx.Request) -> httpx.Response:
         return page(BEFORE if asyncio.get_running_loop().time() < 40 else AFTER)
@@ -87,7 +91,7 @@ def test_a_page_costs_as_much_with_four_hundred_pods_as_with_one(run: Run, monke
         cluster = Cluster(answer)
         key = cluster.follow("default", sized(400, rolling=True), 400, "10.0")
         await cluster.for_(90)
-        assert cluster.scraper.figures(key) == {"chat-r1": FIGURES}
+        assert cluster.scraper.metrics_by_deployment(key) == {"chat-r1": FIGURES}
         assert key in {told for _, told in cluster.told}
         assert cluster.ends["done"] > 5 * 400
         assert windows <= cluster.ends["done"]
@@ -108,8 +112,8 @@ def test_slow_pods_of_one_namespace_keep_no_other_waiting(run: Run) -> None:
         await cluster.for_(600)
         assert cluster.longest_gap("10.0.0.0") < 16
         assert cluster.longest_gap("10.0.0.1") < 16
-        assert cluster.most["66"] == OF_NAMESPACE
-        assert cluster.most["all"] <= AT_ONCE
+        assert cluster.most["66"] == MAX_CONCURRENT_SCRAPES_PER_NAMESPACE
+        assert cluster.most["all"] <= MAX_CONCURRENT_SCRAPES
 
     run(story())
 
@@ -119,9 +123,9 @@ def test_one_page_at_a_time_is_parsed_and_then_others_have_their_time(run: Run, 
 
     def timed(body: bytes) -> Sample:
         parsed.append((asyncio.get_running_loop().time(), len(body)))
-        return parse(body)
+        return parse_exposition(body)
 
-    monkeypatch.setattr(scrape, "parse", timed)
+    monkeypatch.setattr(scraper, "parse_exposition", timed)
     evil = [PAGES[form]() for form in ("families", "labels", "reasons", "newlines")]
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -135,13 +139,13 @@ def test_one_page_at_a_time_is_parsed_and_then_others_have_their_time(run: Run, 
         await cluster.for_(30)
         assert len(parsed) > 40
         for (at, size), (following, _) in itertools.pairwise(parsed):
-            assert following - at >= 0.999 * size / SPEED
+            assert following - at >= 0.999 * size / PARSE_BYTES_PER_SECOND
 
     run(story())
 
 
 def test_a_pod_with_large_pages_is_read_less_often(run: Run) -> None:
-    largest = BEFORE + b"#" * (LARGEST - len(BEFORE) - 1) + b"\n"
+    largest = BEFORE + b"#" * (MAX_EXPOSITION_BYTES - len(BEFORE) - 1) + b"\n"
 
     async def answer(request: httpx.Request) -> httpx.Response:
         return page(largest if request.url.host == "66.0.0.0" else BEFORE)

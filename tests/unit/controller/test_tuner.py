@@ -14,27 +14,27 @@ from typing import Any, Self
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.api.rollout import Canary
+from aerie.api.rollout import CanarySpec
 from aerie.api.status import Status
 from aerie.controller.clock import Clock
-from aerie.controller.decider import Decider, DeciderError
-from aerie.controller.queue import Key
-from aerie.controller.targets import Target
-from aerie.controller.tuned import reload_of
-from aerie.controller.tuner import Tuner
-from aerie.engine.samples import Counters, Gauges, Sample
+from aerie.controller.scraping.targets import EngineEndpoint
+from aerie.controller.tuning.session import median_startup_seconds
+from aerie.controller.tuning.tuner import Tuner
+from aerie.controller.tuning.worker_client import TuningWorkerClient, TuningWorkerError
+from aerie.controller.work_queue import NamespacedName
+from aerie.engine.metrics.sample import Counters, Gauges, Sample
 from aerie.engine.speculation import Off, Static
-from aerie.resources import preflight, tuning
-from aerie.rollout.observed import Observed
-from aerie.tuning.advice import Advice
-from aerie.tuning.order import Answer, Order
-from aerie.tuning.store import pack
-from aerie.tuning.telemetry import Scale, Telemetry
+from aerie.manifests import preflight_job, tuning_config_map
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.tuning.recommendation import Recommendation
+from aerie.tuning.telemetry import TelemetryScale, TuningTelemetry
+from aerie.tuning.worker.codec import pack_telemetry
+from aerie.tuning.worker.protocol import DecisionRequest, DecisionResponse
 from tests.unit.controller.conftest import Run
 from tests.unit.controller.scraped import deployment, pod
 from tests.unit.tuning.windows import K3, window
 
-CHAT = Key("default", "chat")
+CHAT = NamespacedName("default", "chat")
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 MINUTE = 60.0
 INTERVAL = 30 * MINUTE
@@ -51,22 +51,22 @@ class Virtual(Clock):
         return T0 + timedelta(seconds=asyncio.get_running_loop().time())
 
 
-class Fake(Decider):
+class Fake(TuningWorkerClient):
     """Answers as it is told, in no time."""
 
     def __init__(self) -> None:
         super().__init__(("false",))
-        self.orders: list[Order] = []
+        self.orders: list[DecisionRequest] = []
         self.action = "Hold"
         self.broken = ""
 
-    async def ask(self, order: Order) -> Answer:
+    async def request_decision(self, order: DecisionRequest) -> DecisionResponse:
         self.orders.append(order)
         if self.broken:
-            raise DeciderError(self.broken)
+            raise TuningWorkerError(self.broken)
         setting = Static(5) if self.action in ("Change", "Explore") else None
-        advice = Advice(order.revision, order.now, self.action, setting, None, "because.")  # type: ignore[arg-type]
-        return Answer(advice, "all of it", pack(order.telemetry()))
+        advice = Recommendation(order.revision, order.now, self.action, setting, None, "because.")  # type: ignore[arg-type]
+        return DecisionResponse(advice, "all of it", pack_telemetry(order.merged_telemetry()))
 
     async def close(self) -> None:
         pass
@@ -107,7 +107,7 @@ class Story:
         self.counters: dict[str, Counters] = {}
         self.children: dict[str, dict[str, Any]] = {}
 
-    def _tell(self, key: Key) -> None:
+    def _tell(self, key: NamespacedName) -> None:
         assert key == CHAT
         self.told.append(asyncio.get_running_loop().time())
 
@@ -118,16 +118,16 @@ class Story:
     def follow(self, of: SpeculativeDeployment, *revisions: SpeculativeDeployment) -> None:
         """As it is now; `revisions` are the specs that made r1, r2, ..."""
         for number, spec in enumerate(revisions or (of,), 1):
-            record = preflight.record(spec, f"r{number}", {})
+            record = preflight_job.build_preflight_config_map(spec, f"r{number}", {})
             self.children[f"r{number}"] = record
         children = (deployment(), *self.children.values())
         pods = (pod(), pod(1, address="10.0.0.2"))
-        self.tuner.follow(CHAT, Observed(of, children, pods=pods), of.status or Status())
+        self.tuner.track(CHAT, Snapshot(of, children, pods=pods), of.status or Status())
 
     def written(self) -> None:
-        kept = self.tuner.kept(CHAT, "uid-chat")
+        kept = self.tuner.tuning_record(CHAT, "uid-chat")
         assert kept is not None
-        made = tuning.config_map("chat", kept)
+        made = tuning_config_map.render_tuning_config_map("chat", kept)
         made["metadata"] |= {"ownerReferences": [{"controller": True, "uid": "uid-chat"}]}
         self.children["tuning"] = made
 
@@ -137,7 +137,7 @@ class Story:
         self.counters[name] = self.counters.get(name, ZERO) + counted
         found = Sample(self.counters[name], Gauges(1.0, gauges.get("waiting", 0.0), 0.1, 1000.0), frozenset({"0"}))
         at = self.tuner._clock.now().timestamp()
-        self.tuner.hear(CHAT, name, Target("http://10.0.0.1:8000/metrics", group, run), at, found, 60.0)
+        self.tuner.record_sample(CHAT, name, EngineEndpoint("http://10.0.0.1:8000/metrics", group, run), at, found, 60.0)
 
     async def traffic(self, seconds: float, counted: Counters = BUSY, every: float = 60.0, **of: Any) -> None:
         for _ in range(round(seconds / every)):
@@ -153,8 +153,8 @@ class Story:
         await asyncio.gather(self.running, return_exceptions=True)
 
     @property
-    def advice(self) -> Advice:
-        found = self.tuner.advice(CHAT, "uid-chat")
+    def advice(self) -> Recommendation:
+        found = self.tuner.recommendation(CHAT, "uid-chat")
         assert found is not None
         return found
 
@@ -167,16 +167,16 @@ def test_it_decides_once_an_interval_on_all_that_came_since(run: Run) -> None:
             await one.traffic(2.5 * INTERVAL)
             assert [order.current for order in one.decider.orders] == [Static(3)] * 2
             first, second = (order.since for order in one.decider.orders)
-            whole = one.decider.orders[1].telemetry()
+            whole = one.decider.orders[1].merged_telemetry()
             windows = sum(cell.windows for cell in whole.cells.values())
             assert windows == sum(cell.windows for part in (first, second) for cell in part.cells.values())
             assert 50 <= windows <= 70
             assert one.ends == {"hold": 2}
             assert len(one.told) == 2
             assert one.advice.revision == "r1"
-            kept = one.tuner.kept(CHAT, "uid-chat")
+            kept = one.tuner.tuning_record(CHAT, "uid-chat")
             assert kept is not None
-            assert (kept.explanation, Advice.from_dict(json.loads(kept.advice))) == ("all of it", one.advice)
+            assert (kept.explanation, Recommendation.from_dict(json.loads(kept.recommendation))) == ("all of it", one.advice)
 
     run(story())
 
@@ -186,7 +186,7 @@ def test_a_canary_on_spare_gpus_takes_no_replica_and_another_does(run: Run) -> N
         for canary, lent in (({}, 0), ({"capacity": "Reuse"}, 1), ({"capacity": "Reuse", "control": "Stable"}, 1)):
             async with Story() as one:
                 of = resource()
-                rollout = of.spec.rollout.model_copy(update={"canary": Canary.from_dict(canary)})
+                rollout = of.spec.rollout.model_copy(update={"canary": CanarySpec.from_dict(canary)})
                 one.follow(of.model_copy(update={"spec": of.spec.model_copy(update={"rollout": rollout})}))
                 await one.traffic(1.2 * INTERVAL)
                 assert [order.lent for order in one.decider.orders] == [lent], "of two replicas one stays in any case"
@@ -249,10 +249,14 @@ def test_what_it_asks_with(run: Run) -> None:
             assert (order.revision, order.most, order.replicas, order.waiting, order.lent) == ("r1", 5, 2, 3.0, 0)
             assert (order.engine.version, order.engine.arguments) == ("0.33.0", ("--max-num-seqs=64",))
             assert (order.policy.cooldown, order.policy.cooldown_after_rollback) == (3600.0, 4 * 3600.0)
-            assert (order.policy.canary, order.horizon, order.scale) == (600.0, 12 * 3600.0, Scale.of(600.0, 12 * 3600.0))
+            assert (order.policy.canary, order.horizon, order.scale) == (
+                600.0,
+                12 * 3600.0,
+                TelemetryScale.from_decision_interval(600.0, 12 * 3600.0),
+            )
             assert order.objectives.time_per_output_token == pytest.approx(0.04)
             assert order.history.changed == datetime(2026, 10, 31, tzinfo=UTC).timestamp()
-            back = Order.from_line(order.to_line())
+            back = DecisionRequest.from_line(order.to_line())
             assert replace(back, since=order.since) == order
             assert back.since.cells.keys() == order.since.cells.keys()
 
@@ -267,8 +271,8 @@ def test_who_is_not_tuned_is_not_followed(run: Run, mode: str) -> None:
             await one.traffic(1.2 * INTERVAL)
             assert len(one.decider.orders) == (mode == "Recommend")
             one.follow(resource("Off"))
-            assert one.tuner.advice(CHAT, "uid-chat") is None
-            assert one.tuner.kept(CHAT, "uid-chat") is None
+            assert one.tuner.recommendation(CHAT, "uid-chat") is None
+            assert one.tuner.tuning_record(CHAT, "uid-chat") is None
 
     run(story())
 
@@ -286,13 +290,13 @@ def test_a_new_operator_goes_on_from_what_is_written(run: Run) -> None:
                 await two.traffic(1.3 * INTERVAL)
                 (order,) = two.decider.orders
                 assert order.kept
-                assert sum(cell.windows for cell in order.telemetry().cells.values()) > sum(
+                assert sum(cell.windows for cell in order.merged_telemetry().cells.values()) > sum(
                     cell.windows for cell in order.since.cells.values()
                 )
             async with Story() as stranger:
                 stranger.children = dict(one.children)
                 stranger.follow(resource(image="vllm/vllm-openai:v0.32.0"))
-                assert stranger.tuner.kept(CHAT, "uid-chat") is None, "it is of other engines"
+                assert stranger.tuner.tuning_record(CHAT, "uid-chat") is None, "it is of other engines"
 
     run(story())
 
@@ -308,7 +312,7 @@ def test_without_requests_nothing_is_decided_and_nothing_held(run: Run) -> None:
             assert "no requests" in one.advice.reason
             assert len(one.told) == 1, "what says nothing new causes no pass"
             assert one.ends == {"nothing": 3}
-            assert one.tuner._tuned[CHAT].since is None
+            assert one.tuner._sessions[CHAT].pending_telemetry is None
 
     run(story())
 
@@ -326,7 +330,7 @@ def test_when_nothing_can_be_read_the_advice_says_why(run: Run) -> None:
             assert one.advice.reason == (
                 "nothing was read of the pods in the last interval: http://prometheus:9090 cannot be reached."
             )
-            kept = one.tuner.kept(CHAT, "uid-chat")
+            kept = one.tuner.tuning_record(CHAT, "uid-chat")
             assert kept is not None, "what was counted before stays"
 
     run(story())
@@ -365,7 +369,7 @@ def test_restarts_and_gaps_are_left_out_and_counted(run: Run) -> None:
             await asyncio.sleep(301.0)
             await one.traffic(600.0, run="c2")
             (order,) = one.decider.orders
-            assert order.since.left_out == {
+            assert order.since.excluded_windows == {
                 "between two scrapes the engine began anew, or its counters fell.": 2,
                 "the pod was not read for more than five intervals.": 1,
             }
@@ -388,7 +392,7 @@ def test_short_windows_are_put_together(run: Run) -> None:
 def test_without_a_record_of_the_engines_nothing_is_known(run: Run) -> None:
     async def story() -> None:
         async with Story() as one:
-            one.tuner.follow(CHAT, Observed(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
+            one.tuner.track(CHAT, Snapshot(resource(), (deployment(),), pods=(pod(),)), resource().status or Status())
             await one.traffic(1.2 * INTERVAL)
             assert one.decider.orders == []
             assert one.advice.reason.startswith("no record tells what the engines")
@@ -455,12 +459,12 @@ def test_other_engines_begin_anew_and_another_setting_goes_on(run: Run, engine: 
             await one.traffic(1.2 * INTERVAL)
             arm = {"revision": "r2", "setting": {"mode": "Static", "tokens": 5}}
             one.follow(resource(stable=arm), resource(), resource())
-            assert one.tuner.kept(CHAT, "uid-chat") is not None
+            assert one.tuner.tuning_record(CHAT, "uid-chat") is not None
             arm = {"revision": "r3", "setting": {"mode": "Static", "tokens": 5}}
             newer = resource(**engine)
             one.follow(resource(stable=arm), resource(), resource(), newer)
-            assert one.tuner.kept(CHAT, "uid-chat") is None
-            assert one.tuner.advice(CHAT, "uid-chat") is None
+            assert one.tuner.tuning_record(CHAT, "uid-chat") is None
+            assert one.tuner.recommendation(CHAT, "uid-chat") is None
 
     run(story())
 
@@ -494,19 +498,34 @@ def test_a_pods_start_tells_what_a_reload_costs() -> None:
         made["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
         return made
 
-    assert reload_of((started(100), started(200), started(900), started(1, restartCount=2), pod())) == 200.0
-    assert reload_of((pod(),)) is None
+    assert median_startup_seconds((started(100), started(200), started(900), started(1, restartCount=2), pod())) == 200.0
+    assert median_startup_seconds((pod(),)) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- the real process
-def order(**changes: Any) -> Order:
-    from aerie.tuning.order import EngineFacts
-    from aerie.tuning.policy import History, Objectives, Policy
+def order(**changes: Any) -> DecisionRequest:
+    from aerie.tuning.decision.policy import LatencyObjectives, TrialHistory, TuningPolicy
+    from aerie.tuning.worker.protocol import EngineFacts
     from tests.unit.tuning.windows import spread, telemetry
 
     since = telemetry([K3], lambda b, k: 0.01 + 5e-5 * b * (k + 1), spread(2, 40, 60))
-    made = Order(
-        *("r1", 3600.0, K3, EngineFacts("0.33.0"), 7, 4, 0.0, 0, 2, (), None, Objectives(), History(), Policy()),
+    made = DecisionRequest(
+        *(
+            "r1",
+            3600.0,
+            K3,
+            EngineFacts("0.33.0"),
+            7,
+            4,
+            0.0,
+            0,
+            2,
+            (),
+            None,
+            LatencyObjectives(),
+            TrialHistory(),
+            TuningPolicy(),
+        ),
         *(since.horizon, since.scale, "", since),
     )
     return replace(made, **changes)
@@ -518,22 +537,22 @@ def in_real_time(work: Any) -> None:
 
 def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
     async def story() -> None:
-        decider = Decider(limit=300.0, idle=0.0)
+        decider = TuningWorkerClient(timeout_seconds=300.0, idle_timeout_seconds=0.0)
         try:
-            first = await decider.ask(order())
-            assert first.advice.action in ("Hold", "Change", "Explore")
-            assert first.advice.revision == "r1"
+            first = await decider.request_decision(order())
+            assert first.recommendation.action in ("Hold", "Change", "Explore")
+            assert first.recommendation.revision == "r1"
             assert "What it rests on" in first.explanation
             process = decider._process
             assert process is not None
             async with asyncio.timeout(300.0):
                 assert await process.wait() == 0, "it ends with its input"
-            again = await decider.ask(order(kept=first.telemetry, since=Telemetry()))
-            assert again.advice == first.advice, "the same telemetry, from its text"
-            few = await decider.ask(order(since=Telemetry()))
-            assert few.advice.action == "Insufficient"
-            with pytest.raises(DeciderError, match="failed: "):
-                await decider.ask(order(engine=replace(order().engine, version="none")))
+            again = await decider.request_decision(order(kept=first.packed_telemetry, since=TuningTelemetry()))
+            assert again.recommendation == first.recommendation, "the same telemetry, from its text"
+            few = await decider.request_decision(order(since=TuningTelemetry()))
+            assert few.recommendation.action == "Insufficient"
+            with pytest.raises(TuningWorkerError, match="failed: "):
+                await decider.request_decision(order(engine=replace(order().engine, version="none")))
         finally:
             await decider.close()
 
@@ -552,9 +571,9 @@ def test_a_process_decides_and_ends_when_nothing_is_asked() -> None:
 )
 def test_a_process_that_does_not_answer_as_it_should_is_killed(program: str, message: str) -> None:
     async def story() -> None:
-        decider = Decider((sys.executable, "-c", program), limit=1.0 if "sleep" in program else 300.0)
-        with pytest.raises(DeciderError, match=message):
-            await decider.ask(order(since=Telemetry()))
+        decider = TuningWorkerClient((sys.executable, "-c", program), timeout_seconds=1.0 if "sleep" in program else 300.0)
+        with pytest.raises(TuningWorkerError, match=message):
+            await decider.request_decision(order(since=TuningTelemetry()))
         assert decider._process is None
 
     in_real_time(story())
@@ -562,8 +581,8 @@ def test_a_process_that_does_not_answer_as_it_should_is_killed(program: str, mes
 
 def test_a_command_that_is_none_is_told() -> None:
     async def story() -> None:
-        with pytest.raises(DeciderError, match="cannot be run"):
-            await Decider(("/nonexistent",)).ask(order(since=Telemetry()))
+        with pytest.raises(TuningWorkerError, match="cannot be run"):
+            await TuningWorkerClient(("/nonexistent",)).request_decision(order(since=TuningTelemetry()))
 
     in_real_time(story())
 
@@ -590,7 +609,7 @@ def test_what_has_failed_and_what_a_trial_takes_goes_with_the_order(run: Run) ->
             (failed,) = found.failed
             assert (failed.setting, failed.measured) == (Static(5), False)
             assert failed.until == (T0 + timedelta(hours=48)).timestamp()
-            assert Order.from_line(found.to_line()).failed == found.failed
+            assert DecisionRequest.from_line(found.to_line()).failed == found.failed
 
     run(story())
 
@@ -603,6 +622,6 @@ def test_a_resource_whose_spec_asks_for_no_drafts_is_not_decided_on(run: Run) ->
             one.follow(found.model_copy(update={"spec": found.spec.model_copy(update={"speculation": spec})}))
             await one.traffic(1.3 * INTERVAL)
             assert one.decider.orders == []
-            assert one.tuner.advice(CHAT, "uid-chat") is None
+            assert one.tuner.recommendation(CHAT, "uid-chat") is None
 
     run(story())

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.engine.arguments import SHORT, ArgumentError, Arguments, Option, human_int, options, read
+from aerie.engine.arguments import (
+    SHORT_FLAG_NAMES,
+    ArgumentError,
+    EngineArguments,
+    ParsedFlag,
+    parse_arguments,
+    parse_flags,
+    parse_human_readable_int,
+)
 
 
-def of(line: str) -> Arguments:
-    return read(shlex.split(line))
+def of(line: str) -> EngineArguments:
+    return parse_arguments(shlex.split(line))
 
 
 @pytest.mark.parametrize(
@@ -25,10 +33,10 @@ def of(line: str) -> Arguments:
         ("-tp 4 -pp=2", {"tensor_parallel": 4, "pipeline_parallel": 2}),
         ("-tp 4 --tensor-parallel-size 8", {"tensor_parallel": 8}),
         ("--model-impl transformers", {"model_impl": "transformers"}),
-        ("--cpu-offload-gb=100", {"offload": "--cpu-offload-gb=100"}),
-        ("--offload-group-size 8", {"offload": "--offload-group-size"}),
-        ("-dp 3", {"data_parallel": 3, "api_servers": 3}),
-        ("-dp 3 --api-server-count 1", {"data_parallel": 3, "api_servers": 1}),
+        ("--cpu-offload-gb=100", {"offload_flag": "--cpu-offload-gb=100"}),
+        ("--offload-group-size 8", {"offload_flag": "--offload-group-size"}),
+        ("-dp 3", {"data_parallel": 3, "api_server_count": 3}),
+        ("-dp 3 --api-server-count 1", {"data_parallel": 3, "api_server_count": 1}),
         ("--max-model-len 8192", {"max_model_len": 8192}),
         ("--max-model-len 8k", {"max_model_len": 8000}),
         ("--max-model-len=8K", {"max_model_len": 8192}),
@@ -36,28 +44,28 @@ def of(line: str) -> Arguments:
         ("--max-model-len auto", {}),
         ("--max-model-len 8k --max-model-len -1", {}),
         ("--max-num-seqs 64 --max-num-batched-tokens 8K", {"max_num_seqs": 64, "max_num_batched_tokens": 8192}),
-        ("--cudagraph-capture-sizes 4 1 2 2", {"capture_sizes": (1, 2, 4)}),
-        ("--compilation-config.cudagraph_capture_sizes [8,4]", {"capture_sizes": (4, 8)}),
-        ("--compilation-config.cudagraph_capture_sizes+ 8,4", {"capture_sizes": (4, 8)}),
-        ("-cc.cudagraph_capture_sizes+ 8 -cc.cudagraph_capture_sizes+=4", {"capture_sizes": (4, 8)}),
-        ("""--compilation-config '{"cudagraph_capture_sizes": [1, 2]}'""", {"capture_sizes": (1, 2)}),
-        ("--compilation_config.max_cudagraph_capture_size 1k", {"max_capture_size": 1000}),
-        ("--max-cudagraph-capture-size 1024", {"max_capture_size": 1024}),
+        ("--cudagraph-capture-sizes 4 1 2 2", {"cudagraph_capture_sizes": (1, 2, 4)}),
+        ("--compilation-config.cudagraph_capture_sizes [8,4]", {"cudagraph_capture_sizes": (4, 8)}),
+        ("--compilation-config.cudagraph_capture_sizes+ 8,4", {"cudagraph_capture_sizes": (4, 8)}),
+        ("-cc.cudagraph_capture_sizes+ 8 -cc.cudagraph_capture_sizes+=4", {"cudagraph_capture_sizes": (4, 8)}),
+        ("""--compilation-config '{"cudagraph_capture_sizes": [1, 2]}'""", {"cudagraph_capture_sizes": (1, 2)}),
+        ("--compilation_config.max_cudagraph_capture_size 1k", {"max_cudagraph_capture_size": 1000}),
+        ("--max-cudagraph-capture-size 1024", {"max_cudagraph_capture_size": 1024}),
         ("--compilation-config 3", {}),
         # Dots replace an undotted flag of the same name, wherever it stands.
-        ("""-cc.cudagraph_capture_sizes [4] -cc '{"cudagraph_capture_sizes": [1]}'""", {"capture_sizes": (4,)}),
+        ("""-cc.cudagraph_capture_sizes [4] -cc '{"cudagraph_capture_sizes": [1]}'""", {"cudagraph_capture_sizes": (4,)}),
         ("--enforce-eager", {"enforce_eager": True}),
         ("--enforce-eager --no-enforce-eager", {}),
         ("--enforce-eager --no-enforce-eager --enforce-eager", {"enforce_eager": True}),
         ("--async-scheduling", {"async_scheduling": True}),
         ("--no-async-scheduling", {"async_scheduling": False}),
         ("--no_async_scheduling", {"async_scheduling": False}),
-        ("--enable-prefix-caching", {"prefix_caching": True}),
-        ("--no-enable-prefix-caching", {"prefix_caching": False}),
-        ("--disable-prefix-caching", {"prefix_caching": False}),
-        ("--enable-expert-parallel", {"expert_parallel": True}),
-        ("-ep", {"expert_parallel": True}),
-        ("--enable-lora --lora-modules a=b c=d", {"lora": True}),
+        ("--enable-prefix-caching", {"enable_prefix_caching": True}),
+        ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
+        ("--disable-prefix-caching", {"enable_prefix_caching": False}),
+        ("--enable-expert-parallel", {"enable_expert_parallel": True}),
+        ("-ep", {"enable_expert_parallel": True}),
+        ("--enable-lora --lora-modules a=b c=d", {"enable_lora": True}),
         ("--gpu-memory-utilization .85", {"gpu_memory_utilization": 0.85}),
         (
             "--dtype bfloat16 -q fp8 --kv-cache-dtype fp8_e4m3",
@@ -67,17 +75,17 @@ def of(line: str) -> Arguments:
         ("--scheduler-cls my.Scheduler", {"scheduler_cls": "my.Scheduler"}),
         ("--moe-backend triton", {"moe_backend": "triton"}),
         ("--kernel-config.moe_backend triton", {"moe_backend": "triton"}),
-        ("""--kv-transfer-config '{"kv_connector":"X"}'""", {"kv_transfer": True}),
-        ("--kv-transfer-config.kv_connector X", {"kv_transfer": True}),
-        ("--structured-outputs-config.backend xgrammar", {"structured_backend": "xgrammar"}),
-        ("--logits-processors a:b c:d", {"logits_processors": True}),
-        ("--enable-auto-tool-choice --tool-call-parser hermes", {"tool_calls": True}),
-        ("--reasoning-parser deepseek_r1", {"tool_calls": True}),
+        ("""--kv-transfer-config '{"kv_connector":"X"}'""", {"has_kv_transfer_config": True}),
+        ("--kv-transfer-config.kv_connector X", {"has_kv_transfer_config": True}),
+        ("--structured-outputs-config.backend xgrammar", {"structured_outputs_backend": "xgrammar"}),
+        ("--logits-processors a:b c:d", {"has_logits_processors": True}),
+        ("--enable-auto-tool-choice --tool-call-parser hermes", {"has_tool_or_reasoning_parser": True}),
+        ("--reasoning-parser deepseek_r1", {"has_tool_or_reasoning_parser": True}),
         ("--trust-remote-code --chat-template ./x.jinja --seed 0", {"trust_remote_code": True}),
     ],
 )
 def test_what_arguments_imply(line: str, expected: dict[str, object]) -> None:
-    assert of(line) == Arguments(**expected)  # type: ignore[arg-type]
+    assert of(line) == EngineArguments(**expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -107,18 +115,18 @@ def test_what_vllm_would_refuse_or_aerie_not_see(line: str, why: str) -> None:
 
 
 def test_options_keep_order_and_spelling() -> None:
-    assert options(["model", "--served_model_name", "a", "b", "-tp=2", "--seed", "-1", "--x.y_z=1"]) == [
-        Option("", ("model",), "model"),
-        Option("--served-model-name", ("a", "b"), "--served_model_name"),
-        Option("--tensor-parallel-size", ("2",), "-tp=2"),
-        Option("--seed", ("-1",), "--seed"),
-        Option("--x", ('{"y_z": 1}',), "--x.y_z=1"),
+    assert parse_flags(["model", "--served_model_name", "a", "b", "-tp=2", "--seed", "-1", "--x.y_z=1"]) == [
+        ParsedFlag("", ("model",), "model"),
+        ParsedFlag("--served-model-name", ("a", "b"), "--served_model_name"),
+        ParsedFlag("--tensor-parallel-size", ("2",), "-tp=2"),
+        ParsedFlag("--seed", ("-1",), "--seed"),
+        ParsedFlag("--x", ('{"y_z": 1}',), "--x.y_z=1"),
     ]
 
 
 def test_dots_make_one_tree() -> None:
     args = ["--a.b.c", "1", "--a.b.d", "text", "--a.e", "80g", "--a.f", "true", "--a.b.c", "2", "--g.h", "1", "--g.h.i", "2"]
-    assert [option.values[0] for option in options(args)] == [
+    assert [option.values[0] for option in parse_flags(args)] == [
         '{"b": {"c": 2, "d": "text"}, "e": 80000000000, "f": true}',
         '{"h": {"i": 2}}',
     ]
@@ -127,23 +135,29 @@ def test_dots_make_one_tree() -> None:
 @given(
     st.integers(1, 10**6),
     st.sampled_from(
-        ["--tensor-parallel-size", "--tensor_parallel_size", *[k for k, v in SHORT.items() if v.startswith("--tensor")]]
+        [
+            "--tensor-parallel-size",
+            "--tensor_parallel_size",
+            *[k for k, v in SHORT_FLAG_NAMES.items() if v.startswith("--tensor")],
+        ]
     ),
 )
 def test_both_forms_mean_the_same(number: int, name: str) -> None:
-    assert read([f"{name}={number}"]) == read([name, str(number)]) == Arguments(tensor_parallel=number)
+    assert (
+        parse_arguments([f"{name}={number}"]) == parse_arguments([name, str(number)]) == EngineArguments(tensor_parallel=number)
+    )
 
 
 @given(st.integers(0, 10**6), st.sampled_from("kmgt"))
 def test_human_numbers(number: int, suffix: str) -> None:
     power = "kmgt".index(suffix) + 1
-    assert human_int(f"{number}{suffix}") == number * 1000**power
-    assert human_int(f"{number}{suffix.upper()}") == number * 1024**power
-    assert human_int(str(number)) == number
+    assert parse_human_readable_int(f"{number}{suffix}") == number * 1000**power
+    assert parse_human_readable_int(f"{number}{suffix.upper()}") == number * 1024**power
+    assert parse_human_readable_int(str(number)) == number
 
 
 def test_gpus() -> None:
-    assert of("-tp 4 -pp 2 -dp 3").gpus == 24
+    assert of("-tp 4 -pp 2 -dp 3").gpus_per_replica == 24
 
 
 @pytest.mark.parametrize(
@@ -160,7 +174,7 @@ def test_gpus() -> None:
 )
 def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
     try:
-        assert read(args) is not None
+        assert parse_arguments(args) is not None
     except ArgumentError as error:
         assert len(str(error)) < 5000  # noqa: PT017 - either way is right
 
@@ -176,5 +190,5 @@ def test_what_nobody_means_is_read_or_refused(args: list[str]) -> None:
     ],
 )
 def test_what_a_sleep_keeps(line: str, on: bool, kept: tuple[str, ...]) -> None:
-    found = read(line.split())
-    assert (found.sleep_mode, found.sleep_preserves) == (on, kept)
+    found = parse_arguments(line.split())
+    assert (found.enable_sleep_mode, found.sleep_preserve_parameter_names) == (on, kept)

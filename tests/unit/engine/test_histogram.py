@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.engine.histogram import Histogram, Quantile
+from aerie.engine.metrics.histogram import Histogram, Quantile
 
 EDGES = (0.01, 0.1, 1.0, 10.0, math.inf)
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import page as pages
-from aerie.engine.page import PageError, parse
-from aerie.engine.samples import Sample
+from aerie.engine.metrics import exposition as pages
+from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
+from aerie.engine.metrics.sample import Sample
 from benchmarks._hostile_pods import PAGES, filled, honest
 
 ACCEPTED = {"families", "ranks"}
@@ -21,8 +21,8 @@ ACCEPTED = {"families", "ranks"}
 
 @pytest.mark.parametrize("form", sorted(PAGES.keys() - ACCEPTED))
 def test_a_made_up_page_is_refused_in_words_that_are_not_its_own(form: str) -> None:
-    with pytest.raises(PageError) as caught:
-        parse(PAGES[form]())
+    with pytest.raises(ExpositionError) as caught:
+        parse_exposition(PAGES[form]())
     sentence = str(caught.value)
     assert len(sentence) < 200
     assert "\\" not in sentence
@@ -44,8 +44,8 @@ def test_a_made_up_page_is_refused_in_words_that_are_not_its_own(form: str) -> N
     ],
 )
 def test_the_limit_is_named(form: str, why: str) -> None:
-    with pytest.raises(PageError, match=why):
-        parse(PAGES[form]())
+    with pytest.raises(ExpositionError, match=why):
+        parse_exposition(PAGES[form]())
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_the_limit_is_named(form: str, why: str) -> None:
     ],
 )
 def test_a_line_beyond_a_limit_makes_the_page_one_that_cannot_be_read(line: str, why: str) -> None:
-    with pytest.raises(PageError, match=why):
-        parse(honest() + line.encode() + b"\n")
+    with pytest.raises(ExpositionError, match=why):
+        parse_exposition(honest() + line.encode() + b"\n")
 
 
 def test_a_page_one_byte_too_large_is_refused_and_one_of_sixteen_ranks_is_not() -> None:
-    largest = filled(b"#", honest(), size=pages.LARGEST)
-    assert len(largest) == pages.LARGEST
-    assert parse(largest).counters == parse(honest()).counters
-    with pytest.raises(PageError, match="more than 1048576 bytes"):
-        parse(b"#" + largest)
-    assert len(parse(honest(16, "m" * 70)).engines) == 16
+    largest = filled(b"#", honest(), size=pages.MAX_EXPOSITION_BYTES)
+    assert len(largest) == pages.MAX_EXPOSITION_BYTES
+    assert parse_exposition(largest).counters == parse_exposition(honest()).counters
+    with pytest.raises(ExpositionError, match="more than 1048576 bytes"):
+        parse_exposition(b"#" + largest)
+    assert len(parse_exposition(honest(16, "m" * 70)).engines) == 16
 
 
 def test_the_same_family_again_and_again_is_summed() -> None:
     times = len(PAGES["families"]()) // len(honest())
-    assert parse(PAGES["families"]()).gauges == parse(honest()).gauges
-    one, all_of_them = (parse(text.replace(b" 0.0\n", b" 2.0\n")) for text in (honest(), PAGES["families"]()))
+    assert parse_exposition(PAGES["families"]()).gauges == parse_exposition(honest()).gauges
+    one, all_of_them = (parse_exposition(text.replace(b" 0.0\n", b" 2.0\n")) for text in (honest(), PAGES["families"]()))
     assert all_of_them.counters.prompt_tokens == times * one.counters.prompt_tokens > 0
 
 
@@ -94,12 +94,12 @@ def fullest() -> Sample:
         *(f'vllm:time_to_first_token_seconds_bucket{{le="{number}.123"}} 0.{number}7' for number in range(100)),
         *(f'vllm:request_time_per_output_token_seconds_bucket{{le="{number}.123"}} 0.{number}7' for number in range(100)),
     ]
-    return parse(honest() + "\n".join(lines).encode() + b"\n")
+    return parse_exposition(honest() + "\n".join(lines).encode() + b"\n")
 
 
 def test_a_sample_is_small_whatever_its_page_says() -> None:
     assert len(pickle.dumps(fullest())) < 16 * 1024
-    assert len(pickle.dumps(parse(honest(16)))) < 4 * 1024
+    assert len(pickle.dumps(parse_exposition(honest(16)))) < 4 * 1024
 
 
 def seconds(page: bytes) -> float:
@@ -107,7 +107,7 @@ def seconds(page: bytes) -> float:
     found = []
     for _ in range(5):
         began = time.process_time()
-        parse(page)
+        parse_exposition(page)
         found.append(time.process_time() - began)
     return min(found)
 
@@ -119,7 +119,7 @@ PLAIN = b'vllm:prompt_tokens_by_source_total{a="' + b"}" * 7000 + b'",source="a"
 
 @pytest.mark.parametrize("line", [ESCAPED, MANY, PLAIN], ids=["escapes", "labels", "braces"])
 def test_four_times_the_page_takes_four_times_as_long_and_not_sixteen(line: bytes) -> None:
-    most = min(4000, (pages.LARGEST - len(honest())) // len(line)) // 4
+    most = min(4000, (pages.MAX_EXPOSITION_BYTES - len(honest())) // len(line)) // 4
     small, large = (honest() + line * number for number in (most, 4 * most))
     assert seconds(large) < 10 * seconds(small)
 
@@ -142,8 +142,8 @@ def test_what_a_page_says_is_what_prometheus_reads_in_it(lines: list[tuple[str, 
         labels = [("finished_reason", reason), ("model_name", model), ("other", other)]
         pairs = f",{blank}".join(f'{labels[index][0]}="{escaped(labels[index][1])}"' for index in order)
         made += f"vllm:request_success_total{{{pairs}}} {value}.0{blank}\n"
-    expected = defaultdict(float, parse(honest()).counters.finished)
+    expected = defaultdict(float, parse_exposition(honest()).counters.finished)
     for family in text_string_to_metric_families(made):
         for sample in family.samples:
             expected[sample.labels["finished_reason"]] += sample.value
-    assert parse(honest() + made.encode()).counters.finished == expected
+    assert parse_exposition(honest() + made.encode()).counters.finished == expected

@@ -6,7 +6,7 @@ operator writes, at fleet size, with all that goes wrong there.
 Time jumps to the next moment at which anything changes, or at which the decision wants to be made again.
 
 Guarantees: everything follows from the arguments and from what is called, in the order in which it is called. Writes are carried
-out as the operator's edge does (controller/act.py): every object is tried, deletions wait for those that requests depend on, and
+out as the operator's edge does (controller/kubernetes/apply.py): every object is tried, deletions wait for those that requests depend on, and
 the status is written in any case. Deployments have maxSurge 1 and maxUnavailable 0, and give up pods that do not serve first.
 Not here: proxies and endpoints that lag behind what the API server has; quota and scheduling by anything but a number of places.
 """
@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from aerie.analysis.measurement.blocks import ClosedBlock
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.resources import names
-from aerie.resources.placement import LABELS
-from aerie.rollout.analysis.blocks import Block
-from aerie.rollout.decide import decide, refused
-from aerie.rollout.machine import GROWING
-from aerie.rollout.observed import Observed
-from aerie.rollout.plan import Plan
+from aerie.api.status import TRAFFIC_SHIFT_PHASES
+from aerie.manifests import naming
+from aerie.manifests.pod.placement import GPU_PRODUCT_LABELS
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan, with_apply_errors
 from tests.unit.rollout.world import IMAGE, World, side
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -95,7 +95,7 @@ class Pod:
 
     @property
     def revision(self) -> str:
-        return self.labels[names.REVISION]
+        return self.labels[naming.REVISION_LABEL]
 
     @property
     def product(self) -> str:
@@ -124,7 +124,7 @@ class Pod:
             "status": "True" if self.state == "Serving" else "False",
             "lastTransitionTime": self.since.isoformat(),
         }
-        engine: dict[str, Any] = {"name": names.ENGINE, "image": "vllm", "ready": self.state == "Serving"}
+        engine: dict[str, Any] = {"name": naming.ENGINE_CONTAINER, "image": "vllm", "ready": self.state == "Serving"}
         engine |= {"restartCount": self.restarts, "started": self.state in ("Serving", "NotReady"), "state": {"running": {}}}
         if self.state == "Crashing":
             engine |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
@@ -150,8 +150,8 @@ class Look:
     """One pass of the operator: what it saw, what it decided, and what came of it."""
 
     at: datetime
-    observed: Observed
-    plan: Plan
+    observed: Snapshot
+    plan: ReconcilePlan
     serving: Mapping[str, int]
     """Pods that served when it was decided, by Deployment."""
     written: bool
@@ -204,36 +204,38 @@ class Cluster(World):
         self.looks = 0
 
     # ------------------------------------------------------------------------------------------------------------- the operator
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         hidden = self.unlisted
-        return Observed(
+        return Snapshot(
             resource=SpeculativeDeployment.from_dict(self.document),
             children=tuple(item for (kind, _), item in self.objects.items() if kind not in hidden),
             pods=tuple(pod.document() for pod in self.fleet),
             preflight_pods=tuple(self.checks),
             blocks=tuple(self.blocks),
-            nodes={pod.node: {LABELS[0]: pod.product} for pod in self.fleet if pod.node},
-            unreadable={pod.name: "a counter is below zero" for pod in self.fleet if pod.serves and pod.revision in self.lying},
-            unlisted={kind: f"{kind}s of namespace default cannot be listed" for kind in hidden},
+            node_labels={pod.node: {GPU_PRODUCT_LABELS[0]: pod.product} for pod in self.fleet if pod.node},
+            invalid_metrics={
+                pod.name: "a counter is below zero" for pod in self.fleet if pod.serves and pod.revision in self.lying
+            },
+            unlisted_kinds={kind: f"{kind}s of namespace default cannot be listed" for kind in hidden},
         )
 
     def look(self, parts: int = 10**6) -> Look:
         """One pass, which crashes after so many of its writes."""
         observed, serving = self.observed(), self.serving_by_deployment()
         before = copy.deepcopy(self.document.get("status"))
-        plan = decide(observed, IMAGE, self.now, self.catalog)
-        written = bool(plan.apply or plan.delete or plan.events or plan.status.to_dict() != before)
-        again = self._carry_out(observed, plan, parts) if written else plan.again
+        plan = build_reconcile_plan(observed, IMAGE, self.now, self.catalog)
+        written = bool(plan.objects_to_apply or plan.objects_to_delete or plan.events or plan.status.to_dict() != before)
+        again = self._carry_out(observed, plan, parts) if written else plan.requeue_after
         look = Look(self.now, observed, plan, serving, written, again)
         self.looks += 1
         self.on_look(look)
         self.react()
         return look
 
-    def _carry_out(self, observed: Observed, plan: Plan, parts: int) -> timedelta | None:
-        """As controller/act.py does; when to look again."""
+    def _carry_out(self, observed: Snapshot, plan: ReconcilePlan, parts: int) -> timedelta | None:
+        """As controller/kubernetes/apply.py does; when to look again."""
         refusals, failed, carried = [], False, True
-        for item in plan.apply[:parts]:
+        for item in plan.objects_to_apply[:parts]:
             code = self._answer(item["kind"])
             if code is None:
                 self.apply(item)
@@ -246,16 +248,16 @@ class Cluster(World):
                 failed = True
         again: timedelta | None = timedelta(0)
         if refusals:
-            plan = refused(plan, observed.resource.status, refusals, self.now)
-            again = plan.again
-        for reference in plan.delete[: max(0, parts - len(plan.apply))] if carried else ():
+            plan = with_apply_errors(plan, observed.resource.status, refusals, self.now)
+            again = plan.requeue_after
+        for reference in plan.objects_to_delete[: max(0, parts - len(plan.objects_to_apply))] if carried else ():
             if self._answer(reference.kind) is not None:
                 failed = True
             else:
                 self.delete(reference.kind, reference.name)
         if self._answer("Status") is not None:
             failed = True
-        elif parts > len(plan.apply) + len(plan.delete):
+        elif parts > len(plan.objects_to_apply) + len(plan.objects_to_delete):
             self.document["status"] = plan.status.to_dict()
         self.failures = self.failures + 1 if failed else 0
         return min(timedelta(seconds=0.5 * 2 ** min(self.failures, 9)), MINUTE) if failed else again
@@ -319,7 +321,7 @@ class Cluster(World):
             same = before is not None and before["spec"] == made["spec"]
             generation = (before or {}).get("metadata", {}).get("generation", 0) + (not same)
             time = before["metadata"]["managedFields"][0]["time"] if before and same else self.now.isoformat()
-            made["metadata"] |= {"generation": generation, "managedFields": [{"manager": names.FIELD_MANAGER, "time": time}]}
+            made["metadata"] |= {"generation": generation, "managedFields": [{"manager": naming.FIELD_MANAGER, "time": time}]}
         self.objects[kind, name] = made
 
     def delete(self, kind: str, name: str) -> None:
@@ -381,7 +383,7 @@ class Cluster(World):
 
     def _make(self, name: str, item: dict[str, Any], template: str) -> None:
         labels = item["spec"]["template"]["metadata"]["labels"]
-        revision = labels[names.REVISION]
+        revision = labels[naming.REVISION_LABEL]
         self.drafters.setdefault(revision, _drafter(template))
         made = Pod(f"{name}-{next(self.counter):05d}", name, labels, template, self.now, "Roomless", self.now)
         self.fleet.append(made)
@@ -453,15 +455,15 @@ class Cluster(World):
 
     # --------------------------------------------------------------------------------------------------------- clients and blocks
     def _arms(self) -> tuple[str, str | None] | None:
-        """The Deployments that the block under way compares, as controller/compare.py has them; the second is None where there is
+        """The Deployments that the block under way compares, as controller/collection/blocks.py has them; the second is None where there is
         nothing to compare with."""
         status = self.document.get("status") or {}
         if not (status.get("analysis") or {}).get("state") or not self.requests:
             return None
         stable, canary, previous = status.get("stable"), status.get("canary"), status.get("previous")
-        name = functools.partial(names.deployment, self.document["metadata"]["name"])
+        name = functools.partial(naming.deployment_name, self.document["metadata"]["name"])
         if stable and canary and canary["phase"] != "RollingBack":
-            controlled = canary.get("control") is not None and canary["phase"] not in GROWING
+            controlled = canary.get("control") is not None and canary["phase"] not in TRAFFIC_SHIFT_PHASES
             return name(canary["revision"], control=False), name(stable["revision"], control=controlled)
         if stable and previous:
             rechecks = previous["phase"] == "Rechecking"
@@ -484,7 +486,7 @@ class Cluster(World):
         elif ends is not None and ends <= self.now:
             sides = [self._side(deployment) for deployment in arms]
             if sides[0] is not None and (sides[1] is not None or arms[1] is None):
-                self.blocks = [*self.blocks[-3:], Block(self.counted.timestamp(), self.now.timestamp(), sides[0], sides[1])]
+                self.blocks = [*self.blocks[-3:], ClosedBlock(self.counted.timestamp(), self.now.timestamp(), sides[0], sides[1])]
             self.counted = self.now
 
     def _side(self, deployment: str | None) -> Any:

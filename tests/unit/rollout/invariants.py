@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from aerie.rollout.rollback import cause_of
+from aerie.rollout.canary.blocked_rollback import find_reversal_cause
 from tests.unit.rollout.cluster import Cluster, Look
 
 ALONE = timedelta(hours=72)
@@ -31,7 +31,7 @@ def no_weight_without_a_pod(look: Look) -> str:
     """No arm without a serving pod gets requests while pods of another arm serve: by the route's weights and the Services'
     selectors in mode Gateway, by the Service that bears the resource's name everywhere."""
     spec = look.observed.resource.spec
-    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.unlisted.keys():
+    if spec.rollout.paused or spec.replicas == 0 or {"Service", "HTTPRoute"} & look.observed.unlisted_kinds.keys():
         return ""
     serving = {name: min(count, _asked_after(look, name)) for name, count in look.serving.items()}
     labels = {name: _pod_labels(look, name) for name, count in serving.items() if count}
@@ -66,7 +66,7 @@ def no_serving_pod_given_up(look: Look) -> str:
         return ""
     status = look.observed.resource.status
     last = status.history[0] if status and status.history else None
-    if last is not None and cause_of(last) is not None and 2 * after >= before:
+    if last is not None and find_reversal_cause(last) is not None and 2 * after >= before:
         return (
             ""  # a rollback that could not end was turned round: what has not served for so long goes, and the larger part stays
         )
@@ -172,14 +172,14 @@ def _floor(look: Look) -> int:
 
 def _after(look: Look, kind: str, name: str) -> Mapping[str, Any] | None:
     """The object when the plan is carried out."""
-    if any((gone.kind, gone.name) == (kind, name) for gone in look.plan.delete):
+    if any((gone.kind, gone.name) == (kind, name) for gone in look.plan.objects_to_delete):
         return None
-    made = next((one for one in look.plan.apply if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
+    made = next((one for one in look.plan.objects_to_apply if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
     return made or look.observed.child(kind, name)
 
 
 def _asked_after(look: Look, deployment: str) -> int:
-    if "Deployment" in look.observed.unlisted:
+    if "Deployment" in look.observed.unlisted_kinds:
         return 10**6
     found = _after(look, "Deployment", deployment)
     return 0 if found is None else int(found["spec"]["replicas"])
@@ -245,6 +245,6 @@ def _wrote(look: Look) -> str:
     after = look.plan.status
     old, new = before.to_dict() if before else {}, after.to_dict()
     changed = {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-    applied = [f"{one['kind']} {one['metadata']['name']}" for one in look.plan.apply]
-    deleted = [f"{one.kind} {one.name}" for one in look.plan.delete]
+    applied = [f"{one['kind']} {one['metadata']['name']}" for one in look.plan.objects_to_apply]
+    deleted = [f"{one.kind} {one.name}" for one in look.plan.objects_to_delete]
     return f"it applies {applied}, deletes {deleted}, tells {[one.reason for one in look.plan.events]}, writes {changed}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aerie.api import ResourceError, SpeculativeDeployment
-from aerie.resources import names, workload
+from aerie.manifests import deployment, naming
 from tests.unit.rollout.world import World, canarying, serving, watching
 
 
@@ -32,7 +32,7 @@ def holds(world: World) -> None:
     asked = {arm["revision"] for arm in (world.status["stable"], world.status.get("canary")) if arm}
     for pod in world.pods:
         labels = pod["metadata"]["labels"]
-        revision, control = labels[names.REVISION], labels[names.CONTROL] == "true"
+        revision, control = labels[naming.REVISION_LABEL], labels[naming.CONTROL_LABEL] == "true"
         assert len(of(world, pod)) <= 1
         if control:
             assert not of(world, pod)
@@ -42,7 +42,7 @@ def holds(world: World) -> None:
 
 def amount(**rollout: Any) -> object:
     document = {**World().document, "spec": {**World().document["spec"], "rollout": rollout}}
-    return workload.disruption_budget(SpeculativeDeployment.from_dict(document), "r1")["spec"]["maxUnavailable"]
+    return deployment.build_disruption_budget(SpeculativeDeployment.from_dict(document), "r1")["spec"]["maxUnavailable"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_canary_that_loads_is_in_no_budget_of_the_stable_pods(phase: str) -> N
     holds(world)
     found = budgets(world)
     assert set(found) == {f"chat-{old}", f"chat-{world.wanted}"}
-    assert found[f"chat-{old}"] == names.group("chat", old, control=False)
+    assert found[f"chat-{old}"] == naming.deployment_selector_labels("chat", old, control=False)
 
 
 def test_a_promotion_changes_no_selector_and_takes_away_no_budget_of_what_serves() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.status import Status
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.rollout.evidence import incomparable
-from aerie.rollout.wanted import read_wanted, recommended_sampling
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.rollout.canary.analysis_run import explain_incomparable_acceptance
+from aerie.rollout.revision.desired import recommend_draft_sampling, resolve_desired_revision
 
 
 def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> SpeculativeDeployment:
@@ -32,12 +32,12 @@ def resource(image: str = "vllm/vllm-openai:v0.33.0", **speculation: Any) -> Spe
 
 
 def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> None:
-    before, after = read_wanted(resource()), read_wanted(resource(draftSampling="Probabilistic"))
+    before, after = resolve_desired_revision(resource()), resolve_desired_revision(resource(draftSampling="Probabilistic"))
     assert before.revision != after.revision
-    assert before.template != after.template
-    assert after.change(Status(stable=before.arm)) == "probabilistic drafts"
-    assert before.change(Status(stable=after.arm)) == "drafts as the engine samples them"
-    assert incomparable(after.arm, before.arm) == ""
+    assert before.pod_template != after.pod_template
+    assert after.describe_change(Status(stable=before.arm)) == "probabilistic drafts"
+    assert before.describe_change(Status(stable=after.arm)) == "drafts as the engine samples them"
+    assert explain_incomparable_acceptance(after.arm, before.arm) == ""
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_change_makes_other_pods_is_named_and_its_acceptance_is_compared() -> 
     ],
 )
 def test_the_operator_makes_no_pods_of_what_it_refuses(speculation: dict[str, Any], why: str) -> None:
-    wanted = read_wanted(resource(**speculation))
-    assert wanted.template is None
+    wanted = resolve_desired_revision(resource(**speculation))
+    assert wanted.pod_template is None
     assert why in wanted.problem
 
 
 def test_a_version_without_the_key_is_refused() -> None:
-    wanted = read_wanted(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
+    wanted = resolve_desired_revision(resource("vllm/vllm-openai:v0.20.2", draftSampling="Probabilistic"))
     assert wanted.problem == (
         "spec.speculation: draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2 does not have: "
         "use vLLM 0.22.0 or newer, or leave draftSampling out."
@@ -85,6 +85,6 @@ def test_a_version_without_the_key_is_refused() -> None:
     ],
 )
 def test_it_is_recommended_for_sampled_traffic_alone(
-    speculation: dict[str, Any], setting: Setting, image: str, expected: str | None
+    speculation: dict[str, Any], setting: SpeculationSetting, image: str, expected: str | None
 ) -> None:
-    assert recommended_sampling(resource(f"vllm/vllm-openai:{image}", **speculation), setting) == expected
+    assert recommend_draft_sampling(resource(f"vllm/vllm-openai:{image}", **speculation), setting) == expected

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout import pods
+from aerie.manifests import naming
+from aerie.rollout.facts import pod_failures
 from tests.unit.rollout.world import START, World, canarying, of, serving, watching
 
 MINUTE = timedelta(minutes=1)
@@ -32,7 +32,7 @@ class Slow(World):
         deployments = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         for item in deployments:
             alive = [pod for pod in self.pods if of(pod, item) and not ended(pod) and not deleted(pod)]
-            for pod in sorted(alive, key=lambda pod: (pods.ready(pod), pod["metadata"]["creationTimestamp"]))[
+            for pod in sorted(alive, key=lambda pod: (pod_failures.is_pod_ready(pod), pod["metadata"]["creationTimestamp"]))[
                 : max(0, len(alive) - item["spec"]["replicas"])
             ]:
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
@@ -46,10 +46,13 @@ class Slow(World):
                 self.pods.append(
                     {"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}, "ready_at": self._ready_at(name)}
                 )
-        keys = {(item["metadata"]["labels"][names.REVISION], item["metadata"]["labels"][names.CONTROL]) for item in deployments}
+        keys = {
+            (item["metadata"]["labels"][naming.REVISION_LABEL], item["metadata"]["labels"][naming.CONTROL_LABEL])
+            for item in deployments
+        }
         for pod in self.pods:
             label = pod["metadata"]["labels"]
-            if (label[names.REVISION], label[names.CONTROL]) not in keys and not deleted(pod):
+            if (label[naming.REVISION_LABEL], label[naming.CONTROL_LABEL]) not in keys and not deleted(pod):
                 pod["metadata"]["deletionTimestamp"] = (now + timedelta(seconds=120)).isoformat()
                 pod["gone"] = now + timedelta(seconds=self.drain)
             if pod["ready_at"] is not None and pod["ready_at"] <= now and pod["status"]["phase"] == "Pending":
@@ -68,7 +71,7 @@ class Slow(World):
         end = self.now + timedelta(hours=hours)
         while self.now < end:
             before = copy.deepcopy((self.document, self.objects))
-            again = self.step().again
+            again = self.step().requeue_after
             if self.status["phase"] == until:
                 return
             self.check()
@@ -317,8 +320,8 @@ def test_a_rollback_that_cannot_end_hears_of_another_spec(how: str) -> None:
         for _ in range(times):
             world.schedule()
             for pod in world.pods:
-                revision = pod["metadata"]["labels"][names.REVISION]
-                if revision == old and not pods.ready(pod):
+                revision = pod["metadata"]["labels"][naming.REVISION_LABEL]
+                if revision == old and not pod_failures.is_pod_ready(pod):
                     pod["status"] = {"phase": "Pending", "containerStatuses": [waiting("ImagePullBackOff")]}
                 elif revision != old:
                     pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -351,15 +354,15 @@ def waiting(reason: str) -> dict[str, Any]:
 def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
     from aerie.api.status import Trial
     from aerie.engine.speculation import Static
-    from aerie.resources.revision import revision
-    from aerie.rollout.wanted import shown
+    from aerie.manifests.revision_hash import compute_revision
+    from aerie.rollout.revision.desired import build_status_setting
 
     world = serving(replicas=2)
     resource = world.observed().resource
     trial = Trial(
-        setting=shown(Static(5)),
+        setting=build_status_setting(Static(5)),
         purpose="Change",
-        revision=revision(resource, Static(5)),
+        revision=compute_revision(resource, Static(5)),
         basis=world.wanted,
         started_at=START,
     )
@@ -368,7 +371,7 @@ def test_nothing_spins_while_a_trial_waits_and_the_resource_is_paused() -> None:
     world.now = START + timedelta(hours=2)
     world.step()
     for _ in range(5):
-        again = world.step().again
+        again = world.step().requeue_after
         assert again is None or again >= timedelta(seconds=1)
 
 
@@ -405,7 +408,7 @@ def test_a_word_of_any_length_is_heard_once() -> None:
 def test_a_promoted_fleet_is_not_taken_back_for_one_crashing_pod() -> None:
     world, _ = watching(replicas=20)
     assert world.status["phase"] == "Watching"
-    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][names.REVISION] == world.wanted)
+    bad = next(pod for pod in world.pods if pod["metadata"]["labels"][naming.REVISION_LABEL] == world.wanted)
     bad["status"] = {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, "restartCount": 9}]}
     world.step()
     assert world.status["phase"] == "Watching"

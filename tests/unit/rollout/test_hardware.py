@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import names
-from aerie.rollout.evidence import Evidence
-from aerie.rollout.failures import AFTER_ROLLBACK
-from aerie.rollout.hardware import MOST, Nodes, _sample, unlike
-from aerie.tuning.policy import lengthened
-from tests.unit.rollout.test_tuned import K5, MINUTE, advise, look, speculation, tuned
+from aerie.manifests import naming
+from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.facts.hardware import MAX_COMPARED_PODS, LabelsByNode, _sample, hardware_difference_message
+from aerie.rollout.trials.failures import COOLDOWNS_AFTER_ROLLBACK
+from aerie.tuning.decision.policy import backoff_factor
+from tests.unit.rollout.test_effective_setting import K5, MINUTE, advise, look, speculation, tuned
 from tests.unit.rollout.world import World, canarying, serving, watching
 
 A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
@@ -26,7 +26,7 @@ def pods(*nodes: str | None) -> list[dict[str, Any]]:
     return [{"metadata": {"name": f"p{at}"}, "spec": {"nodeName": node} if node else {}} for at, node in enumerate(nodes)]
 
 
-NODES: Nodes = {
+NODES: LabelsByNode = {
     "a1": {PRODUCT: A100, INSTANCE: "p4d.24xlarge"},
     "a2": {PRODUCT: A100, INSTANCE: "p4de.24xlarge"},
     "h1": {PRODUCT: H100, INSTANCE: "p5.48xlarge"},
@@ -48,32 +48,32 @@ NODES: Nodes = {
 )
 def test_alike_by_the_first_label_that_all_nodes_have(canary: list[str | None], control: list[str | None]) -> None:
     """A node that the GPU's own label has not reached yet is no other hardware."""
-    assert unlike(pods(*canary), pods(*control), NODES) == ""
+    assert hardware_difference_message(pods(*canary), pods(*control), NODES) == ""
 
 
 def test_unlike_names_both_products_with_counts() -> None:
     said = f"the canary's pods run on {A100} (2 pods), the control's on {A100} (1 pod) and {H100} (1 pod)"
-    assert unlike(pods("a1", "a2"), pods("a1", "h1"), NODES) == said
+    assert hardware_difference_message(pods("a1", "a2"), pods("a1", "h1"), NODES) == said
     said = "the canary's pods run on p4d.24xlarge (1 pod), the control's on p5.48xlarge (1 pod)"
-    assert unlike(pods("a1"), pods("h2"), NODES) == said
+    assert hardware_difference_message(pods("a1"), pods("h2"), NODES) == said
 
 
 @pytest.mark.parametrize(
     ("canary", "control"), [([], ["a1"]), (["a1"], []), ([None], ["a1"]), (["a1"], ["bare"]), (["a1"], ["h1", "gone"])]
 )
 def test_not_known(canary: list[str | None], control: list[str | None]) -> None:
-    assert unlike(pods(*canary), pods(*control), NODES) is None
+    assert hardware_difference_message(pods(*canary), pods(*control), NODES) is None
 
 
 @pytest.mark.parametrize("newer", [lambda at: at < 500, lambda at: at % 2 == 0], ids=["the later half", "every second pod"])
 def test_of_many_pods_a_sample_is_taken_that_no_order_of_pods_deceives(newer: Callable[[int], bool]) -> None:
-    nodes: Nodes = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
-    said = unlike(pods("n0"), pods(*nodes), nodes)
+    nodes: LabelsByNode = {f"n{at}": {PRODUCT: A100 if newer(at) else H100} for at in range(1000)}
+    said = hardware_difference_message(pods("n0"), pods(*nodes), nodes)
     assert said is not None
     counts = [int(count) for count in re.findall(r"\((\d+) pods\)", said)]
-    assert sum(counts) == MOST
-    assert min(counts) > MOST // 4
-    assert said.endswith(f"by a sample of {MOST} of its 1000 pods")
+    assert sum(counts) == MAX_COMPARED_PODS
+    assert min(counts) > MAX_COMPARED_PODS // 4
+    assert said.endswith(f"by a sample of {MAX_COMPARED_PODS} of its 1000 pods")
 
 
 def test_another_pod_changes_at_most_one_of_the_sample() -> None:
@@ -87,11 +87,11 @@ def place(world: World, canary: str, others: str) -> None:
     world.nodes = {"one": {PRODUCT: canary}, "other": {PRODUCT: others}}
     mine = (world.status.get("canary") or {}).get("revision")
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][names.REVISION] == mine else "other"}
+        pod["spec"] = {"nodeName": "one" if pod["metadata"]["labels"][naming.REVISION_LABEL] == mine else "other"}
 
 
-def evidence(world: World) -> Evidence:
-    found = Evidence.unpack(world.status["analysis"]["state"])
+def evidence(world: World) -> AnalysisRun:
+    found = AnalysisRun.unpack(world.status["analysis"]["state"])
     assert found is not None
     return found
 
@@ -99,10 +99,10 @@ def evidence(world: World) -> Evidence:
 def test_a_plan_names_the_nodes_that_it_depends_on() -> None:
     world, _ = canarying("Analyzing")
     place(world, A100, H100)
-    assert world.step().nodes == ("one", "other")
+    assert world.step().hardware_nodes == ("one", "other")
     ready = serving()
     place(ready, A100, A100)
-    assert ready.step().nodes == (), "of no rollout"
+    assert ready.step().hardware_nodes == (), "of no rollout"
 
 
 def test_a_much_slower_gpu_rolls_nothing_back_and_a_better_drafter_is_promoted_by_its_acceptance() -> None:
@@ -185,7 +185,7 @@ def test_it_stays_unlike_while_nothing_new_is_known() -> None:
 def test_with_neither_acceptance_nor_time_only_a_person_accepts() -> None:
     """A first drafter: drafts are not compared, and what is left (failed requests) is no reason to promote."""
     world, _ = canarying("Analyzing", speculation={"tokens": 0})
-    assert evidence(world).terms.incomparable
+    assert evidence(world).plan.incomparable
     place(world, A100, H100)
     for _ in range(130):
         world.measure(1, 0.0)
@@ -216,8 +216,8 @@ def test_a_recheck_after_a_promotion_is_without_time_too() -> None:
     assert world.status["phase"] == "Rechecking"
     world.nodes = {"one": {PRODUCT: A100}, "other": {PRODUCT: H100}}
     for pod in world.pods:
-        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][names.REVISION] == old else "one"}
-    assert world.plan().nodes == ("one", "other")
+        pod["spec"] = {"nodeName": "other" if pod["metadata"]["labels"][naming.REVISION_LABEL] == old else "one"}
+    assert world.plan().hardware_nodes == ("one", "other")
     world.measure_time(8, 4.0)
     assert world.status["phase"] == "Rechecking"
 
@@ -249,7 +249,7 @@ def test_a_trial_on_unlike_hardware_ends_undecided_and_is_remembered(action: Any
     assert world.condition("Tuned") == ("False", "Cooldown")
     ended = datetime.fromisoformat(failure["lastAt"])
     tuning = world.observed().resource.spec.speculation.tuning
-    world.now = ended + AFTER_ROLLBACK * lengthened(1) * max(tuning.cooldown, tuning.interval) + MINUTE
+    world.now = ended + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(1) * max(tuning.cooldown, tuning.interval) + MINUTE
     advise(world, action=action)
     look(world)
     assert speculation(world)["trial"]["setting"] == K5, "the pause is over"

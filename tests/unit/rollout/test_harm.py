@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aerie.rollout.pods import restarts_since
+from aerie.rollout.facts.pod_failures import count_restarts_since
 from tests.unit.rollout.world import World, canarying, watching
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -108,6 +108,6 @@ def test_restarts_that_count() -> None:
 
     minute = timedelta(minutes=1)
     group = [pod("a", minute), pod("b", -minute), pod("c", minute, status=0), pod("d", minute, container="proxy")]
-    assert restarts_since(group, NOW) == {"a": 2}
-    assert restarts_since([pod("e", minute, state="state")], NOW) == {"e": 3}, "it is about to be restarted"
-    assert restarts_since([{"metadata": {"name": "new"}}], NOW) == {}
+    assert count_restarts_since(group, NOW) == {"a": 2}
+    assert count_restarts_since([pod("e", minute, state="state")], NOW) == {"e": 3}, "it is about to be restarted"
+    assert count_restarts_since([{"metadata": {"name": "new"}}], NOW) == {}

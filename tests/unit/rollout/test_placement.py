@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import placement
-from aerie.resources.names import CONTROL, NAME, REVISION
-from aerie.rollout import templates
+from aerie.manifests.naming import CONTROL_LABEL, NAME_LABEL, REVISION_LABEL
+from aerie.manifests.pod import placement
+from aerie.rollout.revision import pod_template
 from tests.unit.rollout.world import World, canarying
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -35,8 +35,8 @@ def control(world: World, revision: str) -> dict[str, Any]:
 
 def terms(revision: str) -> list[dict[str, Any]]:
     selector = {
-        "matchLabels": {NAME: "chat", CONTROL: "false"},
-        "matchExpressions": [{"key": REVISION, "operator": "NotIn", "values": [revision]}],
+        "matchLabels": {NAME_LABEL: "chat", CONTROL_LABEL: "false"},
+        "matchExpressions": [{"key": REVISION_LABEL, "operator": "NotIn", "values": [revision]}],
     }
     weights = {
         "nvidia.com/gpu.product": 100,
@@ -109,7 +109,7 @@ def test_an_upgrade_leaves_the_control_pods_of_a_canary_under_way_where_they_are
         world, old = canarying("Analyzing", **spec)
     made = copy.deepcopy(world.deployments(control=True) | {"stable": world.deployments()[old]})
     plan = world.step()
-    assert plan.apply == ()
+    assert plan.objects_to_apply == ()
     assert world.deployments(control=True) | {"stable": world.deployments()[old]} == made
 
 
@@ -117,13 +117,13 @@ def test_a_lost_record_leaves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pods of the stable revision are then as its Deployment has them, with what the API server has added."""
     world, old = canarying("Analyzing")
     before = affinity(control(world, old))
-    found = templates.template_of
+    found = pod_template.resolve_pod_template
 
     def defaulted(*given: Any) -> dict[str, Any] | None:
         template = copy.deepcopy(found(*given))
         return template and {**template, "spec": {**template["spec"], "schedulerName": "default-scheduler"}}
 
-    monkeypatch.setattr("aerie.rollout.children.template_of", defaulted)
+    monkeypatch.setattr("aerie.rollout.children.desired.template_of", defaulted)
     world.step()
     assert control(world, old)["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
     assert affinity(control(world, old)) == before
@@ -139,5 +139,5 @@ def test_what_is_changed_by_hand_is_put_back() -> None:
 
 def test_the_users_template_is_not_changed() -> None:
     template: dict[str, Any] = {"spec": {"affinity": copy.deepcopy(OWN)}}
-    placement.beside_canary(template, "chat", "abc")
+    placement.prefer_canary_gpu_product(template, "chat", "abc")
     assert template == {"spec": {"affinity": OWN}}

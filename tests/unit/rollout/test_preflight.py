@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aerie.resources import preflight
-from aerie.resources.preflight import Runner
-from aerie.rollout.decide import decide
-from aerie.rollout.plan import Plan
+from aerie.manifests import preflight_job as preflight
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan
 from tests.unit.rollout.world import IMAGE, World
 
 PASSES = {"ok": True, "summary": "checked.", "refused": [], "warned": ["⚠ C3 norms: a bit low."]}
@@ -27,7 +27,7 @@ class Cluster(World):
     def __init__(self) -> None:
         super().__init__()
         self.step()
-        self.name = preflight.name("chat", self.wanted)
+        self.name = preflight.preflight_job_name("chat", self.wanted)
 
     @property
     def job(self) -> dict[str, Any]:
@@ -58,8 +58,8 @@ class Cluster(World):
         failed = {"type": "Failed", "status": "True", "lastTransitionTime": moment, "reason": reason, "message": "it has failed"}
         self.job["status"] = {"conditions": [failed]}
 
-    def look(self, **observed: Any) -> Plan:
-        plan = decide(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
+    def look(self, **observed: Any) -> ReconcilePlan:
+        plan = build_reconcile_plan(replace(self.observed(), **observed), IMAGE, self.now, self.catalog)
         self.document["status"] = plan.status.to_dict()
         return plan
 
@@ -130,7 +130,9 @@ def test_what_a_pod_waits_for_is_said_and_it_goes_on_when_that_comes(status: dic
     assert words in cluster.message("Progressing")
     cluster.now += timedelta(hours=3)
     plan = cluster.step()
-    assert (plan.apply, plan.delete, plan.events) == ((), (), ()), "Kubernetes goes on trying, and nothing has changed"
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ()), (
+        "Kubernetes goes on trying, and nothing has changed"
+    )
     cluster.says(PASSES, "Succeeded")
     cluster.step()
     assert cluster.status["phase"] == "Starting"
@@ -140,9 +142,9 @@ def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     cluster = Cluster()
     cluster.job["metadata"]["creationTimestamp"] = cluster.now.isoformat()
     plan = cluster.look()
-    assert plan.again is not None
-    assert plan.again <= timedelta(seconds=10), "no event of a Job is watched"
-    cluster.now += plan.again
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= timedelta(seconds=10), "no event of a Job is watched"
+    cluster.now += plan.requeue_after
     cluster.look()
     assert cluster.condition("PreflightPassed") == ("Unknown", "FailedCreate"), "which has it looked up live, with the events"
     words = 'pods "..." is forbidden: violates PodSecurity "restricted:latest"'
@@ -151,8 +153,8 @@ def test_a_pod_that_is_never_made_is_told_in_the_clusters_words() -> None:
     assert words in cluster.message("PreflightPassed")
     cluster.now += timedelta(hours=2)
     plan = cluster.look(refusals={cluster.name: words})
-    assert not plan.delete
-    assert plan.again == timedelta(minutes=1)
+    assert not plan.objects_to_delete
+    assert plan.requeue_after == timedelta(minutes=1)
 
 
 def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
@@ -163,11 +165,11 @@ def test_the_pause_before_another_job_grows_up_to_an_hour() -> None:
         plan = cluster.step()
         assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
         assert "the Hub does not answer" in cluster.message("PreflightPassed")
-        assert plan.again is not None
-        pauses.append(plan.again)
-        assert cluster.step().again == plan.again, "an error is counted once"
+        assert plan.requeue_after is not None
+        pauses.append(plan.requeue_after)
+        assert cluster.step().requeue_after == plan.requeue_after, "an error is counted once"
         cluster.checks.clear()
-        cluster.now += plan.again - timedelta(seconds=1)
+        cluster.now += plan.requeue_after - timedelta(seconds=1)
         cluster.step()
         assert ("Job", cluster.name) in cluster.objects
         cluster.now += timedelta(seconds=1)
@@ -194,11 +196,11 @@ def test_a_container_that_hangs_is_given_up(state: str) -> None:
     began = {"startedAt": cluster.now.isoformat()}
     cluster.pod("Running", {state: began | ({"exitCode": 2, "message": json.dumps(HUB)} if state == "terminated" else {})})
     plan = cluster.step()
-    assert plan.again == timedelta(minutes=30)
+    assert plan.requeue_after == timedelta(minutes=30)
     cluster.now += timedelta(minutes=30)
     plan = cluster.step()
     assert cluster.condition("PreflightPassed") == ("Unknown", "PreflightError")
-    assert plan.again == timedelta(minutes=5)
+    assert plan.requeue_after == timedelta(minutes=5)
     cluster.now += timedelta(minutes=5)
     cluster.step()
     assert ("Job", cluster.name) not in cluster.objects
@@ -218,7 +220,7 @@ def test_a_canary_under_way_has_passed_whatever_becomes_of_the_job() -> None:
     cluster.step()
     assert cluster.status["phase"] == "Starting"
     cluster.checks.clear()
-    cluster.objects["ConfigMap", cluster.name]["data"].pop(preflight.VERDICT)
+    cluster.objects["ConfigMap", cluster.name]["data"].pop(preflight.RESULT_KEY)
     cluster.fails()
     cluster.step()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")
@@ -228,12 +230,12 @@ def test_a_job_that_waits_is_made_anew_with_what_the_operator_is_given_now() -> 
     cluster = Cluster()
     cluster.pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}})
     cluster.step()
-    given = Runner(IMAGE.image, ("registry",))
-    plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
-    assert [(item.kind, item.name) for item in plan.delete] == [("Job", cluster.name)]
+    given = PreflightJobConfig(IMAGE.image, ("registry",))
+    plan = build_reconcile_plan(cluster.observed(), given, cluster.now, cluster.catalog)
+    assert [(item.kind, item.name) for item in plan.objects_to_delete] == [("Job", cluster.name)]
     cluster.says(PASSES)
-    plan = decide(cluster.observed(), given, cluster.now, cluster.catalog)
-    assert not plan.delete, "its verdict holds"
+    plan = build_reconcile_plan(cluster.observed(), given, cluster.now, cluster.catalog)
+    assert not plan.objects_to_delete, "its verdict holds"
 
 
 # -- A Hub that says no --------------------------------------------------------------------------------------------------
@@ -251,10 +253,10 @@ def test_a_hub_that_says_no_refuses_and_is_asked_again_later_and_later() -> None
         assert cluster.message("PreflightPassed").startswith(str(DENIED["error"]))
         assert f"as soon as Job {cluster.name} is deleted" in cluster.message("PreflightPassed")
         assert cluster.status["phase"] == "Failed"
-        assert plan.again is not None
-        pauses.append(plan.again.total_seconds() / 60)
+        assert plan.requeue_after is not None
+        pauses.append(plan.requeue_after.total_seconds() / 60)
         cluster.checks.clear()
-        cluster.now += plan.again
+        cluster.now += plan.requeue_after
         cluster.step()
         assert ("Job", cluster.name) not in cluster.objects
         cluster.step()
@@ -274,7 +276,7 @@ def allow(cluster: Cluster, **preflight: Any) -> None:
 
 
 def record(cluster: Cluster) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.VERDICT])
+    found: dict[str, Any] = json.loads(cluster.objects["ConfigMap", cluster.name]["data"][preflight.RESULT_KEY])
     return found
 
 
@@ -342,6 +344,6 @@ def test_a_change_of_it_moves_nothing_of_a_revision_that_has_passed(given: dict[
     cluster.step()
     allow(cluster, **given)
     plan = cluster.look()
-    assert [item["kind"] for item in plan.apply] == []
-    assert plan.delete == ()
+    assert [item["kind"] for item in plan.objects_to_apply] == []
+    assert plan.objects_to_delete == ()
     assert cluster.condition("PreflightPassed") == ("True", "Passed")

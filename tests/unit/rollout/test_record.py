@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aerie.resources import preflight
+from aerie.manifests import preflight_job
 from tests.unit.rollout.world import World, canarying
 
 
 def forged(world: World, revision: str) -> dict[str, Any]:
     """Its record says that it runs something else, as somebody who may write ConfigMaps could have it."""
-    record = world.objects["ConfigMap", preflight.name("chat", revision)]
-    template = json.loads(record["data"][preflight.TEMPLATE])
+    record = world.objects["ConfigMap", preflight_job.preflight_job_name("chat", revision)]
+    template = json.loads(record["data"][preflight_job.POD_TEMPLATE_KEY])
     template["spec"]["serviceAccountName"] = "admin"
-    record["data"][preflight.TEMPLATE] = json.dumps(template)
+    record["data"][preflight_job.POD_TEMPLATE_KEY] = json.dumps(template)
     return record
 
 
@@ -37,5 +37,7 @@ def test_a_record_that_is_true_repairs_a_deployment() -> None:
             item["spec"]["template"]["spec"]["serviceAccountName"] = "other"
     world.step()
     live = [item["spec"]["template"]["spec"] for (kind, _), item in world.objects.items() if kind == "Deployment"]
-    wanted = json.loads(world.objects["ConfigMap", preflight.name("chat", old)]["data"][preflight.TEMPLATE])["spec"]
+    wanted = json.loads(
+        world.objects["ConfigMap", preflight_job.preflight_job_name("chat", old)]["data"][preflight_job.POD_TEMPLATE_KEY]
+    )["spec"]
     assert sum(spec["containers"] == wanted["containers"] for spec in live) == 2

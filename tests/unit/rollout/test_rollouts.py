@@ -16,7 +16,7 @@ from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aerie.rollout.pods import ready
+from aerie.rollout.facts.pod_failures import is_pod_ready
 from tests.unit.rollout.world import DRAFTERS, World, canarying, told, watching
 
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}
@@ -99,7 +99,7 @@ class Rollouts(RuleBasedStateMachine):
         plan = world.step(parts)
         if parts == 1000 and world.document["spec"]["replicas"] and world.status["phase"] != "Paused":
             assert not world.lost(), "requests go where nobody serves"
-        deleted = {reference.name for reference in plan.delete}
+        deleted = {reference.name for reference in plan.objects_to_delete}
         assert served is None or f"chat-{served['revision']}" not in deleted, "what serves by the status is never deleted"
         after = world.status
         event(f"phase {after.get('phase')}")
@@ -129,7 +129,7 @@ class Rollouts(RuleBasedStateMachine):
             raise AssertionError("one canary has taken the place of another")
 
     def serving(self) -> set[str]:
-        return {pod["metadata"]["name"] for pod in self.world.pods if ready(pod)}
+        return {pod["metadata"]["name"] for pod in self.world.pods if is_pod_ready(pod)}
 
     @rule(path=st.sampled_from(DRAFTERS))
     def another_drafter(self, path: str) -> None:
@@ -221,7 +221,7 @@ class Rollouts(RuleBasedStateMachine):
             world.now += timedelta(minutes=20)
         assert not {"canary", "previous"} & world.status.keys(), world.message("Progressing")
         plan = world.plan()
-        assert (plan.apply, plan.delete, plan.events) == ((), (), ())
+        assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
         assert plan.status.to_dict() == world.status
         if world.status["phase"] == "Ready":
             assert world.replicas() == {f"chat-{world.wanted}": world.document["spec"]["replicas"]}

@@ -280,7 +280,7 @@ def test_a_first_revision_whose_operator_was_killed_before_its_status_is_adopted
     world.settle_until("Preflight")
     world.check()
     plan = world.plan()
-    made = [item["kind"] for item in plan.apply].index("Deployment") + 1
+    made = [item["kind"] for item in plan.objects_to_apply].index("Deployment") + 1
     world.step(made)
     world.schedule()
     world.ready()

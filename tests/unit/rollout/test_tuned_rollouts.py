@@ -14,9 +14,9 @@ from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from aerie.engine.speculation import Off, Setting, Static
-from aerie.rollout.wanted import read_wanted
-from aerie.tuning.advice import Action, Advice
+from aerie.engine.speculation import Off, SpeculationSetting, Static
+from aerie.rollout.revision.desired import resolve_desired_revision
+from aerie.tuning.recommendation import Recommendation, RecommendedAction
 from tests.unit.rollout.test_rollouts import Rollouts
 from tests.unit.rollout.world import K_OF_SPEC
 
@@ -31,10 +31,10 @@ class Tuning(Rollouts):
         other=st.sampled_from([False, False, False, True]),
     )
     @precondition(lambda self: self.world.status.get("stable"))
-    def an_advice_comes(self, setting: Setting, action: Action, old: int, other: bool) -> None:
+    def an_advice_comes(self, setting: SpeculationSetting, action: RecommendedAction, old: int, other: bool) -> None:
         revision = "another" if other else self.world.status["stable"]["revision"]
         at = self.world.now.timestamp() - old
-        self.world.advice = Advice(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
+        self.world.advice = Recommendation(revision, at, action, setting, (0.02, 0.08, 0.15), f"{setting} is advised.")
 
     @rule()
     def another_operator_begins(self) -> None:
@@ -69,7 +69,7 @@ class Tuning(Rollouts):
         after = world.status
         if after == before:
             return
-        alone = read_wanted(world.observed().resource).revision
+        alone = resolve_desired_revision(world.observed().resource).revision
         tuning = after.get("speculation") or {}
         trial = tuning.get("trial")
         if trial is not None:

@@ -14,27 +14,27 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from aerie.engine.catalog import Catalog
-from aerie.resources import names
-from aerie.resources.preflight import Runner
-from aerie.rollout import pods
-from aerie.rollout.analysis.blocks import Block, Side
-from aerie.rollout.analysis.lossless import Answers, Prompt
-from aerie.rollout.analysis.memory import Memory
-from aerie.rollout.analysis.readings import Counts
-from aerie.rollout.choice import choose
-from aerie.rollout.context import ContextLengths
-from aerie.rollout.decide import decide
-from aerie.rollout.handover import ENDPOINTS
-from aerie.rollout.last_spec import read_resource
-from aerie.rollout.observed import Observed
-from aerie.rollout.plan import Plan
-from aerie.rollout.slots import Turn
-from aerie.rollout.tuned import asked
-from aerie.rollout.wanted import read_wanted
-from aerie.tuning.advice import Advice
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.equivalence import EquivalenceResult, PromptDifference
+from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts
+from aerie.engine.models.drafter_catalog import DrafterCatalog
+from aerie.manifests import naming
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.capacity.service_handover import ENDPOINT_PROPAGATION_DELAY
+from aerie.rollout.facts import pod_failures
+from aerie.rollout.facts.concurrency import StartPermission
+from aerie.rollout.facts.context_length import ContextLengths
+from aerie.rollout.facts.last_valid_spec import read_resource
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan
+from aerie.rollout.revision.desired import resolve_desired_revision
+from aerie.rollout.revision.drafter_selection import select_drafter
+from aerie.rollout.trials.effective_setting import resolve_effective_setting
+from aerie.tuning.recommendation import Recommendation
 
-IMAGE = Runner("aerie.dev/aerie:test")
+IMAGE = PreflightJobConfig("aerie.dev/aerie:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTERS = ("eagle3", "eagle31", "refused")
 LAG = timedelta(seconds=5)
@@ -66,14 +66,14 @@ class World:
         self.pods: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
         self.foreign: list[dict[str, Any]] = []
-        self.catalog = Catalog(())
-        self.blocks: list[Block] = []
+        self.catalog = DrafterCatalog(())
+        self.blocks: list[ClosedBlock] = []
         self.source_trouble: str | None = ""
-        self.memory: Memory | None = None
-        self.answers: Answers | None = None
+        self.memory: BaselineCalibration | None = None
+        self.answers: EquivalenceResult | None = None
         self.contexts: ContextLengths | None = None
-        self.advice: Advice | None = None
-        self.turn = Turn()
+        self.advice: Recommendation | None = None
+        self.turn = StartPermission()
         self.nodes: dict[str, dict[str, str]] = {}
         """Labels of the nodes whose hardware the operator knows."""
         self.dated = False
@@ -97,34 +97,34 @@ class World:
         annotations |= {f"aerie.dev/{word}": value for word, value in said.items()}
 
     # -- the operator
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         children = tuple(copy.deepcopy(list(self.objects.values())))
         resource, substitute = read_resource(copy.deepcopy(self.document), children)
-        return Observed(
+        return Snapshot(
             resource=resource,
-            substitute=substitute,
+            spec_substitution=substitute,
             children=children,
-            namesakes=tuple(self.foreign),
+            name_conflicts=tuple(self.foreign),
             pods=tuple(copy.deepcopy(self.pods)),
             preflight_pods=tuple(copy.deepcopy(self.checks)),
             blocks=tuple(self.blocks),
-            source_trouble=self.source_trouble,
-            memory=self.memory,
-            answers=self.answers,
-            contexts=self.contexts,
-            advice=self.advice,
-            turn=self.turn,
-            nodes=self.nodes,
+            metrics_source_error=self.source_trouble,
+            baseline_calibration=self.memory,
+            equivalence_result=self.answers,
+            context_lengths=self.contexts,
+            recommendation=self.advice,
+            start_permission=self.turn,
+            node_labels=self.nodes,
         )
 
-    def plan(self) -> Plan:
-        return decide(self.observed(), IMAGE, self.now, self.catalog)
+    def plan(self) -> ReconcilePlan:
+        return build_reconcile_plan(self.observed(), IMAGE, self.now, self.catalog)
 
-    def step(self, parts: int = 1000) -> Plan:
+    def step(self, parts: int = 1000) -> ReconcilePlan:
         """One pass, which crashes after `parts` of its writes."""
         plan, self.named = self.plan(), set(self.sent())
-        writes: list[Any] = [("apply", item) for item in plan.apply]
-        writes += [("delete", reference) for reference in plan.delete]
+        writes: list[Any] = [("apply", item) for item in plan.objects_to_apply]
+        writes += [("delete", reference) for reference in plan.objects_to_delete]
         writes += [("status", plan.status)]
         for what, item in writes[:parts]:
             if what == "apply":
@@ -154,7 +154,7 @@ class World:
                 led.append((self.now, copy.deepcopy(item["spec"]["selector"])))
         if item["kind"] in ("HTTPRoute", "Service") and self.dated:
             metadata["generation"] = before.get("metadata", {}).get("generation", 0) + 1
-            metadata["managedFields"] = [{"manager": names.FIELD_MANAGER, "time": self.now.isoformat()}]
+            metadata["managedFields"] = [{"manager": naming.FIELD_MANAGER, "time": self.now.isoformat()}]
         if kept:
             self.objects[key]["status"] = kept
 
@@ -164,13 +164,15 @@ class World:
         traffic = self.document["spec"].get("rollout", {}).get("traffic", {})
         if self.document["spec"]["replicas"] == 0 or traffic.get("mode") != "Gateway":
             return
-        mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pods.ready(pod)]
+        mine = [pod["metadata"]["labels"] for pod in self.pods if of(pod, deployment) and pod_failures.is_pod_ready(pod)]
         route = self.objects.get(("HTTPRoute", self.document["metadata"]["name"]))
         for backend in route["spec"]["rules"][0]["backendRefs"] if route and mine else ():
             selector = self.objects["Service", backend["name"]]["spec"]["selector"]
             hit = any(selector.items() <= labels.items() for labels in mine)
             left = any(
-                selector.items() <= pod["metadata"]["labels"].items() and pods.ready(pod) and not of(pod, deployment)
+                selector.items() <= pod["metadata"]["labels"].items()
+                and pod_failures.is_pod_ready(pod)
+                and not of(pod, deployment)
                 for pod in self.pods
             )
             assert not hit or left or backend["weight"] == 0, f"{backend} gets requests, and its last pods go"
@@ -189,13 +191,15 @@ class World:
         known = [one for one in self.led[item["metadata"]["uid"]] if one[0] + LAG <= at] if item else []
         if not known or known[-1][0] + age > at:
             return 0
-        return sum(known[-1][1].items() <= pod["metadata"]["labels"].items() and pods.ready(pod) for pod in self.pods)
+        return sum(
+            known[-1][1].items() <= pod["metadata"]["labels"].items() and pod_failures.is_pod_ready(pod) for pod in self.pods
+        )
 
     def lost(self) -> list[str]:
         """Arms that get requests, now or when endpoints have followed, and of which nobody serves then, while another one could
         serve them that has long been there and that the route has known."""
         found = []
-        for at, age in ((self.now, ENDPOINTS), (self.now + LAG, ENDPOINTS + LAG)):
+        for at, age in ((self.now, ENDPOINT_PROPAGATION_DELAY), (self.now + LAG, ENDPOINT_PROPAGATION_DELAY + LAG)):
             others = [name for name in self.named if self.endpoints(name, at, age)]
             found += [name for name, weight in self.sent().items() if weight and others and not self.endpoints(name, at)]
         return found
@@ -213,7 +217,7 @@ class World:
         found = [item for (kind, _), item in self.objects.items() if kind == "Deployment"]
         wanted = "true" if control else "false"
         labels = [(item["metadata"]["labels"], item) for item in found]
-        return {label[names.REVISION]: item for label, item in labels if label[names.CONTROL] == wanted}
+        return {label[naming.REVISION_LABEL]: item for label, item in labels if label[naming.CONTROL_LABEL] == wanted}
 
     def replicas(self) -> dict[str, int]:
         """What each Deployment asks for, by name."""
@@ -237,7 +241,7 @@ class World:
 
     def ready(self, revision: str | None = None, value: str = "True") -> None:
         for pod in self.pods:
-            if revision in (None, pod["metadata"]["labels"][names.REVISION]):
+            if revision in (None, pod["metadata"]["labels"][naming.REVISION_LABEL]):
                 condition = {"type": "Ready", "status": value, "lastTransitionTime": self.now.isoformat()}
                 known = (pod["status"].get("conditions") or [{}])[0]
                 if known.get("status") != value:
@@ -245,7 +249,7 @@ class World:
 
     def crash(self, revision: str, restarts: int) -> None:
         for pod in self.pods:
-            if pod["metadata"]["labels"][names.REVISION] == revision:
+            if pod["metadata"]["labels"][naming.REVISION_LABEL] == revision:
                 state = {"terminated": {"exitCode": 1, "reason": "Error"}}
                 engine = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": state}
                 pod["status"] = {"phase": "Running", "containerStatuses": [engine]}
@@ -254,15 +258,15 @@ class World:
         """The engines of a revision's pods, at most so many, have ended just now, for the so many-th time, and serve again."""
         for pod in self.pods:
             labels = pod["metadata"]["labels"]
-            if most and labels[names.REVISION] == revision and (labels[names.CONTROL] == "true") is control:
+            if most and labels[naming.REVISION_LABEL] == revision and (labels[naming.CONTROL_LABEL] == "true") is control:
                 most -= 1
                 ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": self.now.isoformat()}}
                 engine = {"name": "engine", "ready": True, "restartCount": restarts, "lastState": ended}
                 pod["status"] = {**pod["status"], "containerStatuses": [engine]}
 
     def serving(self, revision: str | None = None) -> int:
-        found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][names.REVISION])]
-        return sum(bool(pods.ready(pod)) for pod in found)
+        found = [pod for pod in self.pods if revision in (None, pod["metadata"]["labels"][naming.REVISION_LABEL])]
+        return sum(bool(pod_failures.is_pod_ready(pod)) for pod in found)
 
     def measure(self, blocks: int, better: float, *, scatter: float = 0.01, seconds: float = 120, step: bool = True) -> None:
         """So many blocks in which the canary's acceptance length is the control's times (1 + better), each looked at."""
@@ -271,7 +275,7 @@ class World:
             self.now += timedelta(seconds=seconds)
             length = 2.5 * (1 + self.chance.gauss(0, scatter))
             mine = side(length * (1 + better) * (1 + self.chance.gauss(0, scatter)))
-            self.blocks = [*self.blocks[-3:], Block(began, self.now.timestamp(), mine, side(length))]
+            self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), mine, side(length))]
             if step:
                 self.step()
 
@@ -282,7 +286,7 @@ class World:
             self.now += timedelta(seconds=120)
             seconds = 50 * (1 + self.chance.gauss(0, scatter))
             mine = side(2.5, seconds=seconds * (1 + slower) * (1 + self.chance.gauss(0, scatter)))
-            self.blocks = [*self.blocks[-3:], Block(began, self.now.timestamp(), mine, side(2.5, seconds=seconds))]
+            self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), mine, side(2.5, seconds=seconds))]
             if step:
                 self.step()
 
@@ -292,7 +296,7 @@ class World:
             began = self.now.timestamp()
             self.now += timedelta(seconds=120)
             mine = side(length * (1 + self.chance.gauss(0, scatter)))
-            self.blocks = [*self.blocks[-3:], Block(began, self.now.timestamp(), mine, None)]
+            self.blocks = [*self.blocks[-3:], ClosedBlock(began, self.now.timestamp(), mine, None)]
             self.step()
 
     def check(self) -> None:
@@ -354,8 +358,8 @@ class World:
     def wanted(self) -> str:
         """The revision that is asked for: by the spec, or by a choice or a trial of tuning that holds."""
         observed = self.observed()
-        observed = replace(observed, resource=choose(observed.resource, self.catalog).resource)
-        return read_wanted(observed.resource, setting=asked(observed, self.now).setting).revision
+        observed = replace(observed, resource=select_drafter(observed.resource, self.catalog).resource)
+        return resolve_desired_revision(observed.resource, setting=resolve_effective_setting(observed, self.now).setting).revision
 
 
 def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
@@ -364,11 +368,11 @@ def of(pod: dict[str, Any], deployment: dict[str, Any]) -> bool:
     return wanted.items() <= labels.items()
 
 
-def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
+def side(length: float, drafts: float = 2000, seconds: float = 50) -> ArmCounts:
     """One pod in a block with this acceptance length, of which requests got all, and time for 5,000 tokens at a length of 2.5:
     steps take as long whatever they bring. Nothing else is worth a remark."""
     steps = 5000 / length if drafts else 0
-    counts = Counts(
+    counts = EngineCounts(
         drafts=drafts,
         accepted=drafts * (length - 1),
         draft_tokens=3 * drafts,
@@ -382,13 +386,17 @@ def side(length: float, drafts: float = 2000, seconds: float = 50) -> Side:
         request_steps=steps,
         iterations=steps / 4,
     )
-    return Side(1, counts, 4.0, {"pod": counts})
+    return ArmCounts(1, counts, 4.0, {"pod": counts})
 
 
-def told(odd: int, usual: int = 0, asked: int = 24) -> Answers:
+def told(odd: int, usual: int = 0, asked: int = 24) -> EquivalenceResult:
     """Greedy answers of which so many are the canary's or the stable pod's alone."""
-    prompts = [*[Prompt(canary=2)] * odd, *[Prompt(control=7)] * usual, *[Prompt()] * (asked - odd - usual)]
-    return Answers(tuple(prompts), asked)
+    prompts = [
+        *[PromptDifference(canary_position=2)] * odd,
+        *[PromptDifference(control_position=7)] * usual,
+        *[PromptDifference()] * (asked - odd - usual),
+    ]
+    return EquivalenceResult(tuple(prompts), asked)
 
 
 def serving(**spec: Any) -> World:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from aerie.engine.page import PageError, parse
+from aerie.engine.metrics.exposition import ExpositionError, parse_exposition
 from aerie_lab.engine import lies
 from aerie_lab.engine.options import from_document
 from aerie_lab.errors import StateError
@@ -58,16 +58,16 @@ def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:
         running.client.post("/simulator/lie", json={"lie": lie}).raise_for_status()
         return running.client.get("/metrics").content
 
-    truth = parse(told(None)).counters
+    truth = parse_exposition(told(None)).counters
     assert truth.speculation is not None
     assert truth.speculation.drafts > 0
-    with pytest.raises(PageError, match="no finite value"):
-        parse(told("nan"))
-    with pytest.raises(PageError, match="below zero"):
-        parse(told("negative"))
-    with pytest.raises(PageError, match="has no vllm:"):
-        parse(told("renamed"))
-    speculation = parse(told("worse")).counters.speculation
+    with pytest.raises(ExpositionError, match="no finite value"):
+        parse_exposition(told("nan"))
+    with pytest.raises(ExpositionError, match="below zero"):
+        parse_exposition(told("negative"))
+    with pytest.raises(ExpositionError, match="has no vllm:"):
+        parse_exposition(told("renamed"))
+    speculation = parse_exposition(told("worse")).counters.speculation
     assert speculation is not None
     assert speculation.accepted >= truth.speculation.accepted
     assert told("frozen") == running.client.get("/metrics").content
@@ -76,5 +76,5 @@ def test_an_engine_lies_when_it_is_told_to_and_works_on(start: Start) -> None:
     assert running.client.get("/health").status_code == 200
     refused = running.client.post("/simulator/lie", json={"lie": "vague"})
     assert (refused.status_code, "there is no lie 'vague'" in refused.json()["error"]) == (400, True)
-    assert parse(told(None)).counters.generation_tokens >= truth.generation_tokens
+    assert parse_exposition(told(None)).counters.generation_tokens >= truth.generation_tokens
     assert running.end() == 0

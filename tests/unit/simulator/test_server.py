@@ -16,15 +16,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie.engine import answers as greedy
-from aerie.rollout.analysis import lossless
+from aerie.analysis import equivalence
+from aerie.engine import completions as greedy
 from aerie_lab.engine.acceptance import CLASSES
 from aerie_lab.engine.traffic import Target, closed_loop
 from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass, turns
 
 from .conftest import Running, Start, write_drafter
 
-QUESTIONS = [greedy.question("acme/model", prompt) for prompt in greedy.PROMPTS]
+QUESTIONS = [greedy.build_completion_request("acme/model", prompt) for prompt in greedy.PROBE_PROMPTS]
 NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
 
 
@@ -103,13 +103,16 @@ def test_greedy_answers_are_those_of_the_target_but_with_a_drafter_that_changes_
         start(*drafting(tmp_path / "good", 0.0), options={**options, "seed": 2}),
         start(*drafting(tmp_path / "bad", 0.05), options={**options, "seed": 3}),
     ]
-    read = [[greedy.read(engine.client.post(greedy.PATH, content=asked).content) for asked in QUESTIONS] for engine in engines]
+    read = [
+        [greedy.parse_completion(engine.client.post(greedy.COMPLETIONS_PATH, content=asked).content) for asked in QUESTIONS]
+        for engine in engines
+    ]
     assert read[0] == read[1]
     assert len({len(one.tokens) for one in read[0]}) > 1, "not all prompts are answered at equal length"
-    found = [lossless.compared(*three) for three in zip(read[2], read[0], read[1], strict=True)]
-    assert lossless.Answers(tuple(found), len(found)).lossy(lossless.ALPHA)
-    assert all(one.control is None for one in found)
-    body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
+    found = [equivalence.compare_answers(*three) for three in zip(read[2], read[0], read[1], strict=True)]
+    assert equivalence.EquivalenceResult(tuple(found), len(found)).is_lossy(equivalence.EQUIVALENCE_ALPHA)
+    assert all(one.control_position is None for one in found)
+    body: dict[str, Any] = {"temperature": 0, "prompt": greedy.PROBE_PROMPTS[0], "max_tokens": 40, "ignore_eos": True}
     text = ask(engines[2], **body).json()["choices"][0]["text"]
     assert text != ask(engines[1], **body).json()["choices"][0]["text"]
     assert "".join(event["choices"][0]["text"] for event in events(engines[2], **body) if event["choices"]) == text

@@ -24,7 +24,7 @@ def test_wheel_has_the_packages_and_their_data(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("aerie-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for package in ("aerie", "eagle", "aerie_lab"):
+    for package in ("aerie", "aerie_drafter", "aerie_lab"):
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= names
     for family in ("contour", "etcd", "helm", "kubernetes", "prometheus"):
         assert {f"aerie_lab/binaries/modules/{family}/{file}" for file in ("go.mod", "go.sum")} <= names
@@ -32,7 +32,7 @@ def test_wheel_has_the_packages_and_their_data(tmp_path: Path) -> None:
     sources = {path.relative_to(ROOT / "lab").as_posix() for path in (ROOT / "lab").rglob("*.py")}
     assert sources <= names
     # Nothing at the top but the packages: a module called tests or scripts would shadow another project's.
-    assert {name.split("/")[0] for name in names} == {"aerie", "eagle", "aerie_lab", "aerie-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"aerie", "aerie_drafter", "aerie_lab", "aerie-0.1.0.dist-info"}
 
 
 def pins(lock: Path) -> dict[str, str]:

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.samples import Counters
-from aerie.engine.speculation import Adaptive, Schedule, Setting, Static, Tier
-from aerie.engine.windows import Unknown
-from aerie.tuning.acceptance import Acceptance, acceptance
-from aerie.tuning.telemetry import Block
+from aerie.engine.metrics.rates import Unknown
+from aerie.engine.metrics.sample import Counters
+from aerie.engine.speculation import Adaptive, Schedule, ScheduleTier, SpeculationSetting, Static
+from aerie.tuning.models.acceptance import AcceptanceModel, fit_acceptance
+from aerie.tuning.telemetry import TelemetryBlock
 from aerie_lab.engine import acceptance as truth
 from aerie_lab.engine.acceptance import CLASSES
 from tests.unit.tuning.windows import K3, window
 
 
-def blocks(setting: Setting, *conditionals: tuple[float, ...], start: int = 0) -> list[Block]:
+def blocks(setting: SpeculationSetting, *conditionals: tuple[float, ...], start: int = 0) -> list[TelemetryBlock]:
     counted = [window(setting, 8, 0.01, each, seconds=300.0) for each in conditionals]
-    return [Block(300.0 * (start + index), setting, one) for index, one in enumerate(counted)]
+    return [TelemetryBlock(300.0 * (start + index), setting, one) for index, one in enumerate(counted)]
 
 
-def fitted(found: list[Block], most: int = 7, seed: int = 1, draws: int = 400) -> Acceptance:
-    result = acceptance(found, most, draws, np.random.default_rng(seed))
-    assert isinstance(result, Acceptance), result
+def fitted(found: list[TelemetryBlock], most: int = 7, seed: int = 1, draws: int = 400) -> AcceptanceModel:
+    result = fit_acceptance(found, most, draws, np.random.default_rng(seed))
+    assert isinstance(result, AcceptanceModel), result
     return result
 
 
@@ -35,7 +35,7 @@ def fitted(found: list[Block], most: int = 7, seed: int = 1, draws: int = 400) -
 def test_what_never_varies_is_exact_at_the_k_that_ran(q: list[float]) -> None:
     found = fitted(blocks(K3, *[tuple(q)] * 12))
     survival = np.cumprod(q)
-    assert found.observed == 3
+    assert found.observed_positions == 3
     assert found.survival[:, :3] == pytest.approx(np.tile(survival, (400, 1)), rel=1e-3)
     assert float(found.length(3).mean()) == pytest.approx(1 + survival.sum(), rel=1e-3)
     for tokens in (1, 2):
@@ -44,14 +44,14 @@ def test_what_never_varies_is_exact_at_the_k_that_ran(q: list[float]) -> None:
 
 
 # ---------------------------------------------------------------------------------------- texts fix tokens, not drafts
-def _blocks_of(kind: truth.Acceptance, tokens: int, count: int = 12, start: int = 0) -> list[Block]:
+def _blocks_of(kind: truth.Acceptance, tokens: int, count: int = 12, start: int = 0) -> list[TelemetryBlock]:
     """What requests of given numbers of tokens show at one K."""
     survival = truth.expected_survival(kind, tokens)
     q = tuple((survival / np.concatenate([[1.0], survival[:-1]])).tolist())
     return blocks(Static(tokens), *[q] * count, start=start)
 
 
-def _off(found: Acceptance, kind: truth.Acceptance, tokens: int) -> float:
+def _off(found: AcceptanceModel, kind: truth.Acceptance, tokens: int) -> float:
     return float(found.length(tokens).mean()) / truth.expected_length(kind, tokens) - 1
 
 
@@ -109,7 +109,7 @@ def test_what_two_settings_show_at_different_times_tells_no_bias() -> None:
     kind = truth.Acceptance(CLASSES["math"].conditionals, 0.4)
     before, after = _blocks_of(kind, 3), _blocks_of(truth.Acceptance(kind.shifted(0.2).conditionals, 0.4), 5, start=12)
     apart, alone = fitted([*before, *after]), fitted(before)
-    assert float(apart.variance.mean()) == pytest.approx(float(alone.variance.mean()), rel=0.15)
+    assert float(apart.text_variance.mean()) == pytest.approx(float(alone.text_variance.mean()), rel=0.15)
 
 
 def test_settings_that_differ_by_chance_alone_tell_little() -> None:
@@ -120,7 +120,7 @@ def test_settings_that_differ_by_chance_alone_tell_little() -> None:
         for tokens in (3, 5):
             moved = truth.Acceptance(kind.shifted(0.15 * float(random.standard_normal())).conditionals, 0.4)
             found += _blocks_of(moved, tokens, 1, index)
-    estimates = fitted(found).variance
+    estimates = fitted(found).text_variance
     assert 0.05 < float(estimates.mean()) < 1.0
     assert float(estimates.std()) > 0.1
 
@@ -132,7 +132,7 @@ def test_one_replica_beside_a_fleet_of_another_setting_may_tell_next_to_nothing(
     fleet = [replace(block, counters=_times(block.counters, others)) for block in blocks(K3, *[q] * 12)]
     found = fitted([*fleet, *blocks(Static(4), *[(*q, 0.5)] * 12)])
     assert np.isfinite(found.lengths).all()
-    assert 0 <= float(found.variance.mean()) < 1
+    assert 0 <= float(found.text_variance.mean()) < 1
 
 
 def _times(counters: Counters, number: int) -> Counters:
@@ -154,19 +154,19 @@ def test_beyond_k_the_last_conditional_is_carried_on_and_less_and_less_certain()
 def test_a_canary_with_more_tokens_settles_the_deeper_positions() -> None:
     deep = (0.8, 0.75, 0.7, 0.6, 0.5)
     found = fitted([*blocks(K3, *[deep] * 12), *blocks(Static(5), *[deep] * 6, start=6)])
-    assert found.observed == 5
+    assert found.observed_positions == 5
     assert float(found.length(5).mean()) == pytest.approx(1 + np.cumprod(deep).sum(), rel=3e-3)
     assert float(found.length(3).mean()) == pytest.approx(1 + np.cumprod(deep)[:3].sum(), rel=3e-3)
 
 
 def test_two_tiers_of_a_schedule_count_and_three_where_nothing_else_does() -> None:
-    two = Schedule((Tier(1, 8, 3), Tier(9, 64, 1)), 3)
-    three = Schedule((Tier(1, 4, 3), Tier(5, 8, 2), Tier(9, 64, 1)), 3)
+    two = Schedule((ScheduleTier(1, 8, 3), ScheduleTier(9, 64, 1)), 3)
+    three = Schedule((ScheduleTier(1, 4, 3), ScheduleTier(5, 8, 2), ScheduleTier(9, 64, 1)), 3)
     q = (0.8, 0.7, 0.6)
 
-    def both(setting: Setting) -> list[Block]:
+    def both(setting: SpeculationSetting) -> list[TelemetryBlock]:
         busy, quiet = window(setting, 20, 0.01, q, seconds=300.0), window(setting, 4, 0.01, q, seconds=300.0)
-        return [Block(300.0 * index, setting, busy + quiet) for index in range(12)]
+        return [TelemetryBlock(300.0 * index, setting, busy + quiet) for index in range(12)]
 
     assert fitted(both(two), 3).survival.mean(axis=0) == pytest.approx(np.cumprod(q), rel=1e-3)
     alone = fitted(both(three), 3).survival
@@ -175,23 +175,25 @@ def test_two_tiers_of_a_schedule_count_and_three_where_nothing_else_does() -> No
         assert alone[:, position].min() <= true + 0.01
         assert alone[:, position].max() >= true - 0.02
     assert alone[:, 2].std() > 0.01, "bounds are no figure"
-    other = [Block(300.0 * (12 + index), K3, window(K3, 20, 0.01, (0.7, 0.6, 0.5), seconds=300.0)) for index in range(12)]
+    other = [
+        TelemetryBlock(300.0 * (12 + index), K3, window(K3, 20, 0.01, (0.7, 0.6, 0.5), seconds=300.0)) for index in range(12)
+    ]
     assert fitted([*both(three), *other], 3).survival.mean(axis=0) == pytest.approx(np.cumprod((0.7, 0.6, 0.5)), rel=1e-3)
 
 
 def test_adaptive_verification_is_not_read_as_acceptance() -> None:
-    found = [Block(block.start, Adaptive(3), block.counters) for block in blocks(K3, *[(0.8, 0.7, 0.6)] * 12)]
-    refused = acceptance(found, 3, 100, np.random.default_rng(1))
+    found = [TelemetryBlock(block.start, Adaptive(3), block.counters) for block in blocks(K3, *[(0.8, 0.7, 0.6)] * 12)]
+    refused = fit_acceptance(found, 3, 100, np.random.default_rng(1))
     assert isinstance(refused, Unknown)
-    assert "trimmed" in refused.sentence
+    assert "trimmed" in refused.message
 
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_too_few_blocks_are_refused_with_how_many_are_needed(count: int) -> None:
-    refused = acceptance(blocks(K3, *[(0.8, 0.7, 0.6)] * count), 3, 100, np.random.default_rng(1))
+    refused = fit_acceptance(blocks(K3, *[(0.8, 0.7, 0.6)] * count), 3, 100, np.random.default_rng(1))
     assert isinstance(refused, Unknown)
-    assert f"in {count} blocks" in refused.sentence
-    assert "6 with 2000 are needed" in refused.sentence
+    assert f"in {count} blocks" in refused.message
+    assert "6 with 2000 are needed" in refused.message
 
 
 def _with_dummies(counters: Counters, share: float) -> Counters:
@@ -206,7 +208,7 @@ def _with_dummies(counters: Counters, share: float) -> Counters:
 
 def test_the_truth_lies_between_the_bounds_that_dummy_drafts_leave() -> None:
     truth = (0.8, 0.7, 0.6)
-    found = [Block(b.start, K3, _with_dummies(b.counters, 0.05)) for b in blocks(K3, *[truth] * 12)]
+    found = [TelemetryBlock(b.start, K3, _with_dummies(b.counters, 0.05)) for b in blocks(K3, *[truth] * 12)]
     first = fitted(found).survival[:, 0]
     assert float(first.min()) == pytest.approx(0.8 / 1.05, abs=0.005)
     assert float(first.max()) == pytest.approx(0.8, abs=0.005)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aerie.engine.arguments import Arguments
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.releases import Version
 from aerie.engine.speculation import Adaptive, Off, Static
-from aerie.engine.versions import Version
-from aerie.tuning.candidates import Candidates, Engine, candidates, fits_graphs
+from aerie.tuning.decision.candidates import Candidates, EngineConfig, build_candidates, fits_captured_graphs
 
 LIGHT = [(4.0, 0.5), (16.0, 0.5)]
 HEAVY = [(4.0, 0.5), (128.0, 0.5)]
@@ -15,73 +15,73 @@ NEWEST = Version.parse("0.33.0")
 
 
 def why(found: Candidates, setting: str) -> str:
-    return next(one.why for one in found.left_out if one.setting.startswith(setting))
+    return next(one.reason for one in found.excluded if one.label.startswith(setting))
 
 
 def test_the_newest_release_may_have_everything() -> None:
-    found = candidates(Engine(NEWEST), 3, HEAVY)
-    assert found.fixed == (Off(), Static(1), Static(2), Static(3))
-    assert found.schedules
-    assert found.adaptive == (Adaptive(3),)
-    assert not found.left_out
+    found = build_candidates(EngineConfig(NEWEST), 3, HEAVY)
+    assert found.fixed_settings == (Off(), Static(1), Static(2), Static(3))
+    assert found.supports_schedules
+    assert found.adaptive_settings == (Adaptive(3),)
+    assert not found.excluded
 
 
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        (Engine(NEWEST, Arguments(data_parallel=2)), "data parallel size 2"),
-        (Engine(NEWEST, environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}), "model runner V1"),
-        (Engine(Version.parse("0.26.0")), "model runner V1"),
-        (Engine(NEWEST, method="medusa"), "medusa"),
+        (EngineConfig(NEWEST, EngineArguments(data_parallel=2)), "data parallel size 2"),
+        (EngineConfig(NEWEST, environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}), "model runner V1"),
+        (EngineConfig(Version.parse("0.26.0")), "model runner V1"),
+        (EngineConfig(NEWEST, method="medusa"), "medusa"),
     ],
 )
-def test_schedules_need_the_engine_for_it(engine: Engine, reason: str) -> None:
-    found = candidates(engine, 3, LIGHT)
-    assert not found.schedules
+def test_schedules_need_the_engine_for_it(engine: EngineConfig, reason: str) -> None:
+    found = build_candidates(engine, 3, LIGHT)
+    assert not found.supports_schedules
     assert reason in why(found, "schedules")
 
 
 def test_a_dense_target_runs_schedules_from_the_release_on_that_runs_it_on_v2() -> None:
-    assert candidates(Engine(Version.parse("0.26.0"), experts=False), 3, LIGHT).schedules
-    assert not candidates(Engine(Version.parse("0.26.0"), experts=True), 3, LIGHT).schedules
+    assert build_candidates(EngineConfig(Version.parse("0.26.0"), is_moe=False), 3, LIGHT).supports_schedules
+    assert not build_candidates(EngineConfig(Version.parse("0.26.0"), is_moe=True), 3, LIGHT).supports_schedules
 
 
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        (Engine(NEWEST, Arguments(lora=True)), "LoRA"),
-        (Engine(NEWEST, Arguments(pipeline_parallel=2)), "pipeline parallelism"),
-        (Engine(NEWEST, Arguments(enforce_eager=True)), "eager"),
-        (Engine(Version.parse("0.29.0")), "use vLLM 0.30.0"),
+        (EngineConfig(NEWEST, EngineArguments(enable_lora=True)), "LoRA"),
+        (EngineConfig(NEWEST, EngineArguments(pipeline_parallel=2)), "pipeline parallelism"),
+        (EngineConfig(NEWEST, EngineArguments(enforce_eager=True)), "eager"),
+        (EngineConfig(Version.parse("0.29.0")), "use vLLM 0.30.0"),
     ],
 )
-def test_adaptive_verification_needs_the_engine_for_it(engine: Engine, reason: str) -> None:
-    found = candidates(engine, 3, LIGHT)
-    assert not found.adaptive
+def test_adaptive_verification_needs_the_engine_for_it(engine: EngineConfig, reason: str) -> None:
+    found = build_candidates(engine, 3, LIGHT)
+    assert not found.adaptive_settings
     assert reason in why(found, "adaptive")
 
 
 @pytest.mark.parametrize(
     ("engine", "captured"),
     [
-        (Engine(NEWEST), None),
-        (Engine(Version.parse("0.28.0")), 512),
-        (Engine(NEWEST, Arguments(capture_sizes=(1, 8, 64))), 64),
-        (Engine(NEWEST, Arguments(max_capture_size=256)), 256),
-        (Engine(Version.parse("0.28.0"), Arguments(enforce_eager=True)), None),
+        (EngineConfig(NEWEST), None),
+        (EngineConfig(Version.parse("0.28.0")), 512),
+        (EngineConfig(NEWEST, EngineArguments(cudagraph_capture_sizes=(1, 8, 64))), 64),
+        (EngineConfig(NEWEST, EngineArguments(max_cudagraph_capture_size=256)), 256),
+        (EngineConfig(Version.parse("0.28.0"), EngineArguments(enforce_eager=True)), None),
     ],
 )
-def test_the_largest_captured_graph(engine: Engine, captured: int | None) -> None:
-    assert engine.captured == captured
-    assert fits_graphs(engine, 1000, 3) == (captured is None)
+def test_the_largest_captured_graph(engine: EngineConfig, captured: int | None) -> None:
+    assert engine.max_captured_tokens == captured
+    assert fits_captured_graphs(engine, 1000, 3) == (captured is None)
 
 
 def test_no_step_of_a_candidate_runs_without_a_graph() -> None:
-    found = candidates(Engine(Version.parse("0.28.0"), experts=False), 5, HEAVY)
-    assert found.fixed == (Off(), Static(1), Static(2), Static(3))
+    found = build_candidates(EngineConfig(Version.parse("0.28.0"), is_moe=False), 5, HEAVY)
+    assert found.fixed_settings == (Off(), Static(1), Static(2), Static(3))
     assert "50 % of the steps would verify more than the 512 tokens" in why(found, "K=4")
 
 
 def test_a_batch_that_hardly_ever_comes_rules_nothing_out() -> None:
     rare = [(4.0, 0.995), (128.0, 0.005)]
-    assert Static(5) in candidates(Engine(Version.parse("0.28.0")), 5, rare).fixed
+    assert Static(5) in build_candidates(EngineConfig(Version.parse("0.28.0")), 5, rare).fixed_settings

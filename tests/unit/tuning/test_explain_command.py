@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from aerie.api import SpeculativeDeployment
-from aerie.cli.run import run
-from aerie.cli.tune_explain import account
-from aerie.controller.client import Cluster, Kind, Object
-from aerie.engine.speculation import Schedule, Tier
-from aerie.resources.tuning import Kept
-from aerie.tuning.advice import Advice
+from aerie.cli.app import run_command_line
+from aerie.cli.commands.tune_explain import render_explanation
+from aerie.controller.kubernetes.client import Cluster, ObjectDict, ResourceKind
+from aerie.engine.speculation import Schedule, ScheduleTier
+from aerie.manifests.tuning_config_map import TuningRecord
+from aerie.tuning.recommendation import Recommendation
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
-KEPT = Kept(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
+KEPT = TuningRecord(NOW.timestamp() - 600, "f", "packed", "{}", "HOLD\nK=3 stays: nothing else is surely better.\n")
 K3, K5 = {"mode": "Static", "tokens": 3}, {"mode": "Static", "tokens": 5}
 TRIED = {
     "was": K3,
@@ -48,8 +48,8 @@ def document(mode: str = "Auto", **speculation: Any) -> dict[str, Any]:
     }
 
 
-def told(mode: str = "Auto", kept: Kept | None = KEPT, **speculation: Any) -> str:
-    return "\n".join(account(SpeculativeDeployment.from_dict(document(mode, **speculation)), kept, NOW))
+def told(mode: str = "Auto", kept: TuningRecord | None = KEPT, **speculation: Any) -> str:
+    return "\n".join(render_explanation(SpeculativeDeployment.from_dict(document(mode, **speculation)), kept, NOW))
 
 
 def test_a_person_gets_what_is_in_force_what_was_tried_and_the_last_decision() -> None:
@@ -75,12 +75,12 @@ def test_before_anything_was_decided_it_says_what_is_waited_for() -> None:
 
 
 class Reads(Cluster):
-    objects: dict[tuple[str, str, str], Object] = {}  # noqa: RUF012
+    objects: dict[tuple[str, str, str], ObjectDict] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
         pass
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:
         return self.objects.get((kind.kind, namespace, name))
 
     async def close(self) -> None:
@@ -95,20 +95,25 @@ def test_the_command_reads_the_resource_and_its_own_config_map(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Cluster, "connect", _connected)
-    config_map: Object = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": KEPT.to_data()}
+    config_map: ObjectDict = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": KEPT.to_data()}
     objects = {("SpeculativeDeployment", "ns", "chat"): document(), ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
     monkeypatch.setattr(Reads, "objects", objects)
-    assert run(["tune", "explain", "chat", "-n", "ns"]) == 0
+    assert run_command_line(["tune", "explain", "chat", "-n", "ns"]) == 0
     assert "K=3 stays: nothing else is surely better." in capsys.readouterr().out
     config_map["metadata"]["ownerReferences"] = [{"uid": "another"}]
-    assert run(["tune", "explain", "chat", "-n", "ns"]) == 0
+    assert run_command_line(["tune", "explain", "chat", "-n", "ns"]) == 0
     assert "No decision has been written yet" in capsys.readouterr().out
-    assert run(["tune", "explain", "other", "-n", "ns"]) == 2
+    assert run_command_line(["tune", "explain", "other", "-n", "ns"]) == 2
     assert "there is no SpeculativeDeployment ns/other" in capsys.readouterr().err
 
 
-ADVICE = Advice(
-    "r1", NOW.timestamp() - 600, "Change", Schedule((Tier(1, 8, 5), Tier(9, 512, 3)), 5), (0.04, 0.08, 0.12), "Faster."
+ADVICE = Recommendation(
+    "r1",
+    NOW.timestamp() - 600,
+    "Change",
+    Schedule((ScheduleTier(1, 8, 5), ScheduleTier(9, 512, 3)), 5),
+    (0.04, 0.08, 0.12),
+    "Faster.",
 )
 
 
@@ -122,14 +127,14 @@ def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys
     }
     found = document(changes=[TRIED], balance=BALANCE)
     found["status"]["conditions"] = [tuned, {**tuned, "type": "Ready"}]
-    kept = replace(KEPT, advice=json.dumps(ADVICE.to_dict()))
-    config_map: Object = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": kept.to_data()}
+    kept = replace(KEPT, recommendation=json.dumps(ADVICE.to_dict()))
+    config_map: ObjectDict = {"metadata": {"ownerReferences": [{"uid": "u1"}]}, "data": kept.to_data()}
     objects = {("SpeculativeDeployment", "ns", "chat"): found, ("ConfigMap", "ns", "chat-aerie-tuning"): config_map}
     monkeypatch.setattr(Cluster, "connect", _connected)
     monkeypatch.setattr(Reads, "objects", objects)
 
     def explained() -> Any:
-        assert run(["tune", "explain", "chat", "-n", "ns", "-o", "json"]) == 0
+        assert run_command_line(["tune", "explain", "chat", "-n", "ns", "-o", "json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     schedule = [{"first": 1, "last": 8, "tokens": 5}, {"first": 9, "last": 512, "tokens": 3}]
@@ -150,7 +155,7 @@ def test_a_program_gets_the_same_as_json(monkeypatch: pytest.MonkeyPatch, capsys
             "explanation": KEPT.explanation,
         },
     }
-    config_map["data"] = replace(kept, advice="[").to_data()
+    config_map["data"] = replace(kept, recommendation="[").to_data()
     decision = explained()["decision"]
     assert [decision[key] for key in ("revision", "action", "setting", "predicted", "reason")] == [None] * 5
     assert decision["explanation"] == KEPT.explanation
@@ -164,5 +169,5 @@ def test_without_a_cluster_it_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert run(["tune", "explain", "chat"]) == 2
+    assert run_command_line(["tune", "explain", "chat"]) == 2
     assert "set KUBECONFIG" in capsys.readouterr().err

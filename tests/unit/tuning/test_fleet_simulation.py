@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aerie.engine.speculation import Off, Schedule, Static, Tier
+from aerie.engine.speculation import Off, Schedule, ScheduleTier, Static
 from aerie_lab.engine.step import FORMULAS
 from benchmarks import _tuning_fleet as fleets
 from benchmarks import _tuning_fleet_figures as figured
@@ -48,7 +48,7 @@ def test_more_than_can_be_served_fills_the_engine() -> None:
 
 def test_a_window_counts_what_its_state_says() -> None:
     rates = np.array([8.0])
-    schedule = Schedule((Tier(1, 12, 5), Tier(13, 256, 2)), 5)
+    schedule = Schedule((ScheduleTier(1, 12, 5), ScheduleTier(13, 256, 2)), 5)
     rows = model.steady(TARGET, schedule, rates, SURVIVALS)
     (window,) = model.counters(rows, 300.0, SURVIVALS, rates, schedule, (0.005, 0.02), np.array([0.05]))
     assert window.speculation is not None
@@ -171,7 +171,7 @@ def test_what_is_shed_takes_no_time_for_its_prompt() -> None:
 def test_requests_in_a_tier_without_drafts_are_no_drafts(plain: World) -> None:
     blocks = np.full(3, HOUR)
     random = np.random.default_rng(1)
-    never = Schedule((Tier(1, 256, 0), Tier(257, 300, 3)), 3)
+    never = Schedule((ScheduleTier(1, 256, 0), ScheduleTier(257, 300, 3)), 3)
     assert [side.counts.drafts for side in trial._counts(plain, never, 0, blocks, random)] == [0.0] * 3
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.tuning.acceptance import Acceptance
+from aerie.tuning.models.acceptance import AcceptanceModel
 from benchmarks._tuning_replay import choose, grids
 from benchmarks._tuning_rules import RULES, profiled
 
@@ -37,7 +37,7 @@ def test_another_file_of_the_same_form_is_replayed(own_grid: Path) -> None:
     assert sum(ours) < 0.5 * sum(fixed)
     assert max(ours) < 0.06
     known = chosen.decision.evidence.acceptance
-    assert isinstance(known, Acceptance)
+    assert isinstance(known, AcceptanceModel)
     assert float(known.length(3).mean()) == pytest.approx(2.85, rel=0.02)
 
 

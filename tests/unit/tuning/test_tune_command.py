@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
-from aerie.cli.recorded import read_recorded
-from aerie.cli.run import run
+from aerie.cli.inputs.recorded import read_recording
 from aerie_lab.engine.acceptance import Acceptance
 from aerie_lab.engine.fleet import Fleet, Pod
 from aerie_lab.engine.page import page
@@ -38,7 +38,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
+    assert run_command_line(["tune", "offline", "--metrics", str(pages), "--dense"]) == 0
     text = capsys.readouterr().out
     assert re.match(r"(HOLD|CHANGE to .*|EXPLORE: one canary with .*)\n", text)
     for part in ("What it rests on", "Candidates, ", "K=3 ", "no speculation", "What this does not know", "measured at K = 3"):
@@ -49,7 +49,7 @@ def test_a_person_gets_the_whole_account(pages: Path, capsys: pytest.CaptureFixt
 def test_a_program_gets_json_and_the_same_again(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for _ in range(2):
-        assert run(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
+        assert run_command_line(["tune", "offline", "--metrics", str(pages), "--max-tokens", "5", "-o", "json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1]
     settings = {one["setting"] for one in answers[0]["candidates"]}
@@ -78,13 +78,13 @@ def test_series_of_prometheus_say_what_the_pages_say(pages: Path, tmp_path: Path
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:20]))
     packed = tmp_path / "series.json.gz"
     packed.write_bytes(gzip.compress(json.dumps(as_series(short)).encode()))
-    assert read_recorded(packed).scrapes == read_recorded(short).scrapes
+    assert read_recording(packed).scrapes == read_recording(short).scrapes
 
 
 def test_too_little_is_an_answer_of_its_own(pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text("".join(line + "\n" for line in pages.read_text().splitlines()[:8]))
-    assert run(["tune", "offline", "--metrics", str(short)]) == 1
+    assert run_command_line(["tune", "offline", "--metrics", str(short)]) == 1
     text = capsys.readouterr().out
     assert text.startswith("INSUFFICIENT DATA: nothing is recommended\n")
     assert "and 40 are needed" in text
@@ -104,16 +104,16 @@ def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path: Path, cont
     file = tmp_path / "metrics"
     file.write_text(content)
     with pytest.raises(CommandError, match=re.escape(sentence)):
-        read_recorded(file)
+        read_recording(file)
 
 
 @pytest.mark.parametrize("schedule", ["1-8", "1-8:3,20-30:1", "1-8:9"])
 def test_a_schedule_that_is_none_is_refused(pages: Path, schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
+    assert run_command_line(["tune", "offline", "--metrics", str(pages), "--schedule", schedule]) == 2
     assert "--schedule:" in capsys.readouterr().err
 
 
 def test_who_does_not_tune_does_not_load_numpy() -> None:
     """It takes 16 MiB, and the operator is held to 150."""
-    code = "import sys, aerie.cli.run, aerie.controller.run, aerie.tuning; sys.exit('numpy' in sys.modules)"
+    code = "import sys, aerie.cli.app, aerie.controller.operator, aerie.tuning; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -21,17 +21,17 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from aerie.cli import prometheus
+from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
-from aerie.cli.prometheus import Server, read_server
-from aerie.cli.recorded import read_recorded
-from aerie.cli.run import run
-from aerie.engine.page import parse
-from aerie.engine.samples import Sample
+from aerie.cli.inputs import prometheus
+from aerie.cli.inputs.prometheus import PrometheusQueryConfig, read_prometheus
+from aerie.cli.inputs.recorded import read_recording
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import Sample
 from aerie_lab.testing.prometheus import answer, merged
 
 TOLD: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "data/prometheus-3.15.json.gz").read_bytes()))
-PAGES = {pod: parse(page.encode()) for pod, page in TOLD["pages"].items()}
+PAGES = {pod: parse_exposition(page.encode()) for pod, page in TOLD["pages"].items()}
 PERIOD = timedelta(seconds=75)
 Form = dict[str, str]
 Say = Callable[[str, Form, dict[str, str]], tuple[int, str]]
@@ -89,9 +89,9 @@ def ranged(*answers: dict[str, Any]) -> Say:
     return say
 
 
-def fails(server: Server, since: timedelta = PERIOD) -> str:
+def fails(server: PrometheusQueryConfig, since: timedelta = PERIOD) -> str:
     with pytest.raises(CommandError) as failure:
-        list(read_server(server, since, TOLD["end"]).scrapes)
+        list(read_prometheus(server, since, TOLD["end"]).scrapes)
     return str(failure.value)
 
 
@@ -104,9 +104,9 @@ def test_a_real_answer_gives_what_the_pages_gave() -> None:
         return real(path, form, headers)
 
     with served(say) as url:
-        recorded = read_server(Server(url, "chat-.*", "default", {"job": "engines"}), PERIOD, TOLD["end"])
+        recorded = read_prometheus(PrometheusQueryConfig(url, "chat-.*", "default", {"job": "engines"}), PERIOD, TOLD["end"])
         scrapes = list(recorded.scrapes)
-    assert not recorded.unreadable
+    assert not recorded.skip_counts
     assert [at for at, _, _ in scrapes] == sorted(at for at, _, _ in scrapes)
     newest: dict[str, Sample] = {pod: sample for _, pod, sample in scrapes}
     assert newest == PAGES
@@ -128,12 +128,14 @@ def test_a_file_with_the_same_answer_says_the_same(tmp_path: Path) -> None:
     file = tmp_path / "answer.json"
     file.write_text(json.dumps(TOLD["query_range"]))
     with served(real) as url:
-        assert read_recorded(file).scrapes == list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
+        assert read_recording(file).scrapes == list(
+            read_prometheus(PrometheusQueryConfig(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes
+        )
 
 
 def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with served(real) as url:
-        assert run(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
+        assert run_command_line(["tune", "offline", "--prometheus", url, "--pods", "chat-.*", "--since", "75s"]) == 1
     assert capsys.readouterr().out.startswith("INSUFFICIENT DATA: nothing is recommended\n")
 
 
@@ -146,11 +148,11 @@ def test_a_long_period_is_asked_for_in_pieces_that_are_its_whole() -> None:
         return real(path, form, headers)
 
     with served(say) as url:
-        list(read_server(Server(url, "chat-.*"), timedelta(hours=24), TOLD["end"]).scrapes)
+        list(read_prometheus(PrometheusQueryConfig(url, "chat-.*"), timedelta(hours=24), TOLD["end"]).scrapes)
     assert pieces[0][0] == pytest.approx(TOLD["end"] - 86400, abs=0.01)
     assert pieces[-1][1] == pytest.approx(TOLD["end"], abs=0.01)
     assert {step for _, _, step in pieces} == {30}
-    assert all(2 * (1 + (end - start) / 30) <= prometheus.AT_ONCE + 0.1 for start, end, _ in pieces)
+    assert all(2 * (1 + (end - start) / 30) <= prometheus.MAX_POINTS_PER_QUERY + 0.1 for start, end, _ in pieces)
     for (_, end, _), (start, _, _) in itertools.pairwise(pieces):
         assert start - end == pytest.approx(30, abs=0.01)
 
@@ -159,14 +161,16 @@ def test_a_pod_that_two_jobs_scrape_counts_for_nothing_and_is_named() -> None:
     page = TOLD["pages"]["chat-a"]
     twice = [answer({"chat-a": [(TOLD["end"], page)]}, job=job) for job in ("a", "b")]
     with served(ranged(*twice)) as url:
-        assert fails(Server(url, "chat-.*")).endswith("of pod=~chat-.*: chat-a: is scraped more than once (by job)")
+        assert fails(PrometheusQueryConfig(url, "chat-.*")).endswith(
+            "of pod=~chat-.*: chat-a: is scraped more than once (by job)"
+        )
 
 
 def test_pods_that_came_one_after_the_other_under_one_name_are_not_mixed_up() -> None:
     page = TOLD["pages"]["chat-a"]
     after = [answer({"chat-a": [(at, page)]}, instance=of) for at, of in ((1.0, "10.0.0.1"), (16.0, "10.0.0.2"))]
     with served(ranged(*after)) as url:
-        scrapes = list(read_server(Server(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
+        scrapes = list(read_prometheus(PrometheusQueryConfig(url, "chat-.*"), PERIOD, TOLD["end"]).scrapes)
     assert scrapes == [(at, "chat-a", PAGES["chat-a"]) for at in (1.0, 16.0)]
 
 
@@ -180,10 +184,13 @@ def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(t
         return 500, ""
 
     with served(say) as url:
-        assert run(["tune", "offline", "-f", str(file), "--prometheus", url]) == 2
+        assert run_command_line(["tune", "offline", "-f", str(file), "--prometheus", url]) == 2
         options = ["--namespace", "other", "--label", "job=b", "--label", "cluster=west", "--prometheus-token", str(token)]
         assert (
-            run(["tune", "offline", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]) == 2
+            run_command_line(
+                ["tune", "offline", "-f", str(file), "--prometheus", url, *options, "--pod-label", "pod", "--pods", "c.*"]
+            )
+            == 2
         )
     assert [re.sub(r'.*?total",', "", query).partition("}")[0] for query, _ in asked] == [
         'kube_pod=~"chat-.*",ns="models",job="a"',
@@ -222,19 +229,21 @@ def test_a_manifest_names_pods_namespace_and_labels_and_options_come_before_it(t
 )
 def test_a_server_of_no_use_is_told_with_the_way_out(status: int, body: str, says: str) -> None:
     with served(lambda *_: (status, body)) as url:
-        told = fails(Server(url, "chat-.*", "default"))
+        told = fails(PrometheusQueryConfig(url, "chat-.*", "default"))
     assert told.startswith(f"--prometheus {url} ")
     assert says in told
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [{"metric": {"pod": f"chat-{number}"}, "value": [0, "1"]} for number in range(prometheus.MOST_PODS + 1)]
+    many = [{"metric": {"pod": f"chat-{number}"}, "value": [0, "1"]} for number in range(prometheus.MAX_PODS + 1)]
     body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": many}})
     with served(lambda *_: (200, body)) as url:
-        assert fails(Server(url, "chat-.*")) == "--pods chat-.* names 501 pods: name 500 at most, of one deployment."
+        assert (
+            fails(PrometheusQueryConfig(url, "chat-.*")) == "--pods chat-.* names 501 pods: name 500 at most, of one deployment."
+        )
         monkeypatch.setattr(prometheus, "LARGEST", 1000)
-        assert "answered with more than 0 MiB: narrow --pods or --label." in fails(Server(url, "chat-.*"))
-    assert "cannot be reached" in fails(Server(url, "chat-.*"))
+        assert "answered with more than 0 MiB: narrow --pods or --label." in fails(PrometheusQueryConfig(url, "chat-.*"))
+    assert "cannot be reached" in fails(PrometheusQueryConfig(url, "chat-.*"))
     waits = threading.Event()
 
     def silent(*_: Any) -> tuple[int, str]:
@@ -244,7 +253,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "SECONDS", 0.1)
     with served(silent) as url:
         try:
-            assert fails(Server(url, "chat-.*")).endswith(
+            assert fails(PrometheusQueryConfig(url, "chat-.*")).endswith(
                 "did not answer within 0.1 s: correct it, or ask for less with --since."
             )
         finally:
@@ -275,5 +284,5 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_line_that_asks_for_nothing_is_refused(
     options: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tune", "offline", *options]) == 2
+    assert run_command_line(["tune", "offline", *options]) == 2
     assert says in capsys.readouterr().err

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from aerie.engine.histogram import Histogram
-from aerie.engine.samples import Counters, Speculation
-from aerie.engine.speculation import Schedule, Setting, Static, max_tokens
-from aerie.tuning.telemetry import Reading, Telemetry
+from aerie.engine.metrics.histogram import Histogram
+from aerie.engine.metrics.sample import Counters, SpeculationCounters
+from aerie.engine.speculation import Schedule, SpeculationSetting, Static, max_speculative_tokens
+from aerie.tuning.telemetry import ReplicaWindow, TuningTelemetry
 
 EDGES = (0.005, 0.01, 0.02, 0.05, 0.1, 1.0, math.inf)
 StepSeconds = Callable[[float, float], float]
@@ -23,7 +23,7 @@ def observed(values: Sequence[float]) -> Histogram:
 
 
 def window(
-    setting: Setting,
+    setting: SpeculationSetting,
     batch: float,
     step_seconds: float,
     conditionals: Sequence[float] = (0.8, 0.75, 0.7),
@@ -34,7 +34,7 @@ def window(
     preemptions: float = 0.0,
 ) -> Counters:
     """`seconds` of one replica. Later positions carry the last conditional on."""
-    most = max_tokens(setting)
+    most = max_speculative_tokens(setting)
     tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else most
     interval = step_seconds + prefill_seconds * prefill
     iterations = seconds / interval
@@ -42,7 +42,7 @@ def window(
     q = [*conditionals, *[conditionals[-1]] * most][:tokens]
     accepted = [steps * s for s in itertools.accumulate(q, lambda a, b: a * b)] + [0.0] * (most - tokens)
     drafts = steps if tokens else 0.0
-    speculation = Speculation(drafts, tokens * drafts, sum(accepted), tuple(accepted)) if most else None
+    speculation = SpeculationCounters(drafts, tokens * drafts, sum(accepted), tuple(accepted)) if most else None
     user = interval * steps / (steps + sum(accepted))
     return Counters(
         generation_tokens=steps + sum(accepted),
@@ -69,7 +69,7 @@ def spread(low: float, high: float, count: int) -> list[float]:
 
 
 def telemetry(
-    settings: Iterable[Setting],
+    settings: Iterable[SpeculationSetting],
     step_seconds: StepSeconds,
     batches: Sequence[float],
     conditionals: Sequence[float] = (0.8, 0.75, 0.7),
@@ -79,18 +79,18 @@ def telemetry(
     seed: int = 0,
     replicas: int = 2,
     end: float = 360000.0,
-) -> Telemetry:
+) -> TuningTelemetry:
     """One window a minute at each batch, each setting on replicas of its own; the last one ends at `end`."""
     random = np.random.default_rng(seed)
-    found = Telemetry()
+    found = TuningTelemetry()
     for index, batch in enumerate(batches):
         for setting in settings:
-            tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_tokens(setting)
+            tokens = setting.tokens_at(max(1, round(batch))) if isinstance(setting, Schedule) else max_speculative_tokens(setting)
             for replica in range(replicas):
                 seconds = step_seconds(batch, tokens) * math.exp(noise * random.standard_normal())
                 prefill = float(random.uniform(0, 3 * batch)) if prefill_seconds else 0.0
                 one = window(setting, batch, seconds, conditionals, prefill=prefill, prefill_seconds=prefill_seconds)
-                found.add(Reading(f"{setting}/{replica}", end - 60.0 * (len(batches) - 1 - index), setting, one))
+                found.add(ReplicaWindow(f"{setting}/{replica}", end - 60.0 * (len(batches) - 1 - index), setting, one))
     return found
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aerie_drafter import checkpoint
+from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.convert import Wishes, bring_in
+from aerie_drafter.export import Form, export
+from aerie_drafter.model import Drafter
 from aerie_lab.testing.model import write_tiny_llama
-from eagle import checkpoint
-from eagle.config import DrafterConfig, Family
-from eagle.convert import Wishes, bring_in
-from eagle.export import Form, export
-from eagle.model import Drafter
 
 # Most of it is for installing vLLM, which the fixture may have to do.
 pytestmark = pytest.mark.timeout(2400)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from aerie_drafter.train.states import FromFiles, InProcess, frame_of, load_model
 from aerie_lab.testing.model import Shape, write_tiny_llama
-from eagle.train.states import FromFiles, InProcess, frame_of, load_model
 
 # Most of it is for installing vLLM, which the fixture may have to do.
 pytestmark = pytest.mark.timeout(2400)

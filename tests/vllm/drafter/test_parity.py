@@ -1,6 +1,6 @@
-"""`eagle.model.Drafter` against vLLM's own classes: the same checkpoint, the same inputs, the same numbers.
+"""`aerie_drafter.model.Drafter` against vLLM's own classes: the same checkpoint, the same inputs, the same numbers.
 
-Checkpoints are written by `eagle.checkpoint` and loaded by vLLM's `load_weights`, so the names are proven with the numbers.
+Checkpoints are written by `aerie_drafter.checkpoint` and loaded by vLLM's `load_weights`, so the names are proven with the numbers.
 One process of vLLM's interpreter answers all cases (oracle.py), because importing vLLM takes longer than they do.
 """
 
@@ -22,15 +22,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import eagle
+import aerie_drafter
+from aerie_drafter import checkpoint
+from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.errors import CheckpointError
+from aerie_drafter.evaluate import read_prompts
+from aerie_drafter.evaluate.answers import answer
+from aerie_drafter.evaluate.offline import Pair
+from aerie_drafter.model import Decoding, Drafter
 from aerie_lab.testing.model import write_tiny_llama
-from eagle import checkpoint
-from eagle.config import DrafterConfig, Family, MlaDims
-from eagle.errors import CheckpointError
-from eagle.evaluate import read_prompts
-from eagle.evaluate.answers import answer
-from eagle.evaluate.offline import Pair
-from eagle.model import Decoding, Drafter
 
 # Most of it is for installing vLLM, which the fixture may have to do.
 pytestmark = pytest.mark.timeout(2400)
@@ -42,7 +42,7 @@ float32 keeps 6e-8. A number here goes through six steps, one fed by the other, 
 that makes can be measured: the same cases in float64 differ from vLLM's by up to 9e-6, and ours in float32 by up to 4e-6. A
 switch that is read differently makes more than a hundred times the bound, which a test here holds to."""
 
-BUNDLE = Path(eagle.__file__).parents[1] / "bundle"
+BUNDLE = Path(aerie_drafter.__file__).parents[1] / "bundle"
 SHIPPED = ("eagle3", "eagle31", "weak")
 
 VOCABULARY = 258  # that of the tiny target
@@ -281,7 +281,7 @@ def ask(vllm: Path, folders: list[Path]) -> None:
 
 
 def ours(drafter: Drafter, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same questions, answered by `Drafter` the way `eagle.evaluate` drafts."""
+    """The same questions, answered by `Drafter` the way `aerie_drafter.evaluate` drafts."""
     found: dict[str, Tensor] = {}
     memory = Decoding()
     with torch.inference_mode():
@@ -337,7 +337,7 @@ def test_a_misread_switch_is_no_rounding(asked: Asked) -> None:
 
 
 def test_weights_of_3_with_the_switches_of_3_1_are_taken_in_silence(asked: Asked) -> None:
-    """vLLM then has norms of weight 1 before fc; `eagle` refuses the checkpoint."""
+    """vLLM then has norms of weight 1 before fc; `aerie-drafter` refuses the checkpoint."""
     case = asked["weights of 3 as 3.1"]
     other = Drafter(dataclasses.replace(case.drafter.config, fc_norm=True, norm_output=True))
     other.load_state_dict({**other.state_dict(), **case.drafter.state_dict()})

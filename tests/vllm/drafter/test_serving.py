@@ -1,7 +1,7 @@
-"""The shipped drafters served by real vLLM: no answer changes, and as much is accepted as `eagle.evaluate` says.
+"""The shipped drafters served by real vLLM: no answer changes, and as much is accepted as `aerie_drafter.evaluate` says.
 
 Also what vLLM does with a drafter whose configuration does not say what its weights are: mostly nothing that anyone would see,
-which is why `eagle.export` writes every switch and `eagle.inspect` compares.
+which is why `aerie_drafter.export` writes every switch and `aerie_drafter.inspect` compares.
 
 One server at a time, each started once and ended before the next; what tests look at is measured in between.
 """
@@ -24,20 +24,20 @@ import httpx
 import pytest
 import torch
 
-import eagle
-from aerie.engine.answers import PATH, PROMPTS, Answer, question, read
-from aerie.rollout.analysis.lossless import Answers, compared, difference
-from eagle import checkpoint
-from eagle.evaluate import Prompt, read_prompts
-from eagle.evaluate.acceptance import Text
-from eagle.evaluate.offline import Asking, Pair, acceptance
-from eagle.evaluate.offline import texts as answered
-from eagle.model import Drafter
+import aerie_drafter
+from aerie.analysis.equivalence import EquivalenceResult, compare_answers, find_first_difference
+from aerie.engine.completions import COMPLETIONS_PATH, PROBE_PROMPTS, GreedyCompletion, build_completion_request, parse_completion
+from aerie_drafter import checkpoint
+from aerie_drafter.evaluate import Prompt, read_prompts
+from aerie_drafter.evaluate.acceptance import Text
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance
+from aerie_drafter.evaluate.offline import texts as answered
+from aerie_drafter.model import Drafter
 
 # Most of it is for installing vLLM, which the first test's fixtures may have to do.
 pytestmark = pytest.mark.timeout(2400)
 
-BUNDLE = Path(eagle.__file__).parents[1] / "bundle"
+BUNDLE = Path(aerie_drafter.__file__).parents[1] / "bundle"
 COUNT, MAX_TOKENS, K = 200, 64, 3
 FEW = 80
 """Prompts for drafters that are wrongly configured."""
@@ -58,7 +58,7 @@ class Measured:
     drafts: float
     accepted: list[float]
     """Per position."""
-    greedy: list[list[Answer]]
+    greedy: list[list[GreedyCompletion]]
     """Twice the answers to the prompts by which the operator sees that a drafter changes nothing, once each under load."""
 
     @property
@@ -97,7 +97,7 @@ def measure(serve: Callable[..., AbstractContextManager[Any]], prompts: list[Pro
             answers = server.answer(ids, MAX_TOKENS)
             counters = server.counters()
             with ThreadPoolExecutor(8) as pool:
-                greedy = [list(pool.map(partial(asked, server.client), PROMPTS)) for _ in range(2)]
+                greedy = [list(pool.map(partial(asked, server.client), PROBE_PROMPTS)) for _ in range(2)]
         accepted = [counters.get(str(position), 0.0) for position in range(K)]
         return Measured(answers, counters.get("drafts", 0.0), accepted, greedy)
 
@@ -123,15 +123,17 @@ def texts(pair: Pair, prompts: list[Prompt]) -> list[Text]:
     return answered(pair, ids, Asking(k=K, max_tokens=MAX_TOKENS))
 
 
-def asked(client: httpx.Client, prompt: str) -> Answer:
+def asked(client: httpx.Client, prompt: str) -> GreedyCompletion:
     """The answer to the operator's own request."""
-    answer = client.post(PATH, content=question("target", prompt), headers={"Content-Type": "application/json"})
+    answer = client.post(
+        COMPLETIONS_PATH, content=build_completion_request("target", prompt), headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 200, answer.text
-    return read(answer.content)
+    return parse_completion(answer.content)
 
 
 def offline(drafter: Path, texts: list[Text]) -> float:
-    """Acceptance length by `eagle.evaluate`."""
+    """Acceptance length by `aerie_drafter.evaluate`."""
     return acceptance(Pair.load(BUNDLE / "target", drafter), texts, K).length
 
 
@@ -161,11 +163,11 @@ def test_answers_are_those_without_speculation(
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])
 def test_the_operator_sees_that_answers_are_the_same(drafter: str, served: dict[str, Measured], plain: Measured) -> None:
     first, again = served[drafter].greedy
-    found = Answers(tuple(map(compared, first, plain.greedy[0], plain.greedy[1])), len(PROMPTS))
-    logging.getLogger(__name__).info("%s: %s", drafter, found.sentence)
-    assert (found.canary, found.control) == (0, 0)
-    assert [difference(one, other) for one, other in zip(first, again, strict=True)] == [None] * len(PROMPTS)
-    assert sum(len(one.tokens) for one in first) > 8 * len(PROMPTS), "there is something to be compared"
+    found = EquivalenceResult(tuple(map(compare_answers, first, plain.greedy[0], plain.greedy[1])), len(PROBE_PROMPTS))
+    logging.getLogger(__name__).info("%s: %s", drafter, found.message)
+    assert (found.canary_difference_count, found.control_difference_count) == (0, 0)
+    assert [find_first_difference(one, other) for one, other in zip(first, again, strict=True)] == [None] * len(PROBE_PROMPTS)
+    assert sum(len(one.tokens) for one in first) > 8 * len(PROBE_PROMPTS), "there is something to be compared"
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle31"])

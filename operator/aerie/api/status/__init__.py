@@ -1,59 +1,73 @@
-"""What Aerie writes about a resource: the state from which any replica of the operator goes on, and what a person reads.
+"""The status of a resource: the state from which any replica of the operator continues, and what users read.
 
     arms       the pods of each revision, and the phases of a rollout
-    analysis   how a canary compares with its control, and how rollouts have ended
-    tuning     the speculation setting, its trials, and what they have brought
-    whole      conditions, and the status of all these
+    analysis   how a canary compares with its control, and the outcomes of rollouts
+    tuning     the speculation setting, its trials, and their savings
+    status     conditions, and the status as a whole
 
-Figures are rounded by whoever writes them, so that a status changes when something happened and not because time passed.
+The writers round metrics, so that a status changes when something happened and not because time passed.
 """
 
-from aerie.api.status.analysis import AnalysisStatus, Cause, Comparison, Outcome
-from aerie.api.status.arms import Arm, CanaryArm, Phase, PreviousArm, Purpose, Queued, Setting, Tier, Waiting
+from aerie.api.status.analysis import AnalysisStatus, BlockedRollbackCause, MetricComparison, RolloutOutcome
+from aerie.api.status.arms import (
+    TRAFFIC_SHIFT_PHASES,
+    Arm,
+    CanaryArm,
+    CanaryPhase,
+    Phase,
+    PreviousArm,
+    QueueStatus,
+    ReadinessProgress,
+    RolloutPurpose,
+    SettingStatus,
+    TierStatus,
+)
+from aerie.api.status.status import MAX_SELECTED_DRAFTERS, Condition, SelectedDrafter, Status
 from aerie.api.status.tuning import (
-    MOST_EXPLORED,
-    MOST_FAILURES,
-    MOST_TRIED,
-    Balance,
-    Chosen,
-    Ended,
-    Failure,
-    FailureReason,
-    Gain,
+    MAX_EXPLORATION_TIMES,
+    MAX_TRIAL_FAILURES,
+    MAX_TRIAL_RECORDS,
+    AppliedSetting,
+    PerformanceGain,
     SpeculationStatus,
     Trial,
-    Tried,
+    TrialFailure,
+    TrialFailureReason,
+    TrialRecord,
+    TrialResult,
+    TuningSavings,
 )
-from aerie.api.status.whole import MOST_CHOICES, ChosenDrafter, Condition, Status
 
 __all__ = [
-    "MOST_CHOICES",
-    "MOST_EXPLORED",
-    "MOST_FAILURES",
-    "MOST_TRIED",
+    "MAX_EXPLORATION_TIMES",
+    "MAX_SELECTED_DRAFTERS",
+    "MAX_TRIAL_FAILURES",
+    "MAX_TRIAL_RECORDS",
+    "TRAFFIC_SHIFT_PHASES",
     "AnalysisStatus",
+    "AppliedSetting",
     "Arm",
-    "Balance",
+    "BlockedRollbackCause",
     "CanaryArm",
-    "Cause",
-    "Chosen",
-    "ChosenDrafter",
-    "Comparison",
+    "CanaryPhase",
     "Condition",
-    "Ended",
-    "Failure",
-    "FailureReason",
-    "Gain",
-    "Outcome",
+    "MetricComparison",
+    "PerformanceGain",
     "Phase",
     "PreviousArm",
-    "Purpose",
-    "Queued",
-    "Setting",
+    "QueueStatus",
+    "ReadinessProgress",
+    "RolloutOutcome",
+    "RolloutPurpose",
+    "SelectedDrafter",
+    "SettingStatus",
     "SpeculationStatus",
     "Status",
-    "Tier",
+    "TierStatus",
     "Trial",
-    "Tried",
-    "Waiting",
+    "TrialFailure",
+    "TrialFailureReason",
+    "TrialRecord",
+    "TrialResult",
+    "TuningSavings",
 ]

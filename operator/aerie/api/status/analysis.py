@@ -1,4 +1,4 @@
-"""How a canary compares with its control, and how rollouts have ended."""
+"""Comparison of a canary with its control, and the outcomes of rollouts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
-from aerie.api.rollout import Analysis
-from aerie.api.status.words import Count, Text, Word
+from aerie.api.rollout import AnalysisSpec
+from aerie.api.status.types import Count, LongText, ShortText
+from aerie.api.types.base import ResourceModel, Timestamp
 
 
-class Comparison(Model):
+class MetricComparison(ResourceModel):
     """One metric of the canary against the control, as of the last closed block."""
 
-    metric: Word
+    metric: ShortText
     """Name of the metric."""
     blocks: Count
     """Blocks counted so far; of GreedyAnswers, prompts that were answered."""
-    message: Text | None = None
+    message: LongText | None = None
     """What was found, where no figure says it."""
     estimate: float | None = None
     """Canary over control, less one: 0.05 is 5 % more."""
@@ -28,19 +28,19 @@ class Comparison(Model):
     """Upper bound of the estimate, likewise."""
 
 
-class AnalysisStatus(Model):
+class AnalysisStatus(ResourceModel):
     """The running analysis, or the last one."""
 
-    parameters: Analysis
+    parameters: AnalysisSpec
     """The parameters, frozen when the analysis began: a later change of the spec does not move the bar."""
     verdict: Literal["Continue", "Promote", "Rollback", "Inconclusive"]
     """What the figures say. Continue: nothing yet."""
     reason: Annotated[str, Field(max_length=4096)] = ""
     """Why, as a sentence; while there is no decision, what is missing for one and how much longer it takes."""
-    started_at: Time | None = None
+    started_at: Timestamp | None = None
     """When the first block began."""
     comparisons: Annotated[
-        list[Comparison],
+        list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """The metrics that are compared. Once the canary is accepted or Held, those that it was accepted or held with."""
@@ -56,39 +56,39 @@ class AnalysisStatus(Model):
     """Accumulators from which the analysis goes on after a restart of the operator, packed. Private: their form may change."""
 
 
-Cause = Literal["StableLost", "GivenUp"]
-"""Why a rollback that could not end was turned round."""
+BlockedRollbackCause = Literal["StableLost", "GivenUp"]
+"""Why a rollback that could not complete was reversed."""
 
 
-class Outcome(Model):
+class RolloutOutcome(ResourceModel):
     """How a past rollout ended."""
 
-    revision: Word
+    revision: ShortText
     """The revision that was rolled out."""
-    change: Text
+    change: LongText
     """What was new in it."""
     result: Literal["Promoted", "RolledBack", "Superseded", "Failed", "Explored"]
     """How it ended. Superseded: by another spec, or by that of the stable revision. Failed: its pods did not start, or the spec
     became one that cannot run. Explored: a trial by tuning that was to be measured and given up has been."""
     reason: Annotated[str, Field(max_length=2048)]
     """Why, as a sentence."""
-    cause: Cause | None = None
+    cause: BlockedRollbackCause | None = None
     """Why a rollback that could not end was turned round, as one word for programs. StableLost: pods of this revision, which was
     the stable one, could not start any more, and the other one's serve. GivenUp: nor could the other one's, so this one was given
     up for a third. Absent for all other ends, and in outcomes that releases before this field wrote."""
-    started_at: Time
+    started_at: Timestamp
     """When it began."""
-    ended_at: Time
+    ended_at: Timestamp
     """When it ended."""
-    drafter: Text | None = None
+    drafter: LongText | None = None
     """Its drafter, in short."""
-    against: Text | None = None
+    against: LongText | None = None
     """The drafter of the revision that it was to replace."""
     comparisons: Annotated[
-        list[Comparison],
+        list[MetricComparison],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["metric"]}),
     ] = Field(default_factory=list)
     """What was known of it in the end, if it was analyzed."""
-    retry_at: Time | None = None
+    retry_at: Timestamp | None = None
     """When it is tried again by itself: the cluster had no room for it, which says nothing of the revision. Absent where it
     waits for another spec or the annotation aerie.dev/retry."""

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
-from aerie.api.speculation import MOST_TOKENS, DraftSampling
-from aerie.api.status.words import Count, Text, Word
+from aerie.api.speculation import MAX_SPECULATIVE_TOKENS, DraftSampling
+from aerie.api.status.types import Count, LongText, ShortText
+from aerie.api.types.base import ResourceModel, Timestamp
 
 Phase = Literal[
     "Pending",
@@ -29,43 +29,47 @@ Phase = Literal[
     "Paused",
     "Failed",
 ]
-Purpose = Literal["Rollout", "Trial"]
+RolloutPurpose = Literal["Rollout", "Trial"]
 CanaryPhase = Literal["Starting", "WarmingUp", "Analyzing", "AwaitingApproval", "Held", "Ramping", "Promoting", "RollingBack"]
+TRAFFIC_SHIFT_PHASES: tuple[CanaryPhase, ...] = ("Ramping", "Promoting")
+"""Phases in which a canary that passed its analysis is compared with the stable pods, whatever its control."""
 
 
-class Tier(Model):
+class TierStatus(ResourceModel):
     """One tier of a schedule: the number of tokens for a range of batch sizes."""
 
     first: Annotated[int, Field(ge=1)]
     """Smallest batch size of the tier."""
     last: Annotated[int, Field(ge=1)]
     """Largest batch size of the tier."""
-    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
     """Tokens proposed per step."""
 
 
-class Setting(Model):
+class SettingStatus(ResourceModel):
     """A speculation setting."""
 
     mode: Literal["Off", "Static", "Schedule", "Adaptive"]
     """Off: no drafter. Static: the same number of tokens always. Schedule: by batch size. Adaptive: up to tokens, as the
     engine decides."""
-    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
     """Most tokens proposed per step (K); 0 when off."""
-    schedule: Annotated[list[Tier], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] | None = None
+    schedule: Annotated[list[TierStatus], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] | None = (
+        None
+    )
     """Tiers of mode Schedule, by rising batch size."""
 
 
-class Arm(Model):
+class Arm(ResourceModel):
     """The pods of one revision and what they achieve."""
 
-    revision: Word
+    revision: ShortText
     """Hash of all that determines the pods: target, engine, drafter and speculation setting."""
-    target: Text | None = None
+    target: LongText | None = None
     """The served model: its source in short, such as owner/name@ and the first characters of its commit."""
-    drafter: Text | None = None
+    drafter: LongText | None = None
     """The drafter: its source in short, such as owner/name@ and the first characters of its commit. Absent without one."""
-    setting: Setting | None = None
+    setting: SettingStatus | None = None
     """The speculation setting."""
     draft_sampling: DraftSampling | None = None
     """How the drafter chooses its tokens. Absent without a drafter, and where the spec leaves it to the engine."""
@@ -88,19 +92,19 @@ class Arm(Model):
     compared."""
 
 
-class Queued(Model):
+class QueueStatus(ResourceModel):
     """A rollout or a trial that may not begin yet, because as many are under way as the operator allows."""
 
-    purpose: Purpose
+    purpose: RolloutPurpose
     """Rollout: of what the spec asks for. Trial: of a speculation setting, by tuning."""
-    since: Time
+    since: Timestamp
     """Since when it waits. In a namespace, what has waited for longest comes first."""
 
 
-class Waiting(Model):
+class ReadinessProgress(ResourceModel):
     """Pods that are asked for and do not serve."""
 
-    since: Time
+    since: Timestamp
     """When they were asked for, or when one more of them served for the last time."""
     serving: Count
     """Most pods that served since then: more of them are progress."""
@@ -109,22 +113,22 @@ class Waiting(Model):
 class CanaryArm(Arm):
     """The revision under judgement, with its control."""
 
-    change: Text
+    change: LongText
     """What is new in it, in a word: the drafter, K=5, the target, the engine."""
     phase: CanaryPhase = "Starting"
     """Where it is on its way. status.phase says the same, but for a rollout that is paused."""
-    started_at: Time
+    started_at: Timestamp
     """When its rollout began."""
-    ready_at: Time | None = None
+    ready_at: Timestamp | None = None
     """When all pods of both arms were ready for the first time: warm-up and deadline count from here."""
     step: Count | None = None
     """Step of the ramp, from 0."""
-    step_started_at: Time | None = None
+    step_started_at: Timestamp | None = None
     """When the step, or the promotion, began."""
     control: Arm | None = None
     """The control pods: the stable revision, started together with the canary. Absent where the running pods are the control, and
     from the ramp on."""
-    waiting: Waiting | None = None
+    waiting: ReadinessProgress | None = None
     """What the phase waits for. Absent while all pods that it asks for serve."""
 
 
@@ -133,9 +137,9 @@ class PreviousArm(Arm):
 
     phase: Literal["Watching", "Rechecking"] = "Watching"
     """Watching: its pods get no requests. Rechecking: they do, because tokens per step have fallen since the promotion."""
-    since: Time
+    since: Timestamp
     """When this phase began."""
-    change: Text
+    change: LongText
     """What is new in the stable revision, in a word."""
-    started_at: Time
+    started_at: Timestamp
     """When the rollout of the stable revision began."""

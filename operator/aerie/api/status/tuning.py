@@ -1,4 +1,4 @@
-"""The speculation setting in force, its trials, and what they have brought."""
+"""The active speculation setting, its trials, and their savings."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aerie.api.base import Model, Time
 from aerie.api.speculation import DraftSampling, LatencyObjective
-from aerie.api.status.arms import Setting
-from aerie.api.status.words import Count, Word
+from aerie.api.status.arms import SettingStatus
+from aerie.api.status.types import Count, ShortText
+from aerie.api.types.base import ResourceModel, Timestamp
 
-MOST_TRIED = 5
-"""Trials that a status remembers."""
+MAX_TRIAL_RECORDS = 5
+"""Trials that a status keeps."""
 
 
-class Gain(Model):
+class PerformanceGain(ResourceModel):
     """By how much faster tokens come to the same requests, as a share: 0.05 is 5 % more of them a second."""
 
     estimate: float
@@ -26,97 +26,97 @@ class Gain(Model):
     """A prediction: not exceeded with 95 %. A measurement: the upper bound of its comparison."""
 
 
-class Chosen(Model):
+class AppliedSetting(ResourceModel):
     """A setting that is in force in place of spec.speculation.tokens, because a canary has proven it."""
 
-    setting: Setting
+    setting: SettingStatus
     """The setting."""
-    revision: Word
+    revision: ShortText
     """The revision of the pods that run it."""
-    basis: Word
+    basis: ShortText
     """The revision that the spec alone would make. When it makes another one, the choice is void: the spec is what counts."""
     slo: LatencyObjective | None = None
     """spec.speculation.tuning.slo when its trial began. Where that is stricter now, the choice is void."""
 
 
-class Trial(Model):
+class Trial(ResourceModel):
     """A setting on its way through a canary."""
 
-    setting: Setting
+    setting: SettingStatus
     """The setting."""
     purpose: Literal["Change", "Explore"]
     """Change: to be kept if it is certainly faster. Explore: to be measured for spec.speculation.tuning.interval, then given
     up; or it becomes a Change, if what it shows by then speaks for its setting."""
-    revision: Word
+    revision: ShortText
     """The revision of the pods that run it: the canary's, once there is one."""
-    basis: Word
+    basis: ShortText
     """The revision that the spec alone would make. When it makes another one, the trial is over."""
     slo: LatencyObjective | None = None
     """spec.speculation.tuning.slo when it began. When that becomes stricter, the trial is over."""
-    predicted: Gain | None = None
+    predicted: PerformanceGain | None = None
     """What is expected of it."""
-    started_at: Time
+    started_at: Timestamp
     """When it was decided on; the canary follows."""
 
 
-Ended = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Superseded", "Failed"]
+TrialResult = Literal["Promoted", "RolledBack", "Undecided", "Explored", "Superseded", "Failed"]
 """How a trial may end."""
 
 
-class Tried(Model):
+class TrialRecord(ResourceModel):
     """How a trial has ended."""
 
-    was: Setting
+    was: SettingStatus
     """The setting that was in force."""
-    tried: Setting
+    tried: SettingStatus
     """The setting that was tried."""
     purpose: Literal["Change", "Explore"]
     """What it was tried for."""
-    result: Ended
+    result: TrialResult
     """How it ended. Undecided: until the deadline it was neither proven nor refuted, or it
     ran on unlike hardware. Explored: it was measured, as was meant.
     Superseded: by another spec."""
-    revision: Word
+    revision: ShortText
     """The revision that was tried."""
-    predicted: Gain | None = None
+    predicted: PerformanceGain | None = None
     """What was expected of it."""
-    realised: Gain | None = None
+    realised: PerformanceGain | None = None
     """What the canary has shown against its control; absent where it was not compared."""
-    started_at: Time | None = None
+    started_at: Timestamp | None = None
     """When it began."""
-    ended_at: Time
+    ended_at: Timestamp
     """When it ended."""
 
 
-FailureReason = Literal["NoRoom", "Worse", "Failed"]
+TrialFailureReason = Literal["NoRoom", "Worse", "Failed"]
 """Why a trial counts as failed."""
-MOST_FAILURES = 16
-"""Settings whose failures a status remembers."""
+MAX_TRIAL_FAILURES = 16
+"""Settings whose failures a status keeps."""
 
 
-class Failure(Model):
+class TrialFailure(ResourceModel):
     """A setting whose trials have failed, with what has to be before the next one of it."""
 
-    setting: Setting
+    setting: SettingStatus
     """The setting."""
-    reason: FailureReason
+    reason: TrialFailureReason
     """NoRoom: the cluster had no node or quota for its pods. Worse: it was measured, and rolled back. Failed: it never served,
     crashed, preflight refused it, or its pods ran on other hardware than those that they were compared with."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """How the last one ended, as a sentence."""
     times: Annotated[int, Field(ge=1)] = 1
     """How often it has failed for this reason: the pause doubles each time."""
-    basis: Word
+    basis: ShortText
     """The revision that the spec alone makes. With another one the failure is forgotten."""
-    began_at: Time
+    began_at: Timestamp
     """When the last trial began."""
-    last_at: Time
+    last_at: Timestamp
     """When it ended."""
     pods: Count | None = None
     """Of NoRoom: pods that all arms together needed. With as many that serve, or a trial that needs fewer, there is room."""
 
 
-class Balance(Model):
+class TuningSavings(ResourceModel):
     """What tuning has brought and cost, in hours of one replica; as of the end of the last trial, so that it does not change all
     the time. Since then, `rate` times replicas times hours have come on top."""
 
@@ -129,52 +129,52 @@ class Balance(Model):
     """What was gained, less what was spent."""
     rate: float = 0.0
     """What the setting in force saves now, as a share: 0.05 is 5 % of the replicas. 0 while it is that of the spec."""
-    as_of: Time
+    as_of: Timestamp
     """When this was reckoned."""
 
 
-MOST_EXPLORED = 8
-"""Explorations whose moments a status remembers."""
+MAX_EXPLORATION_TIMES = 8
+"""Explorations whose times a status keeps."""
 
 
-class SpeculationStatus(Model):
+class SpeculationStatus(ResourceModel):
     """The speculation setting in force, and the one that tuning would choose."""
 
-    current: Setting
+    current: SettingStatus
     """The setting of the stable pods."""
-    recommended: Setting | None = None
+    recommended: SettingStatus | None = None
     """The setting that tuning finds best, when it is another one."""
-    predicted: Gain | None = None
+    predicted: PerformanceGain | None = None
     """What the recommended setting is expected to gain over the current one."""
     recommended_draft_sampling: DraftSampling | None = None
     """What to write in spec.speculation.draftSampling: for spec.speculation.tuning.traffic Sampled, where that is not written and
     the engine knows it. Its canary decides; nothing tries it by itself."""
     why: Annotated[str, Field(max_length=4096)] | None = None
     """What speaks for it, or what is missing for a recommendation."""
-    chosen: Chosen | None = None
+    chosen: AppliedSetting | None = None
     """The setting that is in force in place of spec.speculation.tokens. Absent where that is in force."""
     trial: Trial | None = None
     """The setting under trial. In mode Auto it is tried by a canary, which ends like any other, by a person's word too."""
-    changed_at: Time | None = None
+    changed_at: Timestamp | None = None
     """When the setting of the stable pods last changed, by tuning or by the spec: tuning.cooldown counts from here."""
-    rolled_back_at: Time | None = None
+    rolled_back_at: Timestamp | None = None
     """When a trial was last taken back or failed: four times tuning.cooldown count from here, twice that after a second failure
     in a row, and so on."""
     failed: Count | None = None
     """Trials in a row that failed without being measured; those that found no room are not counted. Absent for none."""
     failures: Annotated[
-        list[Failure], Field(max_length=MOST_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+        list[TrialFailure], Field(max_length=MAX_TRIAL_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
     """Settings whose trials have failed, the latest first."""
-    explored: Annotated[list[Time], Field(max_length=MOST_EXPLORED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
-        Field(default_factory=list)
-    )
+    explored: Annotated[
+        list[Timestamp], Field(max_length=MAX_EXPLORATION_TIMES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
     """When canaries have explored, the newest first."""
-    speculated_at: Time | None = None
+    speculated_at: Timestamp | None = None
     """While the setting is Off: when drafts were last verified."""
-    changes: Annotated[list[Tried], Field(max_length=MOST_TRIED, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
-        default_factory=list
-    )
+    changes: Annotated[
+        list[TrialRecord], Field(max_length=MAX_TRIAL_RECORDS, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default_factory=list)
     """The last trials, the newest first."""
-    balance: Balance | None = None
+    balance: TuningSavings | None = None
     """What trials have brought and cost so far. Absent before the first one."""

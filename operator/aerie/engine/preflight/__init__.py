@@ -1,28 +1,28 @@
-"""Preflight: what can be known to go wrong before a GPU is asked for, from two configs, weight headers and the arguments.
+"""Preflight: checks for problems that are visible before a GPU is requested, in two configs, weight headers and the arguments.
 
-    findings = run(Subject(target, drafter, version, speculative, arguments, ...))
-    findings.ok            whether an engine may be started
-    findings.findings      every check with its evidence and its way out
+    report = run_preflight(PreflightInput(target, drafter, version, speculative_config=..., arguments=..., ...))
+    report.ok              whether an engine may be started
+    report.findings        every check with its evidence and its fix
 
-Guarantees: pure; every check of `CHECKS` is in every report; what configs and headers do not tell is a note that says so.
-Not guaranteed: that a drafter which passes is any good. Acceptance is only known from live traffic.
+Guarantees: pure; every check of `CHECKS` is in every report. Facts that are not in configs and headers give a note. Not
+guaranteed: that a drafter which passes is good. Only live traffic shows its acceptance.
 """
 
 from __future__ import annotations
 
-from aerie.engine.preflight import checks as _checks  # noqa: F401 - importing it fills the table
-from aerie.engine.preflight.check import CHECKS, Check
-from aerie.engine.preflight.report import Finding, Report, Severity
-from aerie.engine.preflight.subject import Subject
+from aerie.engine.preflight import checks as _checks  # noqa: F401 - the import fills the table
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.registry import CHECKS, Check
+from aerie.engine.preflight.report import Finding, PreflightReport, Severity
 
-__all__ = ["CHECKS", "Check", "Finding", "Report", "Severity", "Subject", "run", "table"]
+__all__ = ["CHECKS", "Check", "Finding", "PreflightInput", "PreflightReport", "Severity", "list_checks", "run_preflight"]
 
 
-def table() -> list[Check]:
-    """All checks by number."""
+def list_checks() -> list[Check]:
+    """Return all checks, sorted by number."""
     return sorted(CHECKS.values(), key=lambda check: int(check.id[1:]))
 
 
-def run(subject: Subject) -> Report:
-    """Every check on this subject. Never raises: what cannot be read was refused before there was a subject."""
-    return Report(tuple(finding for check in table() for finding in check.findings(subject)))
+def run_preflight(inputs: PreflightInput) -> PreflightReport:
+    """Run every check. Never raises: unreadable checkpoints and arguments are errors before there is a PreflightInput."""
+    return PreflightReport(tuple(finding for check in list_checks() for finding in check.run(inputs)))

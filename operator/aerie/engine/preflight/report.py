@@ -1,6 +1,7 @@
-"""What a check says, and what all checks together say: plain data, and the sentences that a person reads.
+"""The results of one check, and the report of all checks: plain data, and the messages for users.
 
-Guarantee: every check of the table has at least one finding in a report. What could not be looked at is a note that says so.
+Guarantees: every check of the table has at least one finding in a report.
+A check that lacks its input gives a note.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any
 
 
 class Severity(Enum):
-    """How bad a finding is; the value is its word in JSON."""
+    """The severity of a finding; the value is its spelling in JSON."""
 
     REFUSE = "refuse"
-    """It would fail, or serve with a drafter that does harm: no engine is started."""
+    """The engine would fail, or serve with a harmful drafter: no engine is started."""
     WARN = "warn"
-    """It will run, and probably not as meant."""
+    """The engine will run, but probably not as intended."""
     NOTE = "note"
-    """Something to know, or something that could not be checked from configs and headers."""
+    """Advice, or a fact that configs and headers do not show, so that it could not be checked."""
     PASS = "pass"
     SKIP = "skip"
-    """The check is about something that this deployment does not have."""
+    """The check does not apply to this deployment."""
 
     @property
     def glyph(self) -> str:
@@ -30,55 +31,55 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One thing that a check found."""
+class CheckResult:
+    """One result of a check."""
 
     severity: Severity
     evidence: str
-    """What was seen, with its values: a sentence without a full stop."""
-    way_out: str = ""
-    """What to do: an imperative without a full stop. Given for every refusal and warning."""
+    """The observation with its values: a sentence without a full stop."""
+    fix: str = ""
+    """The action to take: an imperative without a full stop. Every error and warning has one."""
 
 
-def refuse(evidence: str, way_out: str) -> Outcome:
-    return Outcome(Severity.REFUSE, evidence, way_out)
+def refuse(evidence: str, fix: str) -> CheckResult:
+    return CheckResult(Severity.REFUSE, evidence, fix)
 
 
-def warn(evidence: str, way_out: str) -> Outcome:
-    return Outcome(Severity.WARN, evidence, way_out)
+def warn(evidence: str, fix: str) -> CheckResult:
+    return CheckResult(Severity.WARN, evidence, fix)
 
 
-def note(evidence: str, way_out: str = "") -> Outcome:
-    return Outcome(Severity.NOTE, evidence, way_out)
+def note(evidence: str, fix: str = "") -> CheckResult:
+    return CheckResult(Severity.NOTE, evidence, fix)
 
 
-def passed(evidence: str) -> Outcome:
-    return Outcome(Severity.PASS, evidence)
+def pass_check(evidence: str) -> CheckResult:
+    return CheckResult(Severity.PASS, evidence)
 
 
-def skip(evidence: str) -> Outcome:
-    return Outcome(Severity.SKIP, evidence)
+def skip(evidence: str) -> CheckResult:
+    return CheckResult(Severity.SKIP, evidence)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome with the check that it comes from."""
+    """A result together with its check."""
 
     id: str
     title: str
     severity: Severity
     evidence: str
-    way_out: str
+    fix: str
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """The finding as one line.
 
-        >>> Finding("C6", "one norm before fc", Severity.REFUSE, "both are true", "set one to false").sentence
+        >>> Finding("C6", "one norm before fc", Severity.REFUSE, "both are true", "set one to false").message
         '✗ C6 one norm before fc: both are true. Set one to false.'
         """
         line = f"{self.severity.glyph} {self.id} {self.title}: {self.evidence}."
-        return f"{line} {self.way_out[:1].upper()}{self.way_out[1:]}." if self.way_out else line
+        return f"{line} {self.fix[:1].upper()}{self.fix[1:]}." if self.fix else line
 
     def to_json(self) -> dict[str, str]:
         return {
@@ -86,31 +87,31 @@ class Finding:
             "title": self.title,
             "severity": self.severity.value,
             "evidence": self.evidence,
-            "wayOut": self.way_out,
+            "wayOut": self.fix,
         }
 
 
 @dataclass(frozen=True)
-class Report:
-    """All findings, in the order of the table."""
+class PreflightReport:
+    """All findings, in the order of the table of checks."""
 
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
         """Whether an engine may be started."""
-        return not any(self.of(Severity.REFUSE))
+        return not any(self.with_severity(Severity.REFUSE))
 
-    def of(self, severity: Severity) -> Iterator[Finding]:
+    def with_severity(self, severity: Severity) -> Iterator[Finding]:
         return (finding for finding in self.findings if finding.severity is severity)
 
     @property
     def summary(self) -> str:
-        """One line: the verdict, and how many findings there are of each kind."""
-        counts = {severity: len(list(self.of(severity))) for severity in Severity}
-        words = {Severity.REFUSE: "refused", Severity.WARN: "to look at", Severity.NOTE: "notes", Severity.PASS: "passed"}
-        found = ", ".join(f"{counts[severity]} {word}" for severity, word in words.items() if counts[severity])
-        return f"preflight {'passed' if self.ok else 'refused'}: {found}"
+        """One line: the outcome, and the number of findings by severity."""
+        counts = {severity: len(list(self.with_severity(severity))) for severity in Severity}
+        labels = {Severity.REFUSE: "refused", Severity.WARN: "to look at", Severity.NOTE: "notes", Severity.PASS: "passed"}
+        numbers = ", ".join(f"{counts[severity]} {label}" for severity, label in labels.items() if counts[severity])
+        return f"preflight {'passed' if self.ok else 'refused'}: {numbers}"
 
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "summary": self.summary, "findings": [finding.to_json() for finding in self.findings]}

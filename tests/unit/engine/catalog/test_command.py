@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aerie.cli.files import read_usable_catalog
-from aerie.cli.run import run
+from aerie.cli.app import run_command_line
+from aerie.cli.inputs.files import read_valid_catalog
 
 NEAR = "Qwen/Qwen3-8B, Qwen/Qwen3-4B, Qwen/Qwen3-32B"
 
 
 def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
+    assert run_command_line(["catalog", "moonshotai/Kimi-K2.6"]) == 0
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "DEFAULT", "SOURCE", "NOTES"]
     assert first.split()[:7] == [
@@ -34,7 +34,7 @@ def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
 def test_each_row_says_why_it_is_the_default_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = 'targets = ["Qwen/Qwen3-8B"]\nkind = "eagle3"\nrepo = "me/mine"\nrevision = "' + "1" * 40 + '"'
     (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
-    assert run(["catalog", "Qwen/Qwen3-8B", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
+    assert run_command_line(["catalog", "Qwen/Qwen3-8B", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
     found = {each["drafter"]: each["default"] for each in json.loads(capsys.readouterr().out)}
     assert found["me/mine"] == "chosen"
     assert found["RedHatAI/Qwen3-8B-speculator.eagle3"] == "another comes first"
@@ -43,7 +43,7 @@ def test_each_row_says_why_it_is_the_default_or_not(tmp_path: Path, capsys: pyte
 
 
 def test_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["catalog"]) == 0
+    assert run_command_line(["catalog"]) == 0
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 50
     assert "Dogacel/specdrift-gpt-oss-120b-eagle3" in printed
@@ -54,8 +54,10 @@ def test_all(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_narrow_terminal_gets_a_line_for_each_field(
     width: int, header: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aerie.cli.catalog.out", Console(width=width, force_terminal=True, no_color=True, color_system=None))
-    assert run(["catalog", "moonshotai/Kimi-K2.6"]) == 0
+    monkeypatch.setattr(
+        "aerie.cli.commands.catalog.out", Console(width=width, force_terminal=True, no_color=True, color_system=None)
+    )
+    assert run_command_line(["catalog", "moonshotai/Kimi-K2.6"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert (lines[0].split()[:2] == ["TARGET", "DRAFTER"]) == header
@@ -72,38 +74,38 @@ def test_a_narrow_terminal_gets_a_line_for_each_field(
 
 
 def test_unknown_target(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["catalog", "Qwen/Qwen3-9B"]) == 1
+    assert run_command_line(["catalog", "Qwen/Qwen3-9B"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
         "The catalog has no drafter for Qwen/Qwen3-9B.",
         f"The nearest targets that it has: {NEAR}. A drafter of another target does not work.",
         "If there is one, name it in spec.drafter.source, or add it with --catalog; docs/preflight.md shows an entry.",
-        "If there is none, train one on this target's own answers: `eagle --help`.",
+        "If there is none, train one on this target's own answers: `aerie-drafter --help`.",
     ]
-    assert run(["catalog", "x/y", "-o", "json"]) == 1
+    assert run_command_line(["catalog", "x/y", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out) == []
 
 
 def test_only_what_aerie_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["catalog", "zai-org/GLM-5.2"]) == 0
+    assert run_command_line(["catalog", "zai-org/GLM-5.2"]) == 0
     assert "Aerie runs EAGLE 3 and 3.1 drafters, and there is none among these." in capsys.readouterr().err
 
 
 def test_a_folder_is_recognised_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert run(["catalog", str(tmp_path)]) == 0
+    assert run_command_line(["catalog", str(tmp_path)]) == 0
     assert "same sizes, maybe another model" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
-    assert run(["catalog", str(tmp_path / "empty")]) == 2
+    assert run_command_line(["catalog", str(tmp_path / "empty")]) == 2
     assert "config.json cannot be read (No such file or directory): give a folder with a model" in capsys.readouterr().err
 
 
 def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = 'targets = ["x/y"]\nkind = "eagle3.1"\nrepo = "me/mine"\ntokens = 4\nacceptance = { chat = 2.9 }'
     (tmp_path / "map.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": row}}))
-    assert run(["catalog", "x/y", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
+    assert run_command_line(["catalog", "x/y", "--catalog", str(tmp_path / "map.yaml"), "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found == {
         "targets": ["x/y"],
@@ -119,10 +121,10 @@ def test_entries_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "runs": True,
     }
     (tmp_path / "bad.yaml").write_text(json.dumps({"kind": "ConfigMap", "data": {"mine": 'kind = "x"'}}))
-    assert run(["catalog", "--catalog", str(tmp_path / "bad.yaml")]) == 2
+    assert run_command_line(["catalog", "--catalog", str(tmp_path / "bad.yaml")]) == 2
     assert "the catalog entry 'mine' has no 'targets'" in capsys.readouterr().err
     (tmp_path / "none.yaml").write_text("kind: Pod")
-    assert run(["catalog", "--catalog", str(tmp_path / "none.yaml")]) == 2
+    assert run_command_line(["catalog", "--catalog", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml must hold one ConfigMap whose data are texts" in capsys.readouterr().err
 
 
@@ -131,10 +133,10 @@ def test_entries_of_a_mounted_config_map(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "mine").write_text('targets = ["x/y"]\nkind = "eagle3"\nrepo = "me/mine"')
     (tmp_path / "mine").symlink_to("..data/mine")
-    assert run(["catalog", "x/y", "--catalog", str(tmp_path), "-o", "json"]) == 0
+    assert run_command_line(["catalog", "x/y", "--catalog", str(tmp_path), "-o", "json"]) == 0
     assert [found["drafter"] for found in json.loads(capsys.readouterr().out)] == ["me/mine"]
     (tmp_path / "..data" / "mine").write_bytes(b"\xff")
-    assert run(["catalog", "--catalog", str(tmp_path)]) == 2
+    assert run_command_line(["catalog", "--catalog", str(tmp_path)]) == 2
     assert "cannot be read (a file of it is not text)" in capsys.readouterr().err
 
 
@@ -142,8 +144,8 @@ def test_an_entry_that_cannot_be_read_leaves_an_operator_the_others(tmp_path: Pa
     good = f'targets = ["me/target"]\nrepo = "me/drafter"\nkind = "eagle3"\nrevision = "{"1" * 40}"\n'
     for name, text in (("good", good), ("torn", "repo = "), ("odd", "repo = 1")):
         (tmp_path / name).write_text(text)
-    found, problems = read_usable_catalog(str(tmp_path))
-    assert [match.entry.repo for match in found.matches("me/target")] == ["me/drafter"]
+    found, problems = read_valid_catalog(str(tmp_path))
+    assert [match.entry.repo for match in found.find_matches("me/target")] == ["me/drafter"]
     assert [problem.partition(" is left out: ")[0] for problem in problems] == [
         "the catalog's entry odd",
         "the catalog's entry torn",

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.checkpoint import BITS, Checkpoint, Header, assemble, parse_header
-from aerie.engine.preflight import Finding, Subject, run
-from aerie.engine.versions import Version
+from aerie.engine.models.checkpoint import DTYPE_BITS, Checkpoint, SafetensorsHeader, build_checkpoint, parse_header
+from aerie.engine.preflight import Finding, PreflightInput, run_preflight
+from aerie.engine.releases import Version
 
 Specs = Mapping[str, tuple[str, tuple[int, ...]]]
 """Tensors by name: type and shape."""
@@ -84,7 +84,7 @@ def file_bytes(specs: Specs, metadata: Mapping[str, str] | None = None, values: 
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     data = bytearray()
     for name, (dtype, shape) in specs.items():
-        size = BITS[dtype] // 8
+        size = DTYPE_BITS[dtype] // 8
         for length in shape:
             size *= length
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(data), len(data) + size]}
@@ -94,7 +94,7 @@ def file_bytes(specs: Specs, metadata: Mapping[str, str] | None = None, values: 
     return struct.pack("<Q", len(text)) + text + data
 
 
-def header_of(specs: Specs, metadata: Mapping[str, str] | None = None, file: str = "model.safetensors") -> Header:
+def header_of(specs: Specs, metadata: Mapping[str, str] | None = None, file: str = "model.safetensors") -> SafetensorsHeader:
     data = file_bytes(specs, metadata)
     length = struct.unpack("<Q", data[:8])[0]
     return parse_header(data[8 : 8 + length], len(data), file)
@@ -110,7 +110,7 @@ class Small:
     drafter_config = DRAFTER
 
     def target(self, name: str = "example/target@abc", **config: Any) -> Checkpoint:
-        return assemble(name, {**TARGET, **config}, [header_of(TARGET_TENSORS)])
+        return build_checkpoint(name, {**TARGET, **config}, [header_of(TARGET_TENSORS)])
 
     def drafter(
         self,
@@ -128,8 +128,8 @@ class Small:
         kept = (
             {key: value for key, value in DRAFTER_TENSORS.items() if not key.startswith(without)} if without else DRAFTER_TENSORS
         )
-        checkpoint = assemble(name, settings, [header_of({**kept, **(add or {})}, metadata)])
-        return replace(checkpoint, offsets=offsets)
+        checkpoint = build_checkpoint(name, settings, [header_of({**kept, **(add or {})}, metadata)])
+        return replace(checkpoint, d2t_offsets=offsets)
 
     def speculators(self, *, layer: Mapping[str, Any] | None = None, **config: Any) -> Checkpoint:
         """The same drafter with a config in the format of the speculators library."""
@@ -151,26 +151,28 @@ class Small:
         }
         return replace(self.drafter(), config={key: value for key, value in document.items() if value is not None})
 
-    def subject(self, **changes: Any) -> Subject:
-        base = Subject(
+    def subject(self, **changes: Any) -> PreflightInput:
+        base = PreflightInput(
             target=self.target(),
             drafter=self.drafter(),
             version=Version.parse("0.33.0"),
-            speculative={"method": "eagle3", "num_speculative_tokens": 3},
-            gpu_bytes=80 * 2**30,
-            gpus=1,
+            speculative_config={"method": "eagle3", "num_speculative_tokens": 3},
+            gpu_memory_bytes=80 * 2**30,
+            gpu_count=1,
         )
         return replace(base, **changes)
 
     def findings(self, which: str, **changes: Any) -> list[Finding]:
-        return [finding for finding in run(self.subject(**changes)).findings if finding.id == which]
+        return [finding for finding in run_preflight(self.subject(**changes)).findings if finding.id == which]
 
     def write(self, folder: Path, checkpoint: Checkpoint) -> Path:
         """The checkpoint as a folder with one weight file."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(checkpoint.config))
         specs = {name: (tensor.dtype, tensor.shape) for name, tensor in (checkpoint.tensors or {}).items()}
-        values = {"d2t": struct.pack(f"<{len(checkpoint.offsets)}q", *checkpoint.offsets)} if checkpoint.offsets else None
+        values = (
+            {"d2t": struct.pack(f"<{len(checkpoint.d2t_offsets)}q", *checkpoint.d2t_offsets)} if checkpoint.d2t_offsets else None
+        )
         (folder / "model.safetensors").write_bytes(file_bytes(specs, checkpoint.metadata, values))
         return folder
 

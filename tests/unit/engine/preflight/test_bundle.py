@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from aerie.cli.run import run
+from aerie.cli.app import run_command_line
 
 BUNDLE = Path(__file__).resolve().parents[4] / "drafter" / "bundle"
 
 
 def refused(capsys: pytest.CaptureFixture[str], target: Path, drafter: Path) -> list[str]:
     """Ids of the checks that refuse the pair."""
-    status = run(["preflight", "--target", str(target), "--drafter", str(drafter), "--gpu-memory", "16GiB", "-o", "json"])
+    status = run_command_line(
+        ["preflight", "--target", str(target), "--drafter", str(drafter), "--gpu-memory", "16GiB", "-o", "json"]
+    )
     report = json.loads(capsys.readouterr().out)
     found = [finding["id"] for finding in report["findings"] if finding["severity"] == "refuse"]
     assert status == (1 if found else 0)

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.checkpoint import (
-    BITS,
-    MAX_HEADER,
+from aerie.engine.models.checkpoint import (
+    DTYPE_BITS,
+    MAX_HEADER_BYTES,
     CheckpointError,
-    Header,
-    assemble,
-    header_bytes,
+    SafetensorsHeader,
+    build_checkpoint,
     parse_config,
     parse_header,
     parse_index,
+    read_header_length,
 )
 
 
-def parse(data: bytes, file: str = "a.safetensors") -> Header:
-    length = header_bytes(data[:8], len(data), file)
+def parse(data: bytes, file: str = "a.safetensors") -> SafetensorsHeader:
+    length = read_header_length(data[:8], len(data), file)
     return parse_header(data[8 : 8 + length], len(data), file)
 
 
@@ -44,9 +44,9 @@ def test_names_types_shapes_and_places(small: Any) -> None:
     assert header.tensors["a"].shape == (4, 2)
     assert header.tensors["a"].dtype == "BF16"
     b = header.tensors["b"]
-    assert b.size == 24
+    assert b.byte_size == 24
     assert struct.unpack("<3q", data[b.begin : b.end]) == (5, 6, 7)
-    assert assemble("m", {}, [header]).size == 16 + 24
+    assert build_checkpoint("m", {}, [header]).weight_bytes == 16 + 24
 
 
 def test_scalars_empty_tensors_and_types_of_less_than_a_byte() -> None:
@@ -56,7 +56,7 @@ def test_scalars_empty_tensors_and_types_of_less_than_a_byte() -> None:
             b"1234",
         )
     )
-    assert {name: found.size for name, found in header.tensors.items()} == {"s": 1, "e": 0, "f": 2, "x": 1}
+    assert {name: found.byte_size for name, found in header.tensors.items()} == {"s": 1, "e": 0, "f": 2, "x": 1}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_scalars_empty_tensors_and_types_of_less_than_a_byte() -> None:
         (b"", "has 0 bytes, and a safetensors file at least 8"),
         (b"short", "has 5 bytes"),
         (b"version https://git-lfs", "header has"),
-        (struct.pack("<Q", 2**63) + b"{}", f"and {MAX_HEADER} is the most: it is not a safetensors file"),
+        (struct.pack("<Q", 2**63) + b"{}", f"and {MAX_HEADER_BYTES} is the most: it is not a safetensors file"),
         (struct.pack("<Q", 100) + b"{}", "header has 100 bytes, but the file ends after 2 more"),
         (framed(b"{"), "the header is not JSON"),
         (framed(b"\xff\xfe{}"), "the header is not JSON"),
@@ -111,7 +111,7 @@ def test_no_input_does_anything_but_parse_or_say_why(data: bytes, cut: int) -> N
         except CheckpointError as error:
             assert str(error)  # noqa: PT017 - either outcome is fine, nothing else is
         else:
-            assert sum(found.size for found in header.tensors.values()) <= len(candidate)
+            assert sum(found.byte_size for found in header.tensors.values()) <= len(candidate)
 
 
 @settings(max_examples=50, deadline=None)
@@ -125,7 +125,7 @@ def test_what_is_written_is_what_is_read(specs: dict[str, tuple[str, list[int]]]
     specs.pop("__metadata__", None)
     document, position = {}, 0
     for name, (dtype, shape) in specs.items():
-        size = BITS[dtype] // 8
+        size = DTYPE_BITS[dtype] // 8
         for length in shape:
             size *= length
         document[name] = tensor(shape, position, position + size, dtype)
@@ -154,23 +154,23 @@ def test_shards_become_one_checkpoint_and_are_held_against_the_index(small: Any)
     first = parse(small.file_bytes({"a": ("U8", (1,))}), "1.safetensors")
     second = parse(small.file_bytes({"b": ("U8", (2,))}), "2.safetensors")
     index = {"a": "1.safetensors", "b": "2.safetensors"}
-    whole = assemble("m", {}, [first, second], index)
-    assert (whole.size, whole.misplaced, whole.doubled) == (3, {}, {})
-    assert assemble("m", {}, [first], index).misplaced == {"b": "2.safetensors"}
+    whole = build_checkpoint("m", {}, [first, second], index)
+    assert (whole.weight_bytes, whole.misindexed_tensors, whole.duplicate_tensors) == (3, {}, {})
+    assert build_checkpoint("m", {}, [first], index).misindexed_tensors == {"b": "2.safetensors"}
 
 
 def test_a_tensor_in_several_files_counts_once_as_the_last(small: Any) -> None:
     first, second, third = (parse(small.file_bytes({"a": ("U8", (size,))}), f"{size}.safetensors") for size in (1, 2, 3))
-    found = assemble("m", {}, [first, second, third], {"a": "1.safetensors"})
-    assert found.size == 3
-    assert [copy.file for copy in found.doubled["a"]] == ["1.safetensors", "2.safetensors", "3.safetensors"]
-    assert found.misplaced == {}
+    found = build_checkpoint("m", {}, [first, second, third], {"a": "1.safetensors"})
+    assert found.weight_bytes == 3
+    assert [copy.file for copy in found.duplicate_tensors["a"]] == ["1.safetensors", "2.safetensors", "3.safetensors"]
+    assert found.misindexed_tensors == {}
 
 
 def test_values_of_d2t(small: Any) -> None:
-    plain = assemble("m", {}, [small.header_of({"d2t": ("I64", (2,))})])
-    assert plain.with_offsets(struct.pack("<2q", 3, -1)).offsets == (3, -1)
+    plain = build_checkpoint("m", {}, [small.header_of({"d2t": ("I64", (2,))})])
+    assert plain.with_d2t_offsets(struct.pack("<2q", 3, -1)).d2t_offsets == (3, -1)
     with pytest.raises(CheckpointError, match="d2t is I64 with 8 of 16 bytes read"):
-        plain.with_offsets(bytes(8))
+        plain.with_d2t_offsets(bytes(8))
     with pytest.raises(CheckpointError, match="d2t is F32 with 8 of 8 bytes read: it must be I64"):
-        assemble("m", {}, [small.header_of({"d2t": ("F32", (2,))})]).with_offsets(bytes(8))
+        build_checkpoint("m", {}, [small.header_of({"d2t": ("F32", (2,))})]).with_d2t_offsets(bytes(8))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aerie.engine.arguments import Arguments
-from aerie.engine.checkpoint import Header, Tensor, assemble
-from aerie.engine.memory import GIB
-from aerie.engine.preflight import Severity, Subject, run, table
-from aerie.engine.versions import Version
+from aerie.engine.arguments import EngineArguments
+from aerie.engine.models.checkpoint import SafetensorsHeader, TensorInfo, build_checkpoint
+from aerie.engine.models.gpu_memory import GIB
+from aerie.engine.preflight import PreflightInput, Severity, list_checks, run_preflight
+from aerie.engine.releases import Version
 
 Change = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 """What is different from the small pair that fits: fields of the subject, or a function of the models that gives them."""
@@ -29,15 +29,15 @@ def version(text: str) -> dict[str, Any]:
 
 
 def args(**values: Any) -> dict[str, Any]:
-    return {"arguments": Arguments(**values)}
+    return {"arguments": EngineArguments(**values)}
 
 
 def spec(**values: Any) -> dict[str, Any]:
-    return {"speculative": {"method": "eagle3", "num_speculative_tokens": 3, **values}}
+    return {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3, **values}}
 
 
 def gpu(gib: float) -> dict[str, Any]:
-    return {"gpu_bytes": int(gib * GIB)}
+    return {"gpu_memory_bytes": int(gib * GIB)}
 
 
 def target(**changes: Any) -> Change:
@@ -58,8 +58,8 @@ def shards(part: str, *files: Mapping[str, tuple[str, tuple[int, ...]]], index: 
     def change(small: Any) -> Mapping[str, Any]:
         base = getattr(small, part)()
         more = [small.header_of(specs, file=f"x{number}.safetensors") for number, specs in enumerate(files, 1)]
-        made = assemble(base.name, base.config, [Header(base.tensors, base.metadata), *more], index)
-        return {part: replace(made, offsets=base.offsets)}
+        made = build_checkpoint(base.name, base.config, [SafetensorsHeader(base.tensors, base.metadata), *more], index)
+        return {part: replace(made, d2t_offsets=base.d2t_offsets)}
 
     return change
 
@@ -82,7 +82,7 @@ def nested_only(ids: list[int], **config: Any) -> Change:
 
 def heavy(gib: int, **config: Any) -> Change:
     """A target whose weights take so much."""
-    tensors = {"w": Tensor("BF16", (1,), "f", 0, gib * GIB)}
+    tensors = {"w": TensorInfo("BF16", (1,), "f", 0, gib * GIB)}
     return lambda small: {"target": replace(small.target(**config), tensors=tensors)}
 
 
@@ -115,7 +115,7 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         WARN,
         (
             "[1, 3, 4] at the top level: these look like layers counted by their output; to vLLM they are [2, 4, 5], and vLLM "
-            "reads [1, 3, 4], one layer too early. Convert the drafter with `eagle convert`, which writes "
+            "reads [1, 3, 4], one layer too early. Convert the drafter with `aerie-drafter convert`, which writes "
             "eagle_aux_hidden_state_layer_ids: [2, 4, 5] to the top level."
         ),
     ),
@@ -130,7 +130,7 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         "C2",
         nested_only([1, 3, 5]),
         REFUSE,
-        "ignores it there and reads [2, 4, 5]. Convert the drafter with `eagle convert`, which writes",
+        "ignores it there and reads [2, 4, 5]. Convert the drafter with `aerie-drafter convert`, which writes",
     ),
     (
         "C2",
@@ -460,16 +460,21 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C15", {}, NOTE, "min_p or logit_bias with HTTP 400 under speculation: what clients send could not be checked"),
     (
         "C15",
-        both(args(logits_processors=True), version("0.24.0")),
+        both(args(has_logits_processors=True), version("0.24.0")),
         REFUSE,
         "V1 (the default of vLLM 0.24.0) refuses custom logits",
     ),
-    ("C15", args(logits_processors=True), WARN, "--logits-processors under speculation on model runner V2"),
-    ("C15", {"speculative": {}}, SKIP, "there is no speculation"),
-    ("C16", {"speculative": {}}, SKIP, "there is no speculation"),
+    ("C15", args(has_logits_processors=True), WARN, "--logits-processors under speculation on model runner V2"),
+    ("C15", {"speculative_config": {}}, SKIP, "there is no speculation"),
+    ("C16", {"speculative_config": {}}, SKIP, "there is no speculation"),
     ("C16", {}, NOTE, "whether clients use tools or JSON schemas could not be checked"),
-    ("C16", args(structured_backend="lm-format-enforcer"), REFUSE, "which vLLM refuses under speculation. Use xgrammar"),
-    ("C16", both(args(tool_calls=True), version("0.28.0")), WARN, "'Failed to advance FSM' up to vLLM 0.28 (this is 0.28.0)"),
+    ("C16", args(structured_outputs_backend="lm-format-enforcer"), REFUSE, "which vLLM refuses under speculation. Use xgrammar"),
+    (
+        "C16",
+        both(args(has_tool_or_reasoning_parser=True), version("0.28.0")),
+        WARN,
+        "'Failed to advance FSM' up to vLLM 0.28 (this is 0.28.0)",
+    ),
     ("C16", both(target(model_type="kimi_k2"), version("0.26.0")), WARN, "stopped vLLM 0.26.0 with a Kimi target"),
     ("C17", {}, PASS, "1 pipeline stage, model runner V2"),
     ("C17", args(pipeline_parallel=2, async_scheduling=True), PASS, "2 pipeline stages, model runner V2"),
@@ -480,27 +485,27 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         "--async-scheduling with 2 pipeline stages, and model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) refuses the two together",
     ),
     ("C18", {}, PASS, "vLLM 0.33.0 keeps whole prefixes"),
-    ("C18", args(prefix_caching=False), PASS, "prefix caching is off"),
+    ("C18", args(enable_prefix_caching=False), PASS, "prefix caching is off"),
     ("C18", version("0.32.0"), NOTE, "computes the last block of each cached prefix again under EAGLE; 0.33.0 no longer does"),
-    ("C18", args(kv_transfer=True), WARN, "with --kv-transfer-config the last block"),
+    ("C18", args(has_kv_transfer_config=True), WARN, "with --kv-transfer-config the last block"),
     ("C18", target(sliding_window=128), WARN, "the target has windowed or linear layers"),
     ("C19", {}, PASS, "model runner V2: the default of vLLM 0.33.0"),
     ("C19", spec(parallel_drafting=True), PASS, "model runner V1: parallel drafting needs it"),
     ("C19", spec(parallel_drafting=True, **SCHEDULE), WARN, "(parallel drafting needs it) has piecewise CUDA graphs only"),
     (
         "C20",
-        {**version("0.23.0"), "version_from_tag": True},
+        {**version("0.23.0"), "is_version_from_tag": True},
         REFUSE,
         "the version is from the tag of spec.engine.image. Use vLLM 0.24.0 or newer, or set spec.engine.version",
     ),
     ("C20", version("0.24.0"), PASS, "vLLM 0.24.0 is 0.24.0 or newer"),
     ("C20", version("0.23.0"), REFUSE, "a request can stop vLLM 0.23.0 from afar when it speculates. Use vLLM 0.24.0 or newer."),
     ("C21", {}, PASS, "sequences of 2048"),
-    ("C21", {"gpu_bytes": None}, NOTE, "no GPU memory was named, so that the fit could not be checked. Name it with"),
+    ("C21", {"gpu_memory_bytes": None}, NOTE, "no GPU memory was named, so that the fit could not be checked. Name it with"),
     ("C21", both(heavy(40), gpu(24), args(quantization="fp8")), WARN, "--quantization=fp8 makes the target's smaller"),
     (
         "C21",
-        both(heavy(40), gpu(24), args(offload="--cpu-offload-gb=30")),
+        both(heavy(40), gpu(24), args(offload_flag="--cpu-offload-gb=30")),
         WARN,
         "--cpu-offload-gb=30 makes the target's smaller",
     ),
@@ -533,10 +538,10 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C22", drafter(metadata={"eagle.target": "/data/model"}), NOTE, "trained for the local folder /data/model, which"),
     ("C22", drafter(metadata={"eagle.target": "target"}), NOTE, "trained for the local folder target, which cannot be compared"),
     ("C22", both(speculators(), target(name="/models/x")), NOTE, "and the target is a folder: they could not be compared"),
-    ("C23", {"speculative": {}, "drafter": None}, SKIP, "there is no speculation"),
+    ("C23", {"speculative_config": {}, "drafter": None}, SKIP, "there is no speculation"),
     ("C23", {}, NOTE, "acceptance depends on chat template, system prompt and length, which could not be checked"),
     ("C24", {}, PASS, "no LoRA adapters"),
-    ("C24", args(lora=True), WARN, "LoRA adapters are on, and the drafter knows none of them"),
+    ("C24", args(enable_lora=True), WARN, "LoRA adapters are on, and the drafter knows none of them"),
     ("C25", {}, PASS, "both 64"),
     (
         "C25",
@@ -600,11 +605,21 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         REFUSE,
         "the pod has 1 of nvidia.com/gpu, and tensor x pipeline x data parallel = 4. Set nvidia.com/gpu to 4",
     ),
-    ("C29", {"gpus": 2}, WARN, "the pod has 2 of nvidia.com/gpu"),
-    ("C29", {"gpus": 2, "gpu_resource": "amd.com/gpu", **args(tensor_parallel=4)}, REFUSE, "Set amd.com/gpu to 4"),
-    ("C29", {"gpus": 2, "gpu_resource": "nvidia.com/mig-3g.40gb", **args(tensor_parallel=2)}, WARN, "no two instances of MIG"),
-    ("C29", {"gpus": None, "gpu_resource": "resourceClaims (DRA)"}, NOTE, "the pod asks for them by resourceClaims (DRA), and"),
-    ("C29", {"gpus": None, "gpu_resource": ""}, NOTE, "the pod asks for no GPUs"),
+    ("C29", {"gpu_count": 2}, WARN, "the pod has 2 of nvidia.com/gpu"),
+    ("C29", {"gpu_count": 2, "gpu_resource": "amd.com/gpu", **args(tensor_parallel=4)}, REFUSE, "Set amd.com/gpu to 4"),
+    (
+        "C29",
+        {"gpu_count": 2, "gpu_resource": "nvidia.com/mig-3g.40gb", **args(tensor_parallel=2)},
+        WARN,
+        "no two instances of MIG",
+    ),
+    (
+        "C29",
+        {"gpu_count": None, "gpu_resource": "resourceClaims (DRA)"},
+        NOTE,
+        "the pod asks for them by resourceClaims (DRA), and",
+    ),
+    ("C29", {"gpu_count": None, "gpu_resource": ""}, NOTE, "the pod asks for no GPUs"),
     ("C31", {}, PASS, "the drafter's config names none"),
     ("C31", drafter(auto_map={"AutoModel": "x.Y"}), NOTE, "which vLLM does not follow without --trust-remote-code"),
     (
@@ -616,7 +631,7 @@ CASES: list[tuple[str, Change, Severity, str]] = [
     ("C28", both(drafter(model_type="qwen3_5"), version("0.22.0")), REFUSE, "Write model_type: llama into its config.json"),
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.29.0")), PASS, "eagle3, class"),
     ("C28", both(drafter(model_type="qwen4_exp"), version("0.30.0")), REFUSE, "takes for an MTP module"),
-    ("C29", {"gpus": None}, NOTE, "whether that fits could not be checked"),
+    ("C29", {"gpu_count": None}, NOTE, "whether that fits could not be checked"),
     ("C33", {}, PASS, "nothing says that the engine runs on CPU"),
     ("C33", {"image": "vllm/vllm-openai:v0.33.0"}, PASS, "nothing says"),
     (
@@ -633,21 +648,31 @@ CASES: list[tuple[str, Change, Severity, str]] = [
         "vLLM is 0.32.0+cpu, and vLLM 0.32.0+cpu on CPU draws wrong answers at temperatures above",
     ),
     ("C33", version("0.31.0+cpu"), WARN, "(vLLM issue 55005) is not known. Send temperature 0 alone to this engine, run it"),
-    ("C33", both({"speculative": {}}, version("0.32.0+cpu")), SKIP, "there is no speculation"),
+    ("C33", both({"speculative_config": {}}, version("0.32.0+cpu")), SKIP, "there is no speculation"),
     ("C34", {}, SKIP, "no further keys"),
     ("C34", spec(draft_sample_method="probabilistic"), PASS, "vLLM 0.33.0 knows draft_sample_method"),
     ("C34", both(spec(draft_sample_method="probabilistic"), version("0.20.2")), REFUSE, "a key that vLLM 0.20.2"),
     ("C35", {}, PASS, "sleep mode is off"),
-    ("C35", both({"drafter": None}, args(sleep_mode=True)), SKIP, "there is no drafter"),
+    ("C35", both({"drafter": None}, args(enable_sleep_mode=True)), SKIP, "there is no drafter"),
     (
         "C35",
-        args(sleep_mode=True),
+        args(enable_sleep_mode=True),
         WARN,
         "does not load the drafter's weights again after a sleep of level 2. Set --sleep-preserve-parameter-names=draft.*",
     ),
-    ("C35", both(args(sleep_mode=True), version("0.31.0")), WARN, "Use level 1, or start pods again after level 2."),
-    ("C35", args(sleep_mode=True, sleep_preserves=("lm_head.*",)), WARN, "does not load the drafter's weights again"),
-    ("C35", args(sleep_mode=True, sleep_preserves=("lm_head.*", "draft.*")), PASS, "keeps the drafter's weights"),
+    ("C35", both(args(enable_sleep_mode=True), version("0.31.0")), WARN, "Use level 1, or start pods again after level 2."),
+    (
+        "C35",
+        args(enable_sleep_mode=True, sleep_preserve_parameter_names=("lm_head.*",)),
+        WARN,
+        "does not load the drafter's weights again",
+    ),
+    (
+        "C35",
+        args(enable_sleep_mode=True, sleep_preserve_parameter_names=("lm_head.*", "draft.*")),
+        PASS,
+        "keeps the drafter's weights",
+    ),
     ("C36", {}, PASS, "VLLM_USE_RUST_FRONTEND is not set"),
     ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "0"}}, PASS, "is not set"),
     ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "1"}}, NOTE, "figures of single requests cannot be had"),
@@ -704,20 +729,20 @@ CASES: list[tuple[str, Change, Severity, str]] = [
 @pytest.mark.parametrize(("which", "change", "severity", "said"), CASES)
 def test_what_it_says(small: Any, which: str, change: Change, severity: Severity, said: str) -> None:
     found = small.findings(which, **made(change, small))
-    sentences = [finding.sentence for finding in found]
-    matching = [finding for finding in found if said in finding.sentence]
+    sentences = [finding.message for finding in found]
+    matching = [finding for finding in found if said in finding.message]
     assert matching, sentences
     assert matching[0].severity is severity, sentences
-    assert matching[0].sentence.startswith(f"{severity.glyph} {which} ")
+    assert matching[0].message.startswith(f"{severity.glyph} {which} ")
 
 
 def test_every_check_has_a_case_that_is_fine_and_one_that_is_not() -> None:
-    for check in table():
+    for check in list_checks():
         severities = {severity for which, _, severity, _ in CASES if which == check.id}
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {REFUSE, WARN, NOTE}, f"{check.id} has no case that fails"
-        assert check.worst in severities, f"{check.id} has no case of its worst"
-    assert [check.id for check in table()] == [f"C{number}" for number in range(1, 38)]
+        assert check.max_severity in severities, f"{check.id} has no case of its worst"
+    assert [check.id for check in list_checks()] == [f"C{number}" for number in range(1, 38)]
 
 
 ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
@@ -725,26 +750,26 @@ ORDER = [SKIP, PASS, NOTE, WARN, REFUSE]
 
 @pytest.mark.parametrize("change", [change for _, change, _, _ in CASES])
 def test_every_report_is_complete(small: Any, change: Change) -> None:
-    report = run(small.subject(**made(change, small)))
-    worst = {check.id: check.worst for check in table()}
+    report = run_preflight(small.subject(**made(change, small)))
+    worst = {check.id: check.max_severity for check in list_checks()}
     assert {finding.id for finding in report.findings} == worst.keys()
     for finding in report.findings:
         assert ORDER.index(finding.severity) <= ORDER.index(worst[finding.id])
         assert finding.evidence
         assert not finding.evidence.endswith(".")
-        assert not finding.way_out.endswith(".")
-        assert finding.way_out or finding.severity in (PASS, SKIP, NOTE), f"{finding.id} names no way out"
+        assert not finding.fix.endswith(".")
+        assert finding.fix or finding.severity in (PASS, SKIP, NOTE), f"{finding.id} names no way out"
 
 
 def test_a_fitting_pair_is_let_through(small: Any) -> None:
-    report = run(small.subject())
+    report = run_preflight(small.subject())
     assert report.ok
-    assert not list(report.of(WARN))
+    assert not list(report.with_severity(WARN))
     assert report.summary == "preflight passed: 6 notes, 30 passed"
 
 
 def test_a_refusal_refuses_all(small: Any) -> None:
-    report = run(small.subject(target=small.target(hidden_size=128)))
+    report = run_preflight(small.subject(target=small.target(hidden_size=128)))
     assert not report.ok
     assert report.summary.startswith("preflight refused: 1 refused, ")
     assert report.to_json()["ok"] is False
@@ -754,10 +779,12 @@ def test_a_refusal_refuses_all(small: Any) -> None:
 
 
 def test_without_a_drafter_what_is_about_one_is_skipped(small: Any) -> None:
-    subject = Subject(target=small.target(), drafter=None, version=Version.parse("0.33.0"), gpu_bytes=80 * GIB, gpus=1)
-    report = run(subject)
+    subject = PreflightInput(
+        target=small.target(), drafter=None, version=Version.parse("0.33.0"), gpu_memory_bytes=80 * GIB, gpu_count=1
+    )
+    report = run_preflight(subject)
     assert report.ok
-    assert {finding.id for finding in report.of(SKIP)} >= {"C1", "C9", "C10", "C25", "C27", "C28"}
+    assert {finding.id for finding in report.with_severity(SKIP)} >= {"C1", "C9", "C10", "C25", "C27", "C28"}
 
 
 KEYS = (
@@ -783,10 +810,10 @@ SPECULATIVE = st.dictionaries(
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CONFIGS, CONFIGS, st.booleans(), SPECULATIVE)
 def test_no_config_breaks_a_check(small: Any, target: Any, drafter: Any, over: bool, speculative: Any) -> None:
-    base = small.subject(speculative=speculative)
+    base = small.subject(speculative_config=speculative)
     # On top of the sound ones, and alone.
     configs = ({**base.target.config, **target}, {**base.drafter.config, **drafter}) if over else (target, drafter)
     subject = replace(base, target=replace(base.target, config=configs[0]), drafter=replace(base.drafter, config=configs[1]))
-    report = run(subject)
-    assert {finding.id for finding in report.findings} == {check.id for check in table()}
-    assert all(finding.sentence for finding in report.findings)
+    report = run_preflight(subject)
+    assert {finding.id for finding in report.findings} == {check.id for check in list_checks()}
+    assert all(finding.message for finding in report.findings)

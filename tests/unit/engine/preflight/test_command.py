@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from aerie.api import SpeculativeDeployment
+from aerie.cli.app import run_command_line
 from aerie.cli.console import CommandError
-from aerie.cli.files import read_memory
-from aerie.cli.run import run
-from aerie.cli.subject import Given, of_deployment
-from aerie.engine.catalog import Catalog
+from aerie.cli.inputs.files import parse_memory_bytes
+from aerie.cli.inputs.preflight_input import PreflightOverrides, build_input_from_deployment
+from aerie.engine.models.drafter_catalog import DrafterCatalog
 
 Folders = Callable[..., tuple[Path, Path]]
 File = Callable[..., str]
@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> File:
 
 
 def preflight(*arguments: object) -> int:
-    return run(["preflight", *(str(argument) for argument in arguments)])
+    return run_command_line(["preflight", *(str(argument) for argument in arguments)])
 
 
 def test_a_fitting_pair(folders: Folders, file: File, capsys: Capture) -> None:
@@ -316,13 +316,13 @@ def test_what_cannot_be_checked_is_status_2_with_a_sentence(
     ],
 )
 def test_amounts_of_memory(text: str, size: int) -> None:
-    assert read_memory(text) == size
+    assert parse_memory_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["80", "0.1", "0", "512MiB", "9" * 400, "-80GiB", "80 apples", "\u0668GiB", "nan"])
 def test_amounts_that_no_gpu_has(text: str) -> None:
     with pytest.raises(CommandError, match=r"--gpu-memory is .* like 80GiB") as found:
-        read_memory(text)
+        parse_memory_bytes(text)
     assert len(str(found.value)) < 200
 
 
@@ -349,9 +349,11 @@ def test_gpus_are_known_by_every_way_to_ask_for_them(
     target, drafter = folders()
     document = manifest(engine={"image": "vllm/vllm-openai:v0.33.0", **engine})
     deployment = SpeculativeDeployment.from_dict(document)
-    given = Given(target=Path(target), drafter=Path(drafter))
-    subject, _ = of_deployment(deployment, given, Catalog(()), lambda *_: pytest.fail("the Hub is not needed"))
-    assert (subject.gpus, subject.gpu_resource, subject.gpu_bytes) == expected
+    given = PreflightOverrides(target=Path(target), drafter=Path(drafter))
+    subject, _ = build_input_from_deployment(
+        deployment, given, DrafterCatalog(()), lambda *_: pytest.fail("the Hub is not needed")
+    )
+    assert (subject.gpu_count, subject.gpu_resource, subject.gpu_memory_bytes) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.cli.preflight_job import fitted
-from aerie.cli.run import run
+from aerie.cli.app import run_command_line
+from aerie.cli.commands.preflight_job import encode_termination_message
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -32,7 +32,7 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text("{")
     report = tmp_path / "report"
     arguments = ["preflight-job", f"--file={resource(tmp_path)}", f"--report={report}"]
-    assert run([*arguments, f"--target={tmp_path / 'target'}", f"--drafter={tmp_path / 'drafter'}"]) == 1
+    assert run_command_line([*arguments, f"--target={tmp_path / 'target'}", f"--drafter={tmp_path / 'drafter'}"]) == 1
     told = json.loads(report.read_bytes())
     assert told["ok"] is False
     assert "config.json" in told["refused"][0]
@@ -46,7 +46,7 @@ def test_a_hub_that_does_not_answer_is_no_verdict(tmp_path: Path, monkeypatch: p
     document["spec"] |= {"model": {"source": source}, "drafter": {"source": source}}
     path.write_text(json.dumps(document))
     report = tmp_path / "report"
-    assert run(["preflight-job", f"--file={path}", f"--report={report}"]) == 2
+    assert run_command_line(["preflight-job", f"--file={path}", f"--report={report}"]) == 2
     assert json.loads(report.read_bytes())["ok"] is None
 
 
@@ -61,7 +61,7 @@ def test_an_empty_offline_cache_is_no_verdict_that_is_tried_again_at_once(
     document["spec"] |= {"model": {"source": source}, "drafter": {"source": source}}
     path.write_text(json.dumps(document))
     report = tmp_path / "report"
-    assert run(["preflight-job", f"--file={path}", f"--report={report}"]) == 3
+    assert run_command_line(["preflight-job", f"--file={path}", f"--report={report}"]) == 3
     told = json.loads(report.read_bytes())
     assert (told["ok"], told["unavailable"]) == (None, True)
 
@@ -71,7 +71,7 @@ sentences = st.lists(st.text(max_size=3000), max_size=6)
 
 @given(sentences, sentences)
 def test_the_verdict_fits_and_the_first_refusal_is_in_it(refused: list[str], warned: list[str]) -> None:
-    text = fitted({"ok": False, "summary": "refused.", "refused": refused, "warned": warned})
+    text = encode_termination_message({"ok": False, "summary": "refused.", "refused": refused, "warned": warned})
     assert len(text) <= 4096
     told = json.loads(text)
     assert told["ok"] is False

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aerie.engine.arguments import Arguments
+from aerie.engine.arguments import EngineArguments
 from aerie.engine.preflight import Severity
-from aerie.engine.versions import Version
+from aerie.engine.releases import Version
 from tests.unit.engine.preflight.conftest import Small
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
@@ -31,10 +31,10 @@ DRAWN = {"draft_sample_method": "probabilistic"}
 def test_keys(
     small: Small, keys: dict[str, Any], version: str, environment: dict[str, str], severity: Severity, evidence: str
 ) -> None:
-    (found,) = small.findings("C34", speculative=EAGLE | keys, version=Version.parse(version), environment=environment)
+    (found,) = small.findings("C34", speculative_config=EAGLE | keys, version=Version.parse(version), environment=environment)
     assert found.severity is severity
     assert evidence in found.evidence
-    assert bool(found.way_out) == (severity in (Severity.REFUSE, Severity.WARN))
+    assert bool(found.fix) == (severity in (Severity.REFUSE, Severity.WARN))
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_draft_logits_are_counted_as_the_runner_keeps_them(
     small: Small, version: str, environment: dict[str, str], element: int
 ) -> None:
     subject = small.subject(
-        speculative=EAGLE | DRAWN,
+        speculative_config=EAGLE | DRAWN,
         version=Version.parse(version),
         environment=environment,
-        arguments=Arguments(max_num_seqs=64),
+        arguments=EngineArguments(max_num_seqs=64),
     )
-    assert subject.memory.draft_logits == 3 * 256 * 64 * element
-    assert small.subject().memory.draft_logits == 0
+    assert subject.memory_estimate.draft_logits_bytes == 3 * 256 * 64 * element
+    assert small.subject().memory_estimate.draft_logits_bytes == 0

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from aerie.checkpoints import read_folder
-from aerie.engine.preflight import Severity, run
-from eagle import checkpoint
-from eagle.config import DrafterConfig, Family, MlaDims
-from eagle.export import Form, export
-from eagle.model import Drafter
+from aerie.checkpoints import read_checkpoint_directory
+from aerie.engine.preflight import Severity, run_preflight
+from aerie_drafter import checkpoint
+from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.export import Form, export
+from aerie_drafter.model import Drafter
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -47,8 +47,8 @@ def test_own_drafter_passes(small: Any, tmp_path: Path, kind: str, form: Form) -
     config = DrafterConfig(**{"family": Family.LLAMA, **SIZES, **KINDS[kind]})
     checkpoint.save(tmp_path / "trained", Drafter(config), {"target": "example/target"}, embeddings=False)
     export(tmp_path / "trained", tmp_path / "exported", form=form, embeddings=False)
-    report = run(small.subject(drafter=read_folder(tmp_path / "exported")))
-    bad = [finding.sentence for finding in report.findings if finding.severity in (Severity.REFUSE, Severity.WARN)]
+    report = run_preflight(small.subject(drafter=read_checkpoint_directory(tmp_path / "exported")))
+    bad = [finding.message for finding in report.findings if finding.severity in (Severity.REFUSE, Severity.WARN)]
     assert bad == []
     verdicts = {finding.id: finding for finding in report.findings}
     assert {verdicts[which].severity for which in ("C1", "C2", "C3", "C4", "C7", "C9", "C22", "C27")} == {Severity.PASS}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aerie.checkpoints import Hub, HubError, HubRefusalError, read_folder, read_repository
-from aerie.engine.checkpoint import CheckpointError
+from aerie.checkpoints import HubClient, HubError, HubRejectionError, read_checkpoint_directory, read_repository
+from aerie.engine.models.checkpoint import CheckpointError
 
 
 def shards(small: Any, folder: Path, count: int) -> Path:
@@ -28,28 +28,28 @@ def shards(small: Any, folder: Path, count: int) -> Path:
 
 def test_folder_gives_config_headers_and_d2t(small: Any, tmp_path: Path) -> None:
     written = small.drafter(metadata={"format": "pt"})
-    read = read_folder(small.write(tmp_path / "drafter", written), "a name")
+    read = read_checkpoint_directory(small.write(tmp_path / "drafter", written), "a name")
     assert read.name == "a name"
     assert read.config == written.config
     assert read.metadata == {"format": "pt"}
-    assert read.offsets == small.offsets
+    assert read.d2t_offsets == small.offsets
     assert {name: found.shape for name, found in (read.tensors or {}).items()} == {n: t.shape for n, t in written.tensors.items()}
-    assert read.size == written.size
+    assert read.weight_bytes == written.weight_bytes
 
 
 def test_folder_with_an_index_reads_the_files_it_names_and_no_other(small: Any, tmp_path: Path) -> None:
     folder = shards(small, tmp_path / "m", 3)
     (folder / "consolidated.safetensors").write_bytes(b"not looked at")
-    assert sorted(read_folder(folder).tensors or ()) == ["t0", "t1", "t2"]
+    assert sorted(read_checkpoint_directory(folder).tensors or ()) == ["t0", "t1", "t2"]
 
 
 def test_folder_of_pickles_has_a_config_and_no_tensors(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": 1}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    read = read_folder(tmp_path)
+    read = read_checkpoint_directory(tmp_path)
     assert read.config == {"a": 1}
     assert read.tensors is None
-    assert read.size is None
+    assert read.weight_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_folder_that_is_no_checkpoint(tmp_path: Path, files: dict[str, bytes], s
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        read_folder(tmp_path)
+        read_checkpoint_directory(tmp_path)
     assert said in str(caught.value)
 
 
@@ -84,18 +84,18 @@ def pauses() -> list[float]:
 @pytest.fixture
 def read(hub: Any, pauses: list[float]) -> Read:
     def read(**options: Any) -> Any:
-        with Hub(hub.address, **{"sleep": pauses.append, **options}) as client:
-            return client.read("me/model")
+        with HubClient(hub.address, **{"sleep": pauses.append, **options}) as client:
+            return client.read_checkpoint("me/model")
 
     return read
 
 
 def test_hub_gives_the_same_as_the_folder_at_one_commit(small: Any, hub: Any, read: Read) -> None:
     folder = small.write(hub.folder, small.drafter())
-    found, expected = read(), read_folder(folder)
+    found, expected = read(), read_checkpoint_directory(folder)
     assert found.name == f"me/model@{hub.commit}"
     assert found.config == expected.config
-    assert found.offsets == expected.offsets
+    assert found.d2t_offsets == expected.d2t_offsets
     assert {name: (t.dtype, t.shape, t.begin, t.end) for name, t in found.tensors.items()} == {
         name: (t.dtype, t.shape, t.begin, t.end) for name, t in (expected.tensors or {}).items()
     }
@@ -106,7 +106,7 @@ def test_hub_reads_no_weights(small: Any, hub: Any, read: Read) -> None:
     hub.folder.mkdir()
     (hub.folder / "config.json").write_text("{}")
     (hub.folder / "model.safetensors").write_bytes(small.file_bytes({"big": ("BF16", (4096, 1024))}))
-    assert read().size == 2 * 4096 * 1024
+    assert read().weight_bytes == 2 * 4096 * 1024
     assert hub.sent < 70_000
 
 
@@ -129,7 +129,7 @@ def test_hub_reads_shards_by_their_index(small: Any, hub: Any, read: Read) -> No
 def test_hub_that_ignores_ranges_serves_too(small: Any, hub: Any, read: Read) -> None:
     hub.ranges = False
     small.write(hub.folder, small.drafter())
-    assert read().offsets == small.offsets
+    assert read().d2t_offsets == small.offsets
 
 
 def test_hub_that_ignores_ranges_cannot_make_us_read_without_end(small: Any, hub: Any, read: Read) -> None:
@@ -140,7 +140,7 @@ def test_hub_that_ignores_ranges_cannot_make_us_read_without_end(small: Any, hub
     with pytest.raises(
         CheckpointError, match="more than 1000000 bytes were received before all headers were in: the server may ignore"
     ):
-        read(budget=1_000_000)
+        read(max_bytes=1_000_000)
 
 
 def test_pickles_on_the_hub(hub: Any, read: Read) -> None:
@@ -170,7 +170,7 @@ def test_refusals_are_said_at_once(hub: Any, read: Read, pauses: list[float], st
 def test_busy_hub_is_asked_again_when_it_says(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
     small.write(hub.folder, small.drafter())
     hub.failures = [(429, {"Retry-After": "7"}), (503, {}), (429, {"Retry-After": "9999"})]
-    assert read().offsets == small.offsets
+    assert read().d2t_offsets == small.offsets
     assert pauses == [7.0, 2.0, 30.0]
 
 
@@ -186,17 +186,17 @@ def test_busy_hub_is_given_up_in_the_end(hub: Any, read: Read, pauses: list[floa
 def test_broken_answers_are_asked_for_again(small: Any, hub: Any, read: Read, pauses: list[float]) -> None:
     small.write(hub.folder, small.drafter())
     hub.broken = 2
-    assert read().offsets == small.offsets
+    assert read().d2t_offsets == small.offsets
     assert pauses == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("endpoint", ["hub.example", "http://hub:port", "ftp://hub.example"])
 def test_endpoint_that_is_no_address_is_said_at_once(pauses: list[float], endpoint: str) -> None:
     with (
-        Hub(endpoint, sleep=pauses.append) as client,
+        HubClient(endpoint, sleep=pauses.append) as client,
         pytest.raises(CheckpointError, match="set HF_ENDPOINT to the address of a Hub"),
     ):
-        client.read("me/model")
+        client.read_checkpoint("me/model")
     assert pauses == []
 
 
@@ -214,20 +214,20 @@ def test_token_from_the_environment_or_a_file(small: Any, hub: Any, tmp_path: Pa
     (tmp_path / "token").write_text("s3cret\n")
     base = {"HF_ENDPOINT": hub.address}
     for environment in ({"HF_TOKEN": "s3cret"}, {"HF_TOKEN_PATH": str(tmp_path / "token")}, {"HF_HOME": str(tmp_path)}):
-        with Hub.from_environment(base | environment) as client:
-            assert client.read("me/model").offsets == small.offsets
+        with HubClient.from_environment(base | environment) as client:
+            assert client.read_checkpoint("me/model").d2t_offsets == small.offsets
     with (
-        Hub.from_environment(base | {"HF_HOME": str(tmp_path / "none")}) as client,
+        HubClient.from_environment(base | {"HF_HOME": str(tmp_path / "none")}) as client,
         pytest.raises(CheckpointError, match="HTTP 401") as caught,
     ):
-        client.read("me/model")
+        client.read_checkpoint("me/model")
     assert "s3cret" not in str(caught.value)
 
 
 def test_token_does_not_follow_a_redirect_to_the_store(small: Any, hub: Any, read: Read) -> None:
     small.write(hub.folder, small.drafter())
     hub.token, hub.elsewhere = "s3cret", True
-    assert read(token="s3cret").offsets == small.offsets
+    assert read(token="s3cret").d2t_offsets == small.offsets
     assert {host for host, _ in hub.authorized} == {"127.0.0.1", "localhost"}
     assert all(carried == (host == "127.0.0.1") for host, carried in hub.authorized)
 
@@ -247,7 +247,7 @@ def test_one_lost_shard_ends_it_without_asking_for_the_others(small: Any, hub: A
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_hub_that_says_no_is_told_from_one_that_does_not_answer(hub: Any, read: Read, status: int) -> None:
     hub.failures = [(status, {})]
-    with pytest.raises(HubRefusalError):
+    with pytest.raises(HubRejectionError):
         read()
 
 
@@ -257,7 +257,7 @@ def test_a_page_for_people_says_nothing_about_the_files(small: Any, hub: Any, re
     hub.pages_after = after
     with pytest.raises(HubError, match="is HF_ENDPOINT a Hugging Face Hub") as caught:
         read()
-    assert not isinstance(caught.value, HubRefusalError)
+    assert not isinstance(caught.value, HubRejectionError)
 
 
 def test_a_list_that_is_no_json_says_nothing_about_the_files(hub: Any, read: Read) -> None:
@@ -278,13 +278,13 @@ def test_a_hub_that_drips_is_given_up(small: Any, hub: Any, read: Read) -> None:
     small.write(hub.folder, small.drafter())
     ticks = iter(range(0, 10_000, 20))
     with pytest.raises(HubError, match="was not read within 30 s: try again later"):
-        read(clock=lambda: float(next(ticks)), deadline=30.0)
+        read(clock=lambda: float(next(ticks)), deadline_seconds=30.0)
 
 
 def test_a_proxy_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "proxy:port:3128")
     with pytest.raises(HubError, match="HTTPS_PROXY"):
-        Hub("https://hub.example")
+        HubClient("https://hub.example")
 
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
@@ -294,7 +294,7 @@ def test_authorities_that_cannot_be_read_are_said(tmp_path: Path, name: str, con
     if content is not None:
         file.write_text(content)
     with pytest.raises(HubError, match=f"{name} is {file}, which holds no certificates that can be read"):
-        Hub.from_environment({name: str(file)})
+        HubClient.from_environment({name: str(file)})
 
 
 # -- The Hub's cache ---------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_offline_a_repository_is_read_from_the_cache(small: Any, tmp_path: Path,
     folder = {"HF_HOME": home, "XDG_CACHE_HOME": tmp_path}.get(variable, home / "hub")
     found = read_repository("me/model", revision, {"HF_HUB_OFFLINE": "1", variable: str(folder), "HF_ENDPOINT": "nonsense://"})
     assert found.name == f"me/model@{COMMIT}"
-    assert found.offsets == small.offsets
+    assert found.d2t_offsets == small.offsets
 
 
 @pytest.mark.parametrize("lost", ["everything", "config.json", "model.safetensors"])
@@ -334,7 +334,7 @@ def test_what_the_cache_lacks_is_said_with_the_way_out(small: Any, tmp_path: Pat
         (snapshot / lost).unlink()
         if lost != "config.json":  # huggingface_hub leaves the link of a blob that was deleted
             (snapshot / lost).symlink_to("../../blobs/gone")
-    with pytest.raises(HubRefusalError, match="download me/model at c0ffee"):
+    with pytest.raises(HubRejectionError, match="download me/model at c0ffee"):
         read_repository("me/model", COMMIT, {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")})
 
 

@@ -1,7 +1,7 @@
-"""The checks, by what they are about. Importing this package fills the table."""
+"""The checks, by subject. The import of this package fills the table."""
 
 from __future__ import annotations
 
-from aerie.engine.preflight.checks import engine, fit, norms, options, serving, weights
+from aerie.engine.preflight.checks import eagle31, engine, fit, options, serving, weights
 
-__all__ = ["engine", "fit", "norms", "options", "serving", "weights"]
+__all__ = ["eagle31", "engine", "fit", "options", "serving", "weights"]

@@ -1,287 +1,293 @@
-"""Whether this engine, started with these arguments, will run this drafter."""
+"""Checks that this engine, with these arguments, will run this drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from aerie.engine.preflight.check import check, eagle3_only
-from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
-from aerie.engine.preflight.subject import Subject
-from aerie.engine.versions import SECURITY_FLOOR, Feature, Version
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.registry import eagle3_only, register_check
+from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, skip, warn
+from aerie.engine.releases import MIN_SECURE_VERSION, Feature, Version
 
-_RAISED = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
-"""RoPE types whose table vLLM makes longer for a drafter."""
+_EXTENDABLE_ROPE_TYPES = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
+"""RoPE types whose table vLLM extends for a drafter."""
 
-_CUTS = Version.parse("0.33.0")
-"""The first release that leaves the tables of other RoPE types as they are, and shortens the engine's context instead."""
+_CONTEXT_CUT_SINCE = Version.parse("0.33.0")
+"""The first release that does not extend the tables of other RoPE types, and shortens the engine's context instead."""
 
-_PRESERVES = Version.parse("0.32.0")
-"""The first release that was seen to keep parameters over a sleep of level 2."""
+_SLEEP_PRESERVE_SINCE = Version.parse("0.32.0")
+"""The first release in which parameters were verified to survive a sleep of level 2."""
 
-_HALVES = frozenset({"float16", "bfloat16"})
-_DTYPES = {"half": "float16", "float": "float32"}
-"""Other names that --dtype takes."""
+_HALF_PRECISION_DTYPES = frozenset({"float16", "bfloat16"})
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+"""Other names for values of --dtype."""
 
-_ACROSS_STAGES = frozenset({"llama", "qwen2", "qwen3", "sarvam", "sarvam_moe", "minimax_m3", "deepseek_v4", "kimi_k3"})
-"""model_type of targets that hand hidden states from one pipeline stage to the next."""
+_PIPELINE_PARALLEL_MODEL_TYPES = frozenset(
+    {"llama", "qwen2", "qwen3", "sarvam", "sarvam_moe", "minimax_m3", "deepseek_v4", "kimi_k3"}
+)
+"""Values of model_type for targets that pass hidden states from one pipeline stage to the next."""
 
 
-@check(
+@register_check(
     "C5",
     "drafter's context reaches as far as the target's",
-    why="past the drafter's last position: a device assertion or nonsense up to 0.26, a shorter engine context with "
+    rationale="past the drafter's last position: a device assertion or nonsense up to 0.26, a shorter engine context with "
     "YaRN from 0.33",
-    worst=Severity.REFUSE,
+    max_severity=Severity.REFUSE,
     source="vLLM issues 48894, 23072, 21986; pull request 49343; config/speculative.py",
 )
 @eagle3_only
-def context(subject: Subject) -> Iterable[Outcome]:
-    wanted, drafter = subject.max_model_len, subject.drafter_model
-    if wanted is None or drafter.max_position is None:
-        whose = "drafter" if drafter.max_position is None else "target"
-        yield note(f"the {whose}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
+def check_drafter_context(inputs: PreflightInput) -> Iterable[CheckResult]:
+    max_model_len, drafter = inputs.max_model_len, inputs.drafter_model
+    if max_model_len is None or drafter.max_position is None:
+        model = "drafter" if drafter.max_position is None else "target"
+        yield note(f"the {model}'s config.json has no max_position_embeddings: the drafter's context could not be checked")
         return
-    if drafter.max_position >= wanted:
-        yield passed(f"the drafter has {drafter.max_position} positions, and the engine takes {wanted} tokens")
+    if drafter.max_position >= max_model_len:
+        yield pass_check(f"the drafter has {drafter.max_position} positions, and the engine takes {max_model_len} tokens")
         return
-    seen = f"the drafter has {drafter.max_position} positions (RoPE {drafter.rope_type}), and the engine takes {wanted} tokens"
-    shorter = f"set --max-model-len={drafter.max_position} or use another drafter"
-    if not subject.supports(Feature.DRAFT_CONTEXT_RAISED):
+    evidence = (
+        f"the drafter has {drafter.max_position} positions (RoPE {drafter.rope_type}), and the engine takes "
+        f"{max_model_len} tokens"
+    )
+    shorter_context_fix = f"set --max-model-len={drafter.max_position} or use another drafter"
+    if not inputs.supports(Feature.DRAFT_CONTEXT_RAISED):
         yield refuse(
-            f"{seen}; vLLM {subject.version} fails or answers nonsense past the drafter's last position",
-            f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, or {shorter}",
+            f"{evidence}; vLLM {inputs.version} fails or answers nonsense past the drafter's last position",
+            f"use vLLM {Feature.DRAFT_CONTEXT_RAISED.since} or newer, or {shorter_context_fix}",
         )
-    elif drafter.rope_type not in _RAISED and subject.version >= _CUTS:
+    elif drafter.rope_type not in _EXTENDABLE_ROPE_TYPES and inputs.version >= _CONTEXT_CUT_SINCE:
         yield refuse(
-            f"{seen}; vLLM {subject.version} then cuts the engine's context to the drafter's",
-            f"{shorter}, or give the drafter's config the RoPE settings and max_position_embeddings of the target",
+            f"{evidence}; vLLM {inputs.version} then cuts the engine's context to the drafter's",
+            f"{shorter_context_fix}, or give the drafter's config the RoPE settings and max_position_embeddings of the target",
         )
     else:
         yield warn(
-            f"{seen}; vLLM {subject.version} stretches the drafter, which was not trained there",
+            f"{evidence}; vLLM {inputs.version} stretches the drafter, which was not trained there",
             f"watch the acceptance length of requests longer than {drafter.max_position} tokens",
         )
 
 
-@check(
+@register_check(
     "C10",
     "method is named",
-    why="vLLM otherwise guesses it from the drafter's path, and a volume's path says nothing",
-    worst=Severity.REFUSE,
+    rationale="vLLM otherwise guesses it from the drafter's path, and a volume's path says nothing",
+    max_severity=Severity.REFUSE,
     source="vLLM config/speculative.py, __post_init__",
 )
-def method_named(subject: Subject) -> Iterable[Outcome]:
-    if subject.drafter is None:
+def check_method_present(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if inputs.drafter is None:
         yield skip("there is no drafter")
-    elif subject.method is None:
+    elif inputs.method is None:
         yield refuse(
             "--speculative-config has no method, and vLLM would guess it from the drafter's path",
             "name it, for EAGLE 3 and 3.1 as eagle3",
         )
     else:
-        yield passed(f"{subject.method}")
+        yield pass_check(f"{inputs.method}")
 
 
-@check(
+@register_check(
     "C11",
     "drafter's tensor parallelism",
-    why="vLLM takes 1 or the target's, under the name draft_tensor_parallel_size, and refuses anything else",
-    worst=Severity.REFUSE,
+    rationale="vLLM takes 1 or the target's, under the name draft_tensor_parallel_size, and refuses anything else",
+    max_severity=Severity.REFUSE,
     source="vLLM config/speculative.py, _verify_and_get_draft_tp and _verify_args",
 )
-def draft_tensor_parallel(subject: Subject) -> Iterable[Outcome]:
-    if subject.drafter is None:
+def check_draft_tensor_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if inputs.drafter is None:
         yield skip("there is no drafter")
         return
-    target = subject.arguments.tensor_parallel
-    named = subject.speculative.get("draft_tensor_parallel_size")
-    if "tensor_parallel_size" in subject.speculative:
+    target = inputs.arguments.tensor_parallel
+    draft_size = inputs.speculative_config.get("draft_tensor_parallel_size")
+    if "tensor_parallel_size" in inputs.speculative_config:
         yield refuse(
             "tensor_parallel_size is in --speculative-config, where vLLM refuses it", "call it draft_tensor_parallel_size"
         )
-    elif named not in (None, 1, target):
+    elif draft_size not in (None, 1, target):
         yield refuse(
-            f"draft_tensor_parallel_size is {named}, and vLLM takes 1 or the target's, {target}", f"set it to 1 or {target}"
+            f"draft_tensor_parallel_size is {draft_size}, and vLLM takes 1 or the target's, {target}", f"set it to 1 or {target}"
         )
     else:
-        yield passed(f"{target if named is None else named} (target: {target})")
+        yield pass_check(f"{target if draft_size is None else draft_size} (target: {target})")
 
 
-@check(
+@register_check(
     "C12",
     "kernels and cache types of the drafter's own",
-    why="a drafter inherits the target's MoE backend and KV cache type, which may not run an unquantised drafter",
-    worst=Severity.WARN,
+    rationale="a drafter inherits the target's MoE backend and KV cache type, which may not run an unquantised drafter",
+    max_severity=Severity.WARN,
     source="vLLM config/speculative.py, _DRAFT_VLLM_CONFIG_OVERRIDES; pull request 25883; issues 24505, 40849",
 )
-def inherited(subject: Subject) -> Iterable[Outcome]:
-    if subject.drafter is None:
+def check_inherited_options(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if inputs.drafter is None:
         yield skip("there is no drafter")
         return
-    arguments, drafter, own = subject.arguments, subject.drafter_model, subject.speculative
-    faults = []
+    arguments, drafter, config = inputs.arguments, inputs.drafter_model, inputs.speculative_config
+    warnings = []
     backend = arguments.moe_backend
-    if backend not in (None, "auto") and not drafter.quantized and "moe_backend" not in own:
-        faults.append(
+    if backend not in (None, "auto") and not drafter.is_quantized and "moe_backend" not in config:
+        warnings.append(
             warn(
                 f"the drafter inherits --moe-backend={backend} and is not quantised, which that backend may not run",
                 "name a moe_backend for the drafter (vLLM 0.19 or newer), or leave --moe-backend out",
             )
         )
-    cache = arguments.kv_cache_dtype
-    if cache not in (None, "auto") and "kv_cache_dtype" not in own:
-        faults.append(
+    kv_cache_dtype = arguments.kv_cache_dtype
+    if kv_cache_dtype not in (None, "auto") and "kv_cache_dtype" not in config:
+        warnings.append(
             warn(
-                f"the drafter inherits --kv-cache-dtype={cache}, which its attention backend may not support and which "
+                f"the drafter inherits --kv-cache-dtype={kv_cache_dtype}, which its attention backend may not support and which "
                 "can cost acceptance",
                 f"compare its acceptance length with --kv-cache-dtype=auto; vLLM {Feature.DRAFT_KV_CACHE_DTYPE.since} "
                 "or newer can "
                 "cache for the drafter in a type of its own",
             )
         )
-    if own.get("quantization") is not None and drafter.quantized:
-        faults.append(
+    if config.get("quantization") is not None and drafter.is_quantized:
+        warnings.append(
             warn(
-                f"--speculative-config names quantization {own['quantization']}, and the drafter's config has its own",
+                f"--speculative-config names quantization {config['quantization']}, and the drafter's config has its own",
                 "leave quantization out of --speculative-config",
             )
         )
-    yield from faults
-    if not faults:
-        form = "quantised by its own config" if drafter.quantized else "not quantised"
-        yield passed(f"the drafter is {form}, and inherits nothing that was chosen for the target")
+    yield from warnings
+    if not warnings:
+        state = "quantised by its own config" if drafter.is_quantized else "not quantised"
+        yield pass_check(f"the drafter is {state}, and inherits nothing that was chosen for the target")
 
 
-@check(
+@register_check(
     "C13",
     "EAGLE across pipeline stages",
-    why="hidden states have to travel between stages, which older engines and most models do not do: the engine refuses to start",
-    worst=Severity.REFUSE,
+    rationale="hidden states have to travel between stages, which older engines and most models do not do: the engine refuses "
+    "to start",
+    max_severity=Severity.REFUSE,
     source="vLLM pull request 50514; supports_aux_hidden_states_over_pp in vllm/model_executor/models",
 )
 @eagle3_only
-def pipeline_parallel(subject: Subject) -> Iterable[Outcome]:
-    stages, model = subject.arguments.pipeline_parallel, subject.target_model.model_type
+def check_pipeline_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
+    stages, model = inputs.arguments.pipeline_parallel, inputs.target_model.model_type
     if stages <= 1:
-        yield passed("one pipeline stage")
-    elif not subject.supports(Feature.PIPELINE_PARALLEL):
+        yield pass_check("one pipeline stage")
+    elif not inputs.supports(Feature.PIPELINE_PARALLEL):
         yield refuse(
-            f"there are {stages} pipeline stages, and vLLM {subject.version} runs EAGLE 3 on one only",
+            f"there are {stages} pipeline stages, and vLLM {inputs.version} runs EAGLE 3 on one only",
             f"use vLLM {Feature.PIPELINE_PARALLEL.since} or newer, or tensor parallelism",
         )
-    elif model not in _ACROSS_STAGES:
+    elif model not in _PIPELINE_PARALLEL_MODEL_TYPES:
         yield refuse(
             f"there are {stages} pipeline stages, and vLLM does not hand hidden states of model type {model} across them",
-            f"use tensor parallelism (targets that may: {', '.join(sorted(_ACROSS_STAGES))})",
+            f"use tensor parallelism (targets that may: {', '.join(sorted(_PIPELINE_PARALLEL_MODEL_TYPES))})",
         )
     else:
-        yield passed(f"{stages} pipeline stages with model type {model}")
+        yield pass_check(f"{stages} pipeline stages with model type {model}")
 
 
-@check(
+@register_check(
     "C14",
     "schedule without data parallelism",
-    why="ranks that draft different numbers of tokens can wait for each other for ever (0.24, 0.25); later engines drop "
+    rationale="ranks that draft different numbers of tokens can wait for each other for ever (0.24, 0.25); later engines drop "
     "the schedule",
-    worst=Severity.REFUSE,
+    max_severity=Severity.REFUSE,
     source="vLLM config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel",
 )
-def schedule_data_parallel(subject: Subject) -> Iterable[Outcome]:
-    ranks = subject.arguments.data_parallel
-    if not subject.scheduled:
-        yield passed("the number of speculative tokens does not follow the batch size")
+def check_schedule_data_parallel(inputs: PreflightInput) -> Iterable[CheckResult]:
+    ranks = inputs.arguments.data_parallel
+    if not inputs.has_schedule:
+        yield pass_check("the number of speculative tokens does not follow the batch size")
     elif ranks <= 1:
-        yield passed("a schedule on one data-parallel rank")
-    elif not subject.supports(Feature.SCHEDULE_DATA_PARALLEL_GUARD):
+        yield pass_check("a schedule on one data-parallel rank")
+    elif not inputs.supports(Feature.SCHEDULE_DATA_PARALLEL_GUARD):
         yield refuse(
-            f"a schedule with {ranks} data-parallel ranks can deadlock vLLM {subject.version}",
+            f"a schedule with {ranks} data-parallel ranks can deadlock vLLM {inputs.version}",
             "use a fixed number of tokens, or more replicas instead of data parallelism",
         )
     else:
         yield warn(
-            f"vLLM {subject.version} turns the schedule off with {ranks} data-parallel ranks",
+            f"vLLM {inputs.version} turns the schedule off with {ranks} data-parallel ranks",
             "use a fixed number of tokens, or more replicas instead of data parallelism",
         )
 
 
-@check(
+@register_check(
     "C17",
     "asynchronous scheduling across pipeline stages",
-    why="model runner V1 refuses the two together",
-    worst=Severity.REFUSE,
+    rationale="model runner V1 refuses the two together",
+    max_severity=Severity.REFUSE,
     source="vLLM config/vllm.py, _validate_v1_model_runner",
 )
-def async_scheduling(subject: Subject) -> Iterable[Outcome]:
-    stages, (runner, reason) = subject.arguments.pipeline_parallel, subject.model_runner
-    if stages > 1 and runner == 1 and subject.arguments.async_scheduling:
+def check_async_scheduling(inputs: PreflightInput) -> Iterable[CheckResult]:
+    stages, (runner, reason) = inputs.arguments.pipeline_parallel, inputs.model_runner
+    if stages > 1 and runner == 1 and inputs.arguments.async_scheduling:
         yield refuse(
             f"--async-scheduling with {stages} pipeline stages, and model runner V1 ({reason}) refuses the two together",
             "leave --async-scheduling out",
         )
     else:
-        yield passed(f"{stages} pipeline stage{'s' if stages > 1 else ''}, model runner V{runner}")
+        yield pass_check(f"{stages} pipeline stage{'s' if stages > 1 else ''}, model runner V{runner}")
 
 
-@check(
+@register_check(
     "C19",
     "model runner of the method",
-    why="P-EAGLE, suffix and custom drafters run on model runner V1, where a schedule has no full CUDA graphs",
-    worst=Severity.WARN,
+    rationale="P-EAGLE, suffix and custom drafters run on model runner V1, where a schedule has no full CUDA graphs",
+    max_severity=Severity.WARN,
     source="vLLM config/vllm.py, _get_v2_model_runner_unsupported_features; pull request 45953",
 )
-def runner_of_method(subject: Subject) -> Iterable[Outcome]:
-    if not subject.speculative:
+def check_model_runner(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if not inputs.speculative_config:
         yield skip("there is no speculation")
         return
-    runner, reason = subject.model_runner
-    if subject.scheduled and runner == 1:
+    runner, reason = inputs.model_runner
+    if inputs.has_schedule and runner == 1:
         yield warn(
             f"a schedule on model runner V1 ({reason}) has piecewise CUDA graphs only",
             "measure the time per output token against a fixed number of tokens",
         )
     else:
-        yield passed(f"model runner V{runner}: {reason}")
+        yield pass_check(f"model runner V{runner}: {reason}")
 
 
-@check(
+@register_check(
     "C20",
     "security floor",
-    why="a request can stop an engine that speculates from afar",
-    worst=Severity.REFUSE,
+    rationale="a request can stop an engine that speculates from afar",
+    max_severity=Severity.REFUSE,
     source="vLLM pull request 44744",
 )
-def security_floor(subject: Subject) -> Iterable[Outcome]:
-    if subject.version < SECURITY_FLOOR:
-        seen = f"a request can stop vLLM {subject.version} from afar when it speculates"
-        way_out = f"use vLLM {SECURITY_FLOOR} or newer"
-        if subject.version_from_tag:
-            seen += "; the version is from the tag of spec.engine.image"
-            way_out += ", or set spec.engine.version to the vLLM version inside if that is another"
-        yield refuse(seen, way_out)
+def check_min_secure_version(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if inputs.version < MIN_SECURE_VERSION:
+        evidence = f"a request can stop vLLM {inputs.version} from afar when it speculates"
+        fix = f"use vLLM {MIN_SECURE_VERSION} or newer"
+        if inputs.is_version_from_tag:
+            evidence += "; the version is from the tag of spec.engine.image"
+            fix += ", or set spec.engine.version to the vLLM version inside if that is another"
+        yield refuse(evidence, fix)
     else:
-        yield passed(f"vLLM {subject.version} is {SECURITY_FLOOR} or newer")
+        yield pass_check(f"vLLM {inputs.version} is {MIN_SECURE_VERSION} or newer")
 
 
-@check(
+@register_check(
     "C28",
     "engine knows the drafter's method",
-    why="a drafter of another method, or of a class that vLLM does not have, ends the start after the target is loaded",
-    worst=Severity.REFUSE,
+    rationale="a drafter of another method, or of a class that vLLM does not have, ends the start after the target is loaded",
+    max_severity=Severity.REFUSE,
     source="vLLM config/speculative.py, hf_config_override; model_executor/models/registry.py",
 )
-def method_known(subject: Subject) -> Iterable[Outcome]:
-    if subject.drafter is None:
+def check_method_supported(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if inputs.drafter is None:
         yield skip("there is no drafter")
         return
-    drafter, method = subject.drafter_model, subject.method or "eagle3"
-    feature = _METHODS.get("peagle" if subject.parallel_drafting else method)
-    serves = {"eagle3", "peagle"} if method == "eagle3" else {method}
-    if feature is not None and not subject.supports(feature):
-        gone = feature.until is not None and subject.version >= feature.until
-        way_out = "use an EAGLE 3.1 drafter: `aerie catalog` names them" if gone else f"use vLLM {feature.since} or newer"
-        yield refuse(f"vLLM {subject.version} has no {feature.what}", way_out)
-    elif drafter.kind != "unknown" and drafter.kind not in serves:
+    drafter, method = inputs.drafter_model, inputs.method or "eagle3"
+    feature = _FEATURE_BY_METHOD.get("peagle" if inputs.parallel_drafting else method)
+    compatible_kinds = {"eagle3", "peagle"} if method == "eagle3" else {method}
+    if feature is not None and not inputs.supports(feature):
+        is_removed = feature.removed_in is not None and inputs.version >= feature.removed_in
+        fix = "use an EAGLE 3.1 drafter: `aerie catalog` names them" if is_removed else f"use vLLM {feature.since} or newer"
+        yield refuse(f"vLLM {inputs.version} has no {feature.description}", fix)
+    elif drafter.kind != "unknown" and drafter.kind not in compatible_kinds:
         yield refuse(
             f"the drafter is {drafter.kind}, and the method is {method}", "use an EAGLE 3 or 3.1 drafter, or its own method"
         )
@@ -290,52 +296,52 @@ def method_known(subject: Subject) -> Iterable[Outcome]:
             f"the drafter's class is {drafter.architecture}, and vLLM has no such EAGLE 3 class",
             "write the class that it was exported as into architectures of its config.json, such as LlamaForCausalLMEagle3",
         )
-    elif method == "eagle3" and _taken_for_mtp(drafter.model_type, subject.version):
-        own = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
+    elif method == "eagle3" and _is_mtp_model_type(drafter.model_type, inputs.version):
+        model_type = "deepseek_v2" if drafter.family == "mla" else "qwen3" if drafter.family == "qwen3" else "llama"
         yield refuse(
             f"the drafter's model_type is {drafter.model_type}, which vLLM takes for an MTP module whatever the method",
-            f"write model_type: {own} into its config.json, which has the same attention",
+            f"write model_type: {model_type} into its config.json, which has the same attention",
         )
     else:
-        yield passed(f"{method}, class {drafter.architecture}")
+        yield pass_check(f"{method}, class {drafter.architecture}")
 
 
-@check(
+@register_check(
     "C35",
     "drafter's weights after sleep",
-    why="reload_weights after a sleep of level 2 loads the target's weights only: the drafter then proposes noise, and the "
+    rationale="reload_weights after a sleep of level 2 loads the target's weights only: the drafter then proposes noise, and the "
     "acceptance length stays at 1 without an error until the pod is started again",
-    worst=Severity.WARN,
+    max_severity=Severity.WARN,
     source="vLLM issue 52479, pull request 52487 (open); 0.33 v1/worker/gpu/model_runner.py, reload_weights; "
     "v1/worker/gpu_worker.py, _save_sleep_parameters",
 )
-def sleep(subject: Subject) -> Iterable[Outcome]:
-    if subject.drafter is None:
+def check_sleep_mode(inputs: PreflightInput) -> Iterable[CheckResult]:
+    if inputs.drafter is None:
         yield skip("there is no drafter")
-    elif not subject.arguments.sleep_mode:
-        yield passed("sleep mode is off")
-    elif any(fnmatchcase("draft.model.weight", pattern) for pattern in subject.arguments.sleep_preserves):
-        yield passed("a sleep of level 2 keeps the drafter's weights")
+    elif not inputs.arguments.enable_sleep_mode:
+        yield pass_check("sleep mode is off")
+    elif any(fnmatchcase("draft.model.weight", pattern) for pattern in inputs.arguments.sleep_preserve_parameter_names):
+        yield pass_check("a sleep of level 2 keeps the drafter's weights")
     else:
-        keep = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
+        preserve_fix = "set --sleep-preserve-parameter-names=draft.*, which keeps them in the CPU's memory, or "
         yield warn(
-            f"sleep mode is on, and vLLM {subject.version} does not load the drafter's weights again after a sleep of level 2",
-            f"{keep if subject.version >= _PRESERVES else ''}use level 1, or start pods again after level 2",
+            f"sleep mode is on, and vLLM {inputs.version} does not load the drafter's weights again after a sleep of level 2",
+            f"{preserve_fix if inputs.version >= _SLEEP_PRESERVE_SINCE else ''}use level 1, or start pods again after level 2",
         )
 
 
-@check(
+@register_check(
     "C36",
     "front end in Rust",
-    why="it lacks what the Python one has: figures of single requests, the time at which the process began, "
+    rationale="it lacks what the Python one has: figures of single requests, the time at which the process began, "
     "vllm:cache_config_info, and answers to probes and scrapes while it drains",
-    worst=Severity.NOTE,
+    max_severity=Severity.NOTE,
     source="vLLM 0.33 envs.py, VLLM_USE_RUST_FRONTEND; seen on 0.33.0",
 )
-def rust_front_end(subject: Subject) -> Iterable[Outcome]:
-    value = subject.environment.get("VLLM_USE_RUST_FRONTEND", "0").strip()
+def check_rust_frontend(inputs: PreflightInput) -> Iterable[CheckResult]:
+    value = inputs.environment.get("VLLM_USE_RUST_FRONTEND", "0").strip()
     if value in ("", "0"):
-        yield passed("VLLM_USE_RUST_FRONTEND is not set")
+        yield pass_check("VLLM_USE_RUST_FRONTEND is not set")
     else:
         yield note(
             f"VLLM_USE_RUST_FRONTEND is {value}: figures of single requests cannot be had, the KV cache's size is not on the "
@@ -344,36 +350,36 @@ def rust_front_end(subject: Subject) -> Iterable[Outcome]:
         )
 
 
-@check(
+@register_check(
     "C37",
     "KV cache in the model's own type",
-    why="from 0.33 on the engine refuses to start with a KV cache in the other of float16 and bfloat16",
-    worst=Severity.REFUSE,
+    rationale="from 0.33 on the engine refuses to start with a KV cache in the other of float16 and bfloat16",
+    max_severity=Severity.REFUSE,
     source="vLLM 0.33 config/vllm.py, _reject_mismatched_float_kv_cache",
 )
-def float_kv_cache(subject: Subject) -> Iterable[Outcome]:
-    kind, named = subject.arguments.kv_cache_dtype, subject.arguments.dtype
-    if kind not in _HALVES or subject.version < _CUTS:
-        yield passed(f"--kv-cache-dtype is {kind or 'auto'}")
+def check_kv_cache_dtype(inputs: PreflightInput) -> Iterable[CheckResult]:
+    kv_cache_dtype, dtype = inputs.arguments.kv_cache_dtype, inputs.arguments.dtype
+    if kv_cache_dtype not in _HALF_PRECISION_DTYPES or inputs.version < _CONTEXT_CUT_SINCE:
+        yield pass_check(f"--kv-cache-dtype is {kv_cache_dtype or 'auto'}")
         return
-    explicit = named not in (None, "auto")
-    model = _DTYPES.get(named or "", named) if explicit else subject.target_model.dtype
-    if model == kind:
-        yield passed(f"the model and its KV cache are {kind}")
-    elif explicit or model == "bfloat16":
+    is_explicit = dtype not in (None, "auto")
+    model_dtype = _DTYPE_ALIASES.get(dtype or "", dtype) if is_explicit else inputs.target_model.dtype
+    if model_dtype == kv_cache_dtype:
+        yield pass_check(f"the model and its KV cache are {kv_cache_dtype}")
+    elif is_explicit or model_dtype == "bfloat16":
         yield refuse(
-            f"--kv-cache-dtype is {kind} and the model runs in {model}, which vLLM {subject.version} refuses",
-            "leave --kv-cache-dtype out" + (f", or set it to {model}" if model in _HALVES else ""),
+            f"--kv-cache-dtype is {kv_cache_dtype} and the model runs in {model_dtype}, which vLLM {inputs.version} refuses",
+            "leave --kv-cache-dtype out" + (f", or set it to {model_dtype}" if model_dtype in _HALF_PRECISION_DTYPES else ""),
         )
-    else:  # vLLM then chooses by model and GPU
+    else:  # vLLM then selects the dtype by model and GPU
         yield warn(
-            f"--kv-cache-dtype is {kind}, the target's config has dtype {model or 'none'}, and vLLM {subject.version} refuses to "
-            "start unless the two are the same",
-            f"leave --kv-cache-dtype out, or set --dtype={kind} too",
+            f"--kv-cache-dtype is {kv_cache_dtype}, the target's config has dtype {model_dtype or 'none'}, and vLLM "
+            f"{inputs.version} refuses to start unless the two are the same",
+            f"leave --kv-cache-dtype out, or set --dtype={kv_cache_dtype} too",
         )
 
 
-_TAKEN_FOR_MTP = {
+_MTP_MODEL_TYPES_BY_RELEASE = {
     "0.22.0": "deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5_moe exaone_moe gemma4_assistant glm_moe_dsa hy_v3 intern_s2_preview "
     "longcat_flash pangu_ultra_moe qwen3_5 qwen3_5_moe qwen3_next step3p5",
     "0.24.0": "gemma4_unified_assistant minimax_m3_vl step3p7",
@@ -382,15 +388,17 @@ _TAKEN_FOR_MTP = {
     "0.30.0": "deepseek_v41 glm5_next hy_v4 qwen4_exp qwen4_exp_text",
     "0.33.0": "step5 step5_vl",
 }
-"""model_type that hf_config_override of config/speculative.py turns into that of an MTP module, by the first even release, or
-0.33, that was seen to do so. Left out: nemotron_h, which it only turns with num_nextn_predict_layers."""
+"""Values of model_type that hf_config_override in config/speculative.py changes to that of an MTP module, by the first release
+that was verified to do so (an even one, or 0.33). Not listed: nemotron_h, which it only changes with num_nextn_predict_layers."""
 
 
-def _taken_for_mtp(model_type: str | None, version: Version) -> bool:
-    return any(version >= Version.parse(since) and model_type in names.split() for since, names in _TAKEN_FOR_MTP.items())
+def _is_mtp_model_type(model_type: str | None, version: Version) -> bool:
+    return any(
+        version >= Version.parse(since) and model_type in names.split() for since, names in _MTP_MODEL_TYPES_BY_RELEASE.items()
+    )
 
 
-_METHODS = {
+_FEATURE_BY_METHOD = {
     "peagle": Feature.P_EAGLE,
     "dflash": Feature.DFLASH,
     "dspark": Feature.DSPARK,

@@ -1,7 +1,7 @@
-"""Whether the drafter belongs to this target: sizes, vocabulary, and the target's layers that it reads.
+"""Checks that the drafter belongs to this target: sizes, vocabulary, and the target's layers that it reads.
 
-vLLM hands the drafter hidden states of some of the target's layers. Id k means the state that enters layer k, so that k = L is
-the output of the last of L layers. Ids are sorted and doubled ones dropped, so fc_norm.0 belongs to the lowest (vLLM
+vLLM gives the drafter hidden states of some of the target's layers. Id k is the state that enters layer k, so k = L is the output
+of the last of L layers. vLLM sorts the ids and drops duplicates, so fc_norm.0 belongs to the lowest id (vLLM
 models/interfaces.py, EagleModelMixin).
 """
 
@@ -9,257 +9,281 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aerie.engine.layer_ids import Counting
-from aerie.engine.preflight.check import check, eagle3_only
-from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, skip, warn
-from aerie.engine.preflight.subject import Subject
-from aerie.engine.targets import Eagle3, eagle3, first_release
+from aerie.engine.models.layer_ids import LayerNumbering
+from aerie.engine.models.supported_targets import Eagle3Support, first_supported_version, lookup_eagle3_support
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.registry import eagle3_only, register_check
+from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, skip, warn
 
-_OTHER = "use a drafter that was trained for this target: `aerie catalog` names them"
+_USE_MATCHING_DRAFTER = "use a drafter that was trained for this target: `aerie catalog` names them"
 
 
-@check(
+@register_check(
     "C25",
     "hidden size is the target's",
-    why="the target's hidden states do not fit the drafter's fc, and the start ends with a shape error",
-    worst=Severity.REFUSE,
+    rationale="the target's hidden states do not fit the drafter's fc, and the start ends with a shape error",
+    max_severity=Severity.REFUSE,
     source="vLLM models/llama_eagle3.py, combine_hidden_states",
 )
 @eagle3_only
-def hidden_size(subject: Subject) -> Iterable[Outcome]:
-    expected, found = subject.target_model.hidden_size, subject.drafter_model.target_hidden_size
-    if expected is None or found is None:
-        whose = "target" if expected is None else "drafter"
-        yield note(f"the {whose}'s config.json has no hidden_size: the fit of the sizes could not be checked")
-    elif expected != found:
-        yield refuse(f"the drafter reads hidden states of {found} values, and the target's have {expected}", _OTHER)
+def check_hidden_size(inputs: PreflightInput) -> Iterable[CheckResult]:
+    expected, actual = inputs.target_model.hidden_size, inputs.drafter_model.target_hidden_size
+    if expected is None or actual is None:
+        model = "target" if expected is None else "drafter"
+        yield note(f"the {model}'s config.json has no hidden_size: the fit of the sizes could not be checked")
+    elif expected != actual:
+        yield refuse(
+            f"the drafter reads hidden states of {actual} values, and the target's have {expected}", _USE_MATCHING_DRAFTER
+        )
     else:
-        yield passed(f"both {expected}")
+        yield pass_check(f"both {expected}")
 
 
-@check(
+@register_check(
     "C26",
     "vocabulary is the target's",
-    why="the drafter proposes ids that mean other tokens to the target, and nothing is accepted",
-    worst=Severity.REFUSE,
+    rationale="the drafter proposes ids that mean other tokens to the target, and nothing is accepted",
+    max_severity=Severity.REFUSE,
     source="vLLM models/llama_eagle3.py, compute_logits",
 )
 @eagle3_only
-def vocabulary(subject: Subject) -> Iterable[Outcome]:
-    expected, drafter = subject.target_model.vocab_size, subject.drafter_model
+def check_vocabulary(inputs: PreflightInput) -> Iterable[CheckResult]:
+    expected, drafter = inputs.target_model.vocab_size, inputs.drafter_model
     if expected is None or drafter.vocab_size is None:
-        whose = "target" if expected is None else "drafter"
-        yield note(f"the {whose}'s config.json has no vocab_size: the fit of the vocabularies could not be checked")
+        model = "target" if expected is None else "drafter"
+        yield note(f"the {model}'s config.json has no vocab_size: the fit of the vocabularies could not be checked")
     elif drafter.vocab_size != expected:
-        yield refuse(f"the drafter's vocab_size is {drafter.vocab_size}, and the target's is {expected}", _OTHER)
+        yield refuse(f"the drafter's vocab_size is {drafter.vocab_size}, and the target's is {expected}", _USE_MATCHING_DRAFTER)
     elif drafter.draft_vocab_size and drafter.draft_vocab_size > expected:
         yield refuse(
             f"draft_vocab_size is {drafter.draft_vocab_size}, and the target has {expected} tokens",
             "correct draft_vocab_size in the drafter's config.json",
         )
     else:
-        drafted = drafter.draft_vocab_size
-        part = f", of which it drafts {drafted}" if drafted != expected else ""
-        yield passed(f"both {expected}{part} (sizes only: configs do not tell whether the tokenizers are the same)")
+        draft_vocab_size = drafter.draft_vocab_size
+        subset = f", of which it drafts {draft_vocab_size}" if draft_vocab_size != expected else ""
+        yield pass_check(f"both {expected}{subset} (sizes only: configs do not tell whether the tokenizers are the same)")
 
 
-@check(
+@register_check(
     "C2",
     "auxiliary layers are those of the training",
-    why="trainers count layers by output and vLLM by input, and model runner V2 ignores ids inside eagle_config: read one layer "
+    rationale="trainers count layers by output and vLLM by input, and model runner V2 ignores ids inside eagle_config: read one "
+    "layer "
     "off, a drafter loses acceptance without an error",
-    worst=Severity.REFUSE,
+    max_severity=Severity.REFUSE,
     source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (V2), v1/worker/gpu_model_runner.py (V1), 0.22 to 0.33; "
     "pull request 43671; SGLang pull request 25454",
 )
 @eagle3_only
-def layers_read(subject: Subject) -> Iterable[Outcome]:
-    drafter, meant = subject.drafter_model, subject.layers_meant
-    top, nested = drafter.top_layers, drafter.nested_layers
-    if not drafter.uses_aux or meant is None:
+def check_effective_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
+    drafter, declared = inputs.drafter_model, inputs.declared_aux_layer_ids
+    top, nested = drafter.top_level_aux_layer_ids, drafter.nested_aux_layer_ids
+    if not drafter.uses_aux_hidden_states or declared is None:
         yield skip("the drafter names no layers: see C4")
         return
-    way, ids = meant
+    numbering, ids = declared
     if top is not None and nested is not None and set(nested) not in (set(top), {layer - 1 for layer in top}):
         yield warn(
-            f"{_KEY} is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM takes the first",
+            f"{_LAYER_IDS_KEY} is {list(top)} at the top level and {list(nested)} in eagle_config; vLLM takes the first",
             "write the ids that the drafter was trained with in both places",
         )
         return
-    converted = top is not None and nested is not None and set(nested) == {layer - 1 for layer in top}
-    trained = ids if converted else _trained(way, ids)
-    where = f"{list(ids)} {'at the top level' if top is not None else 'only inside eagle_config'}"
-    read = subject.layers_read
-    runner, reason = subject.model_runner
+    # A converted drafter has vLLM's ids at the top level and the trainer's in eagle_config.
+    is_converted = top is not None and nested is not None and set(nested) == {layer - 1 for layer in top}
+    trained = ids if is_converted else _trained_layer_ids(numbering, ids)
+    declaration = f"{list(ids)} {'at the top level' if top is not None else 'only inside eagle_config'}"
+    effective_ids = inputs.effective_aux_layer_ids
+    runner, reason = inputs.model_runner
     reader = "vLLM" if top is not None else f"model runner V{runner} ({reason})"
-    if read is None:
+    if effective_ids is None:
         yield note(
-            f"{where}, which {reader} ignores there, and the target's config.json has no num_hidden_layers: "
+            f"{declaration}, which {reader} ignores there, and the target's config.json has no num_hidden_layers: "
             "what is read instead could not be checked",
-            _write(way, ids),
+            _layer_ids_fix(numbering, ids),
         )
-    elif trained is not None and set(read) == set(trained):
-        yield _as_trained(subject, where, way, ids, trained)
-    elif way is Counting.OUTPUTS and set(read) == set(ids):
+    elif trained is not None and set(effective_ids) == set(trained):
+        yield _matching_layers_result(inputs, declaration, numbering, ids, trained)
+    elif numbering is LayerNumbering.OUTPUTS and set(effective_ids) == set(ids):
         yield warn(
-            f"{where}: these look like layers counted by their output; to vLLM they are {list(trained or ())}, and {reader} "
-            f"reads {list(read)}, one layer too early",
-            _write(way, ids),
+            f"{declaration}: these look like layers counted by their output; to vLLM they are {list(trained or ())}, and "
+            f"{reader} "
+            f"reads {list(effective_ids)}, one layer too early",
+            _layer_ids_fix(numbering, ids),
         )
-    elif set(read) == set(ids):
-        yield note(f"{where}, read as they are; whether they count the layers' inputs, as vLLM does, could not be checked")
+    elif set(effective_ids) == set(ids):
+        yield note(f"{declaration}, read as they are; whether they count the layers' inputs, as vLLM does, could not be checked")
     else:
-        yield refuse(f"{where}, and {reader} ignores it there and reads {list(read)}", _write(way, ids))
+        yield refuse(
+            f"{declaration}, and {reader} ignores it there and reads {list(effective_ids)}", _layer_ids_fix(numbering, ids)
+        )
 
 
-_KEY = "eagle_aux_hidden_state_layer_ids"
+_LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-def _trained(way: Counting | None, ids: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if way is None else way.to_vllm(ids)
+def _trained_layer_ids(numbering: LayerNumbering | None, ids: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if numbering is None else numbering.to_vllm(ids)
 
 
-def _write(way: Counting | None, ids: tuple[int, ...]) -> str:
-    """The way out that has every engine read the layers of the training."""
-    if way is Counting.INPUTS:
-        return f"copy {_KEY}: {list(ids)} to the top level of the drafter's config.json"
-    shifted = list(Counting.OUTPUTS.to_vllm(ids))
-    if way is Counting.OUTPUTS:
-        return f"convert the drafter with `eagle convert`, which writes {_KEY}: {shifted} to the top level"
+def _layer_ids_fix(numbering: LayerNumbering | None, ids: tuple[int, ...]) -> str:
+    """Return the fix after which every engine reads the layers of the training."""
+    if numbering is LayerNumbering.INPUTS:
+        return f"copy {_LAYER_IDS_KEY}: {list(ids)} to the top level of the drafter's config.json"
+    shifted = list(LayerNumbering.OUTPUTS.to_vllm(ids))
+    if numbering is LayerNumbering.OUTPUTS:
+        return f"convert the drafter with `aerie-drafter convert`, which writes {_LAYER_IDS_KEY}: {shifted} to the top level"
     return (
-        f"convert the drafter with `eagle convert --layer-ids inputs` if vLLM's ids are {list(ids)}, or with "
+        f"convert the drafter with `aerie-drafter convert --layer-ids inputs` if vLLM's ids are {list(ids)}, or with "
         f"`--layer-ids outputs` if they are {shifted}"
     )
 
 
-def _as_trained(subject: Subject, where: str, way: Counting | None, ids: tuple[int, ...], trained: tuple[int, ...]) -> Outcome:
-    drafter, (runner, reason) = subject.drafter_model, subject.model_runner
-    if drafter.top_layers is not None:
-        return passed(where)
-    default = subject.target_model.default_aux_layers
+def _matching_layers_result(
+    inputs: PreflightInput,
+    declaration: str,
+    numbering: LayerNumbering | None,
+    ids: tuple[int, ...],
+    trained: tuple[int, ...],
+) -> CheckResult:
+    """Return the result if the engine reads the layers of the training: a pass, unless another model runner would not."""
+    drafter, (runner, reason) = inputs.drafter_model, inputs.model_runner
+    if drafter.top_level_aux_layer_ids is not None:
+        return pass_check(declaration)
+    default = inputs.target_model.default_aux_layer_ids
     if default is not None and set(trained) == set(default):
-        if way is Counting.OUTPUTS:
+        if numbering is LayerNumbering.OUTPUTS:
             return note(
-                f"{where}, counted by output; to vLLM they are {list(trained)}, its default, and model runner V{runner} "
+                f"{declaration}, counted by output; to vLLM they are {list(trained)}, its default, and model runner V{runner} "
                 f"({reason}) reads that because it ignores them there",
-                f"{_write(way, ids)}, so that it does not depend on the model runner",
+                f"{_layer_ids_fix(numbering, ids)}, so that it does not depend on the model runner",
             )
-        return passed(f"{where}, but they are the default, so both model runners agree")
-    other = f"{list(default)}" if default else "its default"
-    return warn(f"{where}; model runner V{runner} ({reason}) reads it there, another would read {other}", _write(way, ids))
-
-
-@check(
-    "C3",
-    "number of auxiliary layers",
-    why="vLLM sizes fc and fc_norm by it, and the Llama and DeepSeek classes count only ids inside eagle_config, else assume 3",
-    worst=Severity.REFUSE,
-    source="vLLM models/llama_eagle3.py, deepseek_eagle3.py, qwen3_eagle3.py; vLLM issue 54526; speculators issue 1065",
-)
-@eagle3_only
-def number_of_layers(subject: Subject) -> Iterable[Outcome]:
-    drafter = subject.drafter_model
-    if not drafter.uses_aux:
-        yield skip("the drafter uses no auxiliary hidden states")
-        return
-    named = drafter.layers_named
-    given = len(set(named)) if named else 3
-    if drafter.aux_count == given:
-        yield passed(f"{given} hidden states, and vLLM sizes fc for {given}")
-        return
-    why = f"num_aux_hidden_states is {drafter.num_aux}" if drafter.num_aux else "num_aux_hidden_states is missing"
-    inside = "transformer_layer_config of " if drafter.format == "speculators" else ""
-    source = f"{len(named)} layers are named" if named else "no layers are named, which means 3"
-    yield refuse(
-        f"{source}, but {why}, so vLLM sizes fc for {drafter.aux_count}",
-        f"write num_aux_hidden_states: {given} into {inside}the drafter's config.json",
+        return pass_check(f"{declaration}, but they are the default, so both model runners agree")
+    default_text = f"{list(default)}" if default else "its default"
+    return warn(
+        f"{declaration}; model runner V{runner} ({reason}) reads it there, another would read {default_text}",
+        _layer_ids_fix(numbering, ids),
     )
 
 
-@check(
+@register_check(
+    "C3",
+    "number of auxiliary layers",
+    rationale="vLLM sizes fc and fc_norm by it, and the Llama and DeepSeek classes count only ids inside eagle_config, else "
+    "assume 3",
+    max_severity=Severity.REFUSE,
+    source="vLLM models/llama_eagle3.py, deepseek_eagle3.py, qwen3_eagle3.py; vLLM issue 54526; speculators issue 1065",
+)
+@eagle3_only
+def check_aux_layer_count(inputs: PreflightInput) -> Iterable[CheckResult]:
+    drafter = inputs.drafter_model
+    if not drafter.uses_aux_hidden_states:
+        yield skip("the drafter uses no auxiliary hidden states")
+        return
+    layer_ids = drafter.aux_layer_ids
+    count = len(set(layer_ids)) if layer_ids else 3
+    if drafter.expected_aux_hidden_states == count:
+        yield pass_check(f"{count} hidden states, and vLLM sizes fc for {count}")
+        return
+    reason = (
+        f"num_aux_hidden_states is {drafter.num_aux_hidden_states}"
+        if drafter.num_aux_hidden_states
+        else "num_aux_hidden_states is missing"
+    )
+    parent = "transformer_layer_config of " if drafter.format == "speculators" else ""
+    source = f"{len(layer_ids)} layers are named" if layer_ids else "no layers are named, which means 3"
+    yield refuse(
+        f"{source}, but {reason}, so vLLM sizes fc for {drafter.expected_aux_hidden_states}",
+        f"write num_aux_hidden_states: {count} into {parent}the drafter's config.json",
+    )
+
+
+@register_check(
     "C4",
     "auxiliary layers named and inside the target",
-    why="without ids vLLM reads its default layers; a drafter that was trained on others reached AL 1.04",
-    worst=Severity.REFUSE,
+    rationale="without ids vLLM reads its default layers; a drafter that was trained on others reached AL 1.04",
+    max_severity=Severity.REFUSE,
     source="vLLM issue 50170; models/interfaces.py",
 )
 @eagle3_only
-def layers_named(subject: Subject) -> Iterable[Outcome]:
-    drafter, layers = subject.drafter_model, subject.target_model.layers
-    named = drafter.layers_named
-    if not drafter.uses_aux:
+def check_declared_layers(inputs: PreflightInput) -> Iterable[CheckResult]:
+    drafter, layer_count = inputs.drafter_model, inputs.target_model.layer_count
+    layer_ids = drafter.aux_layer_ids
+    if not drafter.uses_aux_hidden_states:
         yield skip("the drafter uses no auxiliary hidden states")
-    elif named is None:
-        read = subject.layers_read
+    elif layer_ids is None:
+        effective_ids = inputs.effective_aux_layer_ids
         yield warn(
             f"the drafter's config names no eagle_aux_hidden_state_layer_ids, so vLLM reads "
-            f"{list(read) if read else 'its default'}; "
+            f"{list(effective_ids) if effective_ids else 'its default'}; "
             "a published drafter that was trained on others reached AL 1.04 so",
             "write the layers that it was trained on into its config.json, also if they are the default",
         )
-    elif layers is None:
+    elif layer_count is None:
         yield note("the target's config.json has no num_hidden_layers: the range of the layer ids could not be checked")
-    elif outside := [layer for layer in named if not 0 <= layer <= layers]:
-        yield refuse(f"the drafter reads layer {outside[0]}, and the target has layers 0 to {layers}", _OTHER)
-    elif len(set(named)) != len(named):
+    elif outside := [layer for layer in layer_ids if not 0 <= layer <= layer_count]:
+        yield refuse(f"the drafter reads layer {outside[0]}, and the target has layers 0 to {layer_count}", _USE_MATCHING_DRAFTER)
+    elif len(set(layer_ids)) != len(layer_ids):
         yield refuse(
-            f"the layer ids {list(named)} name one twice, and vLLM drops the second, so that fc gets too few hidden states",
+            f"the layer ids {list(layer_ids)} name one twice, and vLLM drops the second, so that fc gets too few hidden states",
             "name each layer once",
         )
-    elif list(named) != sorted(named):
+    elif list(layer_ids) != sorted(layer_ids):
         yield warn(
-            f"the layer ids {list(named)} do not rise, and vLLM sorts them, so fc and fc_norm get them in another order",
+            f"the layer ids {list(layer_ids)} do not rise, and vLLM sorts them, so fc and fc_norm get them in another order",
             "check that the drafter was trained in rising order, and write them so",
         )
     else:
-        yield passed(f"{list(named)} of {layers} layers")
+        yield pass_check(f"{list(layer_ids)} of {layer_count} layers")
 
 
-@check(
+@register_check(
     "C30",
     "target hands out its hidden states",
-    why='vLLM ends the start with "Model does not support EAGLE3 interface" once the target is loaded',
-    worst=Severity.REFUSE,
+    rationale='vLLM ends the start with "Model does not support EAGLE3 interface" once the target is loaded',
+    max_severity=Severity.REFUSE,
     source="vLLM v1/worker/gpu/spec_decode/eagle/eagle3_utils.py; SupportsEagle3 in model_executor/models, 0.22 to 0.33",
 )
 @eagle3_only
-def target_class(subject: Subject) -> Iterable[Outcome]:
-    name, version = subject.target_model.architecture, subject.version
-    known = eagle3(name, version)
-    if subject.arguments.model_impl in ("transformers", "terratorch"):
-        yield note(f"--model-impl={subject.arguments.model_impl} decides about the target's class: it could not be checked")
-    elif known is Eagle3.YES:
-        yield passed(f"{name} has EAGLE 3 in vLLM {version}")
-    elif known is Eagle3.UNKNOWN or name is None:
+def check_target_supports_eagle3(inputs: PreflightInput) -> Iterable[CheckResult]:
+    name, version = inputs.target_model.architecture, inputs.version
+    support = lookup_eagle3_support(name, version)
+    if inputs.arguments.model_impl in ("transformers", "terratorch"):
+        yield note(f"--model-impl={inputs.arguments.model_impl} decides about the target's class: it could not be checked")
+    elif support is Eagle3Support.YES:
+        yield pass_check(f"{name} has EAGLE 3 in vLLM {version}")
+    elif support is Eagle3Support.UNKNOWN or name is None:
         yield note(f"whether {name or 'the target, which names no class,'} has EAGLE 3 in vLLM {version} is not known")
     else:
-        first = first_release(name)
-        other = "turn speculation off, or use a method that reads no hidden states, such as ngram"
-        yield refuse(f"{name} has no EAGLE 3 in vLLM {version}", f"use vLLM {first} or newer" if first is not None else other)
+        since = first_supported_version(name)
+        alternative = "turn speculation off, or use a method that reads no hidden states, such as ngram"
+        fix = f"use vLLM {since} or newer" if since is not None else alternative
+        yield refuse(f"{name} has no EAGLE 3 in vLLM {version}", fix)
 
 
-@check(
+@register_check(
     "C22",
     "trained for this target",
-    why="equal sizes are not an equal model; a speculators checkpoint that is served by itself starts the verifier it names",
-    worst=Severity.WARN,
+    rationale="equal sizes are not an equal model; a speculators checkpoint that is served by itself starts the verifier it "
+    "names",
+    max_severity=Severity.WARN,
     source="vLLM transformers_utils/configs/speculators/base.py",
 )
 @eagle3_only
-def trained_for(subject: Subject) -> Iterable[Outcome]:
-    """By the verifier of a speculators config, or the metadata that Aerie's own trainer writes."""
-    assert subject.drafter is not None
-    named = subject.drafter_model.verifier or subject.drafter.metadata.get("eagle.target")
-    if named is None:
+def check_training_target(inputs: PreflightInput) -> Iterable[CheckResult]:
+    """Check the verifier of a speculators config, or the metadata that Aerie's own trainer writes."""
+    assert inputs.drafter is not None
+    training_target = inputs.drafter_model.verifier or inputs.drafter.metadata.get("eagle.target")
+    if training_target is None:
         yield note("the drafter does not say which target it was trained for: only sizes could be compared")
-    elif named.startswith((".", "/", "~")) or "/" not in named:
-        yield note(f"the drafter was trained for the local folder {named}, which cannot be compared with the target")
-    elif subject.target.name.startswith((".", "/", "~")):
-        yield note(f"the drafter was trained for {named}, and the target is a folder: they could not be compared")
-    elif named.lower() != subject.target.name.partition("@")[0].lower():
+    elif training_target.startswith((".", "/", "~")) or "/" not in training_target:
+        yield note(f"the drafter was trained for the local folder {training_target}, which cannot be compared with the target")
+    elif inputs.target.name.startswith((".", "/", "~")):
+        yield note(f"the drafter was trained for {training_target}, and the target is a folder: they could not be compared")
+    elif training_target.lower() != inputs.target.name.partition("@")[0].lower():
         yield warn(
-            f"the drafter was trained for {named}, and the target is {subject.target.name}",
+            f"the drafter was trained for {training_target}, and the target is {inputs.target.name}",
             "make sure that the target is a quantised or equal copy of it, or use the drafter of this target",
         )
     else:
-        yield passed(f"{named}")
+        yield pass_check(f"{training_target}")

@@ -1,9 +1,8 @@
-"""Whether the weight files hold what their index says, and the drafter's tensors are those that vLLM's EAGLE 3 classes will look
-for, by name, shape and type.
+"""Checks that weight files match their index, and the drafter's tensors match vLLM's EAGLE 3 classes by name, shape and type.
 
-vLLM (models/llama_eagle3.py, load_weights) puts `model.` before every name but lm_head, d2t and t2d, and renames `midlayer.` to
-`layers.0.`. A name that it does not know ends the start; one that is missing does not: norms keep their initial ones, and
-matrices what their memory held, because these classes do not report what they loaded (model_loader/default_loader.py).
+vLLM (models/llama_eagle3.py, load_weights) adds `model.` before every name except lm_head, d2t and t2d, and renames `midlayer.`
+to `layers.0.`. With an unknown name the engine fails to start. With a missing name it starts: norms keep their initial ones, and
+matrices have random memory, because these classes do not report the tensors that they loaded (model_loader/default_loader.py).
 """
 
 from __future__ import annotations
@@ -12,102 +11,110 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from aerie.engine.checkpoint import Checkpoint, Tensor
-from aerie.engine.models import DrafterModel
-from aerie.engine.preflight.check import check, eagle3_only
-from aerie.engine.preflight.report import Outcome, Severity, note, passed, refuse, warn
-from aerie.engine.preflight.subject import Subject
+from aerie.engine.models.checkpoint import Checkpoint, TensorInfo
+from aerie.engine.models.config import DrafterModel
+from aerie.engine.preflight.input import PreflightInput
+from aerie.engine.preflight.registry import eagle3_only, register_check
+from aerie.engine.preflight.report import CheckResult, Severity, note, pass_check, refuse, warn
 
-_EXPORT = "export the drafter again"
-_KNOWN = frozenset(
+_EXPORT_AGAIN = "export the drafter again"
+_TENSOR_NAME_ROOTS = frozenset(
     {"fc", "fc_norm", "input_norm", "midlayer", "layers", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "mask_hidden", "model"}
 )
 
 
-@check(
+@register_check(
     "C32",
     "tensors are where the index says, once",
-    why="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the last",
-    worst=Severity.REFUSE,
+    rationale="vLLM reads each file of the index whole: a tensor that none has is missing, and of one in two files it keeps the "
+    "last",
+    max_severity=Severity.REFUSE,
     source="vLLM 0.32 model_executor/model_loader/weight_utils.py, filter_duplicate_safetensors_files, "
     "safetensors_weights_iterator and default_weight_loader",
 )
-def tensors_as_indexed(subject: Subject) -> Iterable[Outcome]:
-    faults = [*_places("target", subject.target), *(_places("drafter", subject.drafter) if subject.drafter else ())]
-    yield from faults
-    if not faults:
-        yield passed("each tensor is in one file, the one that an index names")
+def check_tensor_index(inputs: PreflightInput) -> Iterable[CheckResult]:
+    problems = [
+        *_check_tensor_files("target", inputs.target),
+        *(_check_tensor_files("drafter", inputs.drafter) if inputs.drafter else ()),
+    ]
+    yield from problems
+    if not problems:
+        yield pass_check("each tensor is in one file, the one that an index names")
 
 
-def _places(whose: str, checkpoint: Checkpoint) -> Iterable[Outcome]:
+def _check_tensor_files(role: str, checkpoint: Checkpoint) -> Iterable[CheckResult]:
     tensors = checkpoint.tensors
     if tensors is None:
-        yield note(f"the {whose}'s weights are not safetensors: which file holds what could not be checked")
+        yield note(f"the {role}'s weights are not safetensors: which file holds what could not be checked")
         return
-    says = f"the {whose}'s index says that"
-    absent = [name for name in checkpoint.misplaced if name not in tensors]
-    if absent:
-        more = f" (nor {len(absent) - 1} more)" if len(absent) > 1 else ""
+    claim = f"the {role}'s index says that"
+    missing = [name for name in checkpoint.misindexed_tensors if name not in tensors]
+    if missing:
+        others = f" (nor {len(missing) - 1} more)" if len(missing) > 1 else ""
         yield refuse(
-            f"{says} '{absent[0]}' is in {checkpoint.misplaced[absent[0]]}, and no file has it{more}",
+            f"{claim} '{missing[0]}' is in {checkpoint.misindexed_tensors[missing[0]]}, and no file has it{others}",
             "download it again: files or index are incomplete, or of another export",
         )
-    elsewhere = [name for name in checkpoint.misplaced if name in tensors]
-    if elsewhere:
-        name, more = elsewhere[0], f"; {len(elsewhere) - 1} more are elsewhere too" if len(elsewhere) > 1 else ""
+    misplaced = [name for name in checkpoint.misindexed_tensors if name in tensors]
+    if misplaced:
+        name, others = misplaced[0], f"; {len(misplaced) - 1} more are elsewhere too" if len(misplaced) > 1 else ""
         yield note(
-            f"{says} '{name}' is in {checkpoint.misplaced[name]}, and it is in {tensors[name].file}: vLLM reads both whole{more}"
+            f"{claim} '{name}' is in {checkpoint.misindexed_tensors[name]}, and it is in {tensors[name].file}: vLLM reads both "
+            f"whole{others}"
         )
-    # Those of several shapes go first: one is named for all.
-    doubled = sorted(checkpoint.doubled, key=lambda name: len({copy.shape for copy in checkpoint.doubled[name]}) == 1)
-    if doubled:
-        copies = checkpoint.doubled[doubled[0]]
-        *files, last = [copy.file for copy in copies]
-        more = f" (and files share {len(doubled) - 1} more)" if len(doubled) > 1 else ""
-        held = (
-            f"the {whose}'s files {', '.join(files)} and {last} {'both' if len(copies) == 2 else 'all'} hold '{doubled[0]}'{more}"
-        )
-        way_out = "remove the file that is left over from another export"
-        if len({copy.shape for copy in copies}) > 1:
-            shapes = " and ".join(str(list(copy.shape)) for copy in copies)
-            yield refuse(f"{held}, in the shapes {shapes}, of which only one can be right", way_out)
-        else:
-            yield warn(f"{held}, and vLLM keeps what it reads last", way_out)
+    if checkpoint.duplicate_tensors:
+        yield _duplicate_tensors_result(role, checkpoint.duplicate_tensors)
 
 
-@check(
+def _duplicate_tensors_result(role: str, duplicates: Mapping[str, tuple[TensorInfo, ...]]) -> CheckResult:
+    """Return one result for all duplicates; it names one of them, if possible one with copies of different shapes."""
+    names = sorted(duplicates, key=lambda name: len({copy.shape for copy in duplicates[name]}) == 1)
+    copies = duplicates[names[0]]
+    *files, last_file = [copy.file for copy in copies]
+    others = f" (and files share {len(names) - 1} more)" if len(names) > 1 else ""
+    evidence = (
+        f"the {role}'s files {', '.join(files)} and {last_file} {'both' if len(copies) == 2 else 'all'} hold '{names[0]}'{others}"
+    )
+    fix = "remove the file that is left over from another export"
+    if len({copy.shape for copy in copies}) > 1:
+        shapes = " and ".join(str(list(copy.shape)) for copy in copies)
+        return refuse(f"{evidence}, in the shapes {shapes}, of which only one can be right", fix)
+    return warn(f"{evidence}, and vLLM keeps what it reads last", fix)
+
+
+@register_check(
     "C9",
     "weights are those the config promises",
-    why="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
-    worst=Severity.REFUSE,
+    rationale="a missing fc_norm loads in silence (AL 1.58 instead of 2.51), a surplus one ends the start after a minute",
+    max_severity=Severity.REFUSE,
     source="vLLM models/llama_eagle3.py, load_weights and compute_logits; measured on vLLM 0.32, K = 3",
 )
 @eagle3_only
-def weights_as_promised(subject: Subject) -> Iterable[Outcome]:
-    assert subject.drafter is not None
-    tensors, drafter = subject.drafter.tensors, subject.drafter_model
+def check_weights_match_config(inputs: PreflightInput) -> Iterable[CheckResult]:
+    assert inputs.drafter is not None
+    tensors, drafter = inputs.drafter.tensors, inputs.drafter_model
     if tensors is None:
         yield note(
             "the drafter's weights are not safetensors: their names, shapes and d2t could not be checked",
             "convert the drafter to safetensors",
         )
         return
-    # The drafter against itself: whether its vocabulary is the target's is another check.
-    vocab = drafter.vocab_size or subject.target_model.vocab_size
-    faults = [
-        *_names(tensors),
-        *_fc(tensors, drafter),
-        *_norms(tensors, drafter),
-        *_layer(tensors, drafter),
-        *_head(tensors, drafter, vocab),
-        *_mapping(tensors, drafter, subject.drafter.offsets, vocab),
+    # This check compares the drafter with itself. C26 compares its vocabulary with the target's.
+    vocab_size = drafter.vocab_size or inputs.target_model.vocab_size
+    problems = [
+        *_check_tensor_names(tensors),
+        *_check_fc(tensors, drafter),
+        *_check_norms(tensors, drafter),
+        *_check_layer(tensors, drafter),
+        *_check_lm_head(tensors, drafter, vocab_size),
+        *_check_d2t(tensors, drafter, inputs.drafter.d2t_offsets, vocab_size),
     ]
-    yield from faults
-    if not faults:
-        yield passed(f"{len(tensors)} tensors have the names and shapes that vLLM looks for")
+    yield from problems
+    if not problems:
+        yield pass_check(f"{len(tensors)} tensors have the names and shapes that vLLM looks for")
 
 
-def _names(tensors: Mapping[str, Tensor]) -> Iterable[Outcome]:
+def _check_tensor_names(tensors: Mapping[str, TensorInfo]) -> Iterable[CheckResult]:
     prefixed = sorted(name for name in tensors if name.startswith("model."))
     if prefixed:
         yield refuse(
@@ -120,29 +127,29 @@ def _names(tensors: Mapping[str, Tensor]) -> Iterable[Outcome]:
             "there are tensors aux_norm_*, an older name of SGLang's that vLLM does not know",
             "rename aux_norm_low, aux_norm_mid and aux_norm_high to fc_norm.0, fc_norm.1 and fc_norm.2",
         )
-    elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _KNOWN and name not in prefixed):
-        yield refuse(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT)
+    elif unknown := sorted(name for name in tensors if name.partition(".")[0] not in _TENSOR_NAME_ROOTS and name not in prefixed):
+        yield refuse(f"vLLM's EAGLE 3 classes have nothing called {unknown[0]}, and the start ends there", _EXPORT_AGAIN)
 
 
-def _fc(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
-    if not drafter.uses_aux:
+def _check_fc(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
+    if not drafter.uses_aux_hidden_states:
         return
     if "fc.weight" not in tensors:
-        if not drafter.quantized:
-            yield refuse("fc.weight is missing, which joins the target's hidden states", _EXPORT)
+        if not drafter.is_quantized:
+            yield refuse("fc.weight is missing, which joins the target's hidden states", _EXPORT_AGAIN)
         return
-    if drafter.hidden_size and drafter.target_hidden_size and not drafter.quantized:
-        expected = (drafter.hidden_size, drafter.aux_count * drafter.target_hidden_size)
-        meaning = f"hidden size x {drafter.aux_count} hidden states of {drafter.target_hidden_size}"
-        yield from _shape(
+    if drafter.hidden_size and drafter.target_hidden_size and not drafter.is_quantized:
+        expected = (drafter.hidden_size, drafter.expected_aux_hidden_states * drafter.target_hidden_size)
+        meaning = f"hidden size x {drafter.expected_aux_hidden_states} hidden states of {drafter.target_hidden_size}"
+        yield from _check_shape(
             tensors, "fc.weight", expected, meaning, "correct hidden_size, target_hidden_size or the auxiliary layers"
         )
 
 
-def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
+def _check_norms(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
     present = sorted(name for name in tensors if name.startswith("fc_norm."))
-    needed = [f"fc_norm.{index}.weight" for index in range(drafter.aux_count)] if drafter.fc_norm else []
-    missing = [name for name in needed if name not in tensors]
+    required = [f"fc_norm.{index}.weight" for index in range(drafter.expected_aux_hidden_states)] if drafter.fc_norm else []
+    missing = [name for name in required if name not in tensors]
     if missing and not present:
         yield refuse(
             "fc_norm is true, and there is no tensor fc_norm.N.weight: these are EAGLE 3 weights with a 3.1 config; "
@@ -151,7 +158,9 @@ def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Out
             "set fc_norm and norm_output to false in the drafter's config.json, or use the weights that belong to it",
         )
     elif missing:
-        yield refuse(f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.aux_count}", _EXPORT)
+        yield refuse(
+            f"fc_norm is true, and {', '.join(missing)} is missing of {drafter.expected_aux_hidden_states}", _EXPORT_AGAIN
+        )
     elif present and not drafter.fc_norm:
         yield refuse(
             f"there are weights {present[0]} and fc_norm is not true in the drafter's config: vLLM's start ends with "
@@ -159,130 +168,147 @@ def _norms(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Out
             'parameter named fc_norm" once the target is loaded',
             "write fc_norm: true and norm_output: true into its config.json",
         )
-    elif surplus := [name for name in present if name not in needed]:
+    elif surplus := [name for name in present if name not in required]:
         yield refuse(
-            f"{surplus[0]} is one norm too many for {drafter.aux_count} auxiliary hidden states",
+            f"{surplus[0]} is one norm too many for {drafter.expected_aux_hidden_states} auxiliary hidden states",
             "correct eagle_aux_hidden_state_layer_ids and num_aux_hidden_states",
         )
     for name in present if drafter.target_hidden_size else ():
-        yield from _shape(tensors, name, (drafter.target_hidden_size or 0,), "the target's hidden size", _EXPORT)
+        yield from _check_shape(tensors, name, (drafter.target_hidden_size or 0,), "the target's hidden size", _EXPORT_AGAIN)
     if drafter.norm_before_fc != ("input_norm.weight" in tensors):
-        state, has = ("true", "no") if drafter.norm_before_fc else ("not true", "a")
+        state, article = ("true", "no") if drafter.norm_before_fc else ("not true", "a")
         yield refuse(
-            f"norm_before_fc is {state} and there is {has} tensor input_norm.weight; vLLM loads it all the same",
+            f"norm_before_fc is {state} and there is {article} tensor input_norm.weight; vLLM loads it all the same",
             "make the config say what the drafter was trained with",
         )
     if "norm.weight" not in tensors:
-        yield refuse("norm.weight is missing, the norm before lm_head", _EXPORT)
+        yield refuse("norm.weight is missing, the norm before lm_head", _EXPORT_AGAIN)
 
 
-def _layer(tensors: Mapping[str, Tensor], drafter: DrafterModel) -> Iterable[Outcome]:
-    """The first layer, whose attention reads embedding and hidden state side by side: 2 x hidden size in."""
-    found = {re.sub(r"^(midlayer|layers\.0)\.", "", name) for name in tensors if re.match(r"(midlayer|layers\.0)\.", name)}
-    if not found:
-        yield refuse("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT)
+def _check_layer(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
+    """Check the first layer. Its attention reads embedding and hidden state side by side: 2 x hidden size in."""
+    names = {re.sub(r"^(midlayer|layers\.0)\.", "", name) for name in tensors if re.match(r"(midlayer|layers\.0)\.", name)}
+    if not names:
+        yield refuse("there is no layer: neither midlayer.* nor layers.0.*", _EXPORT_AGAIN)
         return
-    # A quantised matrix has other names than .weight.
-    parts = {name.rpartition(".")[0] for name in found}
-    if missing := [part for part in _layer_parts(drafter, parts) if part not in parts]:
-        named = " and ".join(missing)
-        yield refuse(f"the layer has no {named}, and vLLM would use what its memory happens to hold", _EXPORT)
+    # The tensors of a quantised matrix are not called .weight.
+    parts = {name.rpartition(".")[0] for name in names}
+    if missing := [part for part in _required_layer_parts(drafter, parts) if part not in parts]:
+        description = " and ".join(missing)
+        yield refuse(f"the layer has no {description}, and vLLM would use what its memory happens to hold", _EXPORT_AGAIN)
     if drafter.family == "llama" and (surplus := parts & {"self_attn.q_norm", "self_attn.k_norm"}):
         yield refuse(
             f"the layer has {min(surplus)}, which only vLLM's Qwen3 class knows, and the class is {drafter.architecture}",
             "write Eagle3Qwen3ForCausalLM into architectures of its config.json",
         )
+    yield from _check_attention_shapes(tensors, drafter)
+
+
+def _check_attention_shapes(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
     attention = drafter.attention
-    if drafter.quantized or drafter.hidden_size is None:
+    if drafter.is_quantized or drafter.hidden_size is None:
         return
-    first = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
-    double = 2 * drafter.hidden_size
+    prefix = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
+    input_size = 2 * drafter.hidden_size
     if drafter.family != "mla" and attention.heads and attention.kv_heads and attention.head_dim:
         heads = {"q": attention.heads, "k": attention.kv_heads, "v": attention.kv_heads}
         for letter, count in heads.items():
-            name = f"{first}.self_attn.{letter}_proj.weight"
+            name = f"{prefix}.self_attn.{letter}_proj.weight"
             rows = count * attention.head_dim
             if name in tensors:
                 meaning = f"{count} heads of {attention.head_dim} x twice the hidden size"
-                yield from _shape(
-                    tensors, name, (rows, double), meaning, "correct the heads, head_dim or hidden_size in its config"
+                yield from _check_shape(
+                    tensors, name, (rows, input_size), meaning, "correct the heads, head_dim or hidden_size in its config"
                 )
     elif drafter.family == "mla":
-        for name in (f"{first}.self_attn.q_a_proj.weight", f"{first}.self_attn.kv_a_proj_with_mqa.weight"):
-            if name in tensors and tensors[name].shape[1:] != (double,):
+        for name in (f"{prefix}.self_attn.q_a_proj.weight", f"{prefix}.self_attn.kv_a_proj_with_mqa.weight"):
+            if name in tensors and tensors[name].shape[1:] != (input_size,):
                 shape = list(tensors[name].shape)
-                yield refuse(f"{name} has shape {shape}, and must read twice the hidden size, {double}", _EXPORT)
+                yield refuse(f"{name} has shape {shape}, and must read twice the hidden size, {input_size}", _EXPORT_AGAIN)
 
 
-def _layer_parts(drafter: DrafterModel, found: Collection[str]) -> list[str]:
-    """What the layer must have. Matrices that vLLM fuses may come fused."""
+def _required_layer_parts(drafter: DrafterModel, actual_parts: Collection[str]) -> list[str]:
+    """Return the parts that the layer must have. Matrices that vLLM fuses may already be fused in the checkpoint."""
     parts = ["input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn.o_proj", "mlp.down_proj"]
-    if "mlp.gate_up_proj" not in found:
+    if "mlp.gate_up_proj" not in actual_parts:
         parts += ["mlp.gate_proj", "mlp.up_proj"]
     if drafter.family == "mla":
         parts += ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm", "self_attn.kv_b_proj"]
-        # Without a rank the queries are not compressed.
+        # Queries without a rank are not compressed.
         low_rank = ["self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj"]
-        return parts + (["self_attn.q_proj"] if "self_attn.q_proj" in found else low_rank)
-    if "self_attn.qkv_proj" not in found:
+        return parts + (["self_attn.q_proj"] if "self_attn.q_proj" in actual_parts else low_rank)
+    if "self_attn.qkv_proj" not in actual_parts:
         parts += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
     return parts + (["self_attn.q_norm", "self_attn.k_norm"] if drafter.family == "qwen3" else [])
 
 
-def _head(tensors: Mapping[str, Tensor], drafter: DrafterModel, vocab: int | None) -> Iterable[Outcome]:
+def _check_lm_head(tensors: Mapping[str, TensorInfo], drafter: DrafterModel, vocab_size: int | None) -> Iterable[CheckResult]:
     if "lm_head.weight" in tensors:
-        if drafter.draft_vocab_size and drafter.hidden_size and not drafter.quantized:
+        if drafter.draft_vocab_size and drafter.hidden_size and not drafter.is_quantized:
             expected = (drafter.draft_vocab_size, drafter.hidden_size)
-            way_out = "correct draft_vocab_size or hidden_size in its config"
-            yield from _shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", way_out)
-    elif drafter.draft_vocab_size != vocab and not drafter.quantized:
+            fix = "correct draft_vocab_size or hidden_size in its config"
+            yield from _check_shape(tensors, "lm_head.weight", expected, "draft vocabulary x hidden size", fix)
+    elif drafter.draft_vocab_size != vocab_size and not drafter.is_quantized:
         yield refuse(
-            f"lm_head.weight is missing, and the target's cannot stand in: it has {vocab} tokens and the drafter "
+            f"lm_head.weight is missing, and the target's cannot stand in: it has {vocab_size} tokens and the drafter "
             f"{drafter.draft_vocab_size}",
-            _EXPORT,
+            _EXPORT_AGAIN,
         )
 
 
-def _mapping(
-    tensors: Mapping[str, Tensor], drafter: DrafterModel, offsets: tuple[int, ...] | None, vocab: int | None
-) -> Iterable[Outcome]:
-    """d2t: target id = draft id + d2t[draft id]."""
-    size = drafter.draft_vocab_size
-    if size is None or vocab is None:
+def _check_d2t(
+    tensors: Mapping[str, TensorInfo], drafter: DrafterModel, offsets: tuple[int, ...] | None, vocab_size: int | None
+) -> Iterable[CheckResult]:
+    """Check d2t, where target id = draft id + d2t[draft id]."""
+    draft_vocab_size = drafter.draft_vocab_size
+    if draft_vocab_size is None or vocab_size is None:
         return
     if "d2t" not in tensors:
-        if size != vocab:
+        if draft_vocab_size != vocab_size:
             yield refuse(
-                f"d2t is missing, and the drafter has {size} tokens where the target has {vocab}: every drafted id "
-                "would be wrong",
-                _EXPORT,
+                f"d2t is missing, and the drafter has {draft_vocab_size} tokens where the target has {vocab_size}: every "
+                "drafted id would be wrong",
+                _EXPORT_AGAIN,
             )
         return
     if offsets is None:
         yield note("the values of d2t could not be read, so that its range was not checked")
         return
-    if len(offsets) != size:
-        yield refuse(f"d2t has {len(offsets)} entries, and draft_vocab_size is {size}", "correct draft_vocab_size in its config")
+    if len(offsets) != draft_vocab_size:
+        evidence = f"d2t has {len(offsets)} entries, and draft_vocab_size is {draft_vocab_size}"
+        yield refuse(evidence, "correct draft_vocab_size in its config")
         return
-    ids = [draft + offset for draft, offset in enumerate(offsets)]
-    outside = next((draft for draft, target in enumerate(ids) if not 0 <= target < vocab), None)
-    first: dict[int, int] = {}
-    doubled = next((draft for draft, target in enumerate(ids) if first.setdefault(target, draft) != draft), None)
+    target_ids = [draft_id + offset for draft_id, offset in enumerate(offsets)]
+    outside = next((draft_id for draft_id, target_id in enumerate(target_ids) if not 0 <= target_id < vocab_size), None)
+    draft_id_by_target: dict[int, int] = {}
+    duplicate = next(
+        (
+            draft_id
+            for draft_id, target_id in enumerate(target_ids)
+            if draft_id_by_target.setdefault(target_id, draft_id) != draft_id
+        ),
+        None,
+    )
     if outside is not None:
-        absolute = all(0 <= value < vocab for value in offsets) and all(a < b for a, b in itertools.pairwise(offsets))
-        hint = "; it looks like target ids, and vLLM expects offsets" if absolute else ""
+        are_target_ids = all(0 <= value < vocab_size for value in offsets) and all(a < b for a, b in itertools.pairwise(offsets))
+        hint = "; it looks like target ids, and vLLM expects offsets" if are_target_ids else ""
         yield refuse(
-            f"d2t sends draft id {outside} to {ids[outside]}, and the target has ids 0 to {vocab - 1}{hint}",
-            "write d2t[i] = target id - i" if absolute else "use the drafter that was trained for this target's vocabulary",
+            f"d2t sends draft id {outside} to {target_ids[outside]}, and the target has ids 0 to {vocab_size - 1}{hint}",
+            "write d2t[i] = target id - i" if are_target_ids else "use the drafter that was trained for this target's vocabulary",
         )
-    elif doubled is not None:
+    elif duplicate is not None:
+        target_id = target_ids[duplicate]
         yield refuse(
-            f"d2t sends draft ids {first[ids[doubled]]} and {doubled} both to {ids[doubled]}, and vLLM keeps the logit of one",
-            _EXPORT,
+            f"d2t sends draft ids {draft_id_by_target[target_id]} and {duplicate} both to {target_id}, and vLLM keeps the logit "
+            "of "
+            "one",
+            _EXPORT_AGAIN,
         )
 
 
-def _shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int, ...], meaning: str, way_out: str) -> Iterable[Outcome]:
+def _check_shape(
+    tensors: Mapping[str, TensorInfo], name: str, expected: tuple[int, ...], meaning: str, fix: str
+) -> Iterable[CheckResult]:
     shape = tensors[name].shape
     if shape != expected:
-        yield refuse(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", way_out)
+        yield refuse(f"{name} has shape {list(shape)}, and the config promises {list(expected)} ({meaning})", fix)

@@ -1,0 +1,284 @@
+"""A drafter on disk: a folder with config.json and model.safetensors, exactly what `vllm serve` takes.
+
+Guarantees: saving gives the same bytes for the same drafter, and replaces an earlier checkpoint whole or not at all; loading
+gives the saved tensors bit for bit, or raises one sentence that names the file, the key, what was found and what was expected.
+Not guaranteed: that the drafter fits a certain target; `aerie_drafter.inspect` says that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aerie_drafter import files
+from aerie_drafter.checks import ODD_VALUES, expected_shapes, mapping_faults, say, shape_faults
+from aerie_drafter.config import DrafterConfig
+from aerie_drafter.errors import CheckpointError, ConfigError
+from aerie_drafter.model import Drafter
+from aerie_drafter.weights import (
+    CONFIG,
+    SINGLE,
+    Header,
+    embedding_name,
+    is_finite,
+    read_header,
+    read_headers,
+    read_json,
+    read_tensors,
+    write_tensors,
+)
+
+_PREFIX = "eagle."
+EMBEDDING = "embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a drafter comes from; kept in the metadata of model.safetensors. An empty field is not known."""
+
+    target: str = ""
+    """Name or folder of the target."""
+    target_digest: str = ""
+    """`digest` of the target's folder."""
+    data: str = ""
+    """What it was trained on, in words or as a digest."""
+    horizon: int | None = None
+    """Steps of training-time test."""
+    code: str = ""
+    """Version of the code that wrote it."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What else is to be kept, by name."""
+
+    @classmethod
+    def of(cls, given: Provenance | Mapping[str, Any]) -> Provenance:
+        """From a mapping: fields by their names, everything else a note."""
+        if isinstance(given, Provenance):
+            return given
+        names = {one.name for one in dataclasses.fields(cls)} - {"notes"}
+        notes = {**given.get("notes", {}), **{k: str(v) for k, v in given.items() if k not in names and k != "notes"}}
+        horizon = given.get("horizon")
+        texts = {name: str(given[name]) for name in names - {"horizon"} if name in given}
+        return cls(**texts, horizon=None if horizon is None else int(horizon), notes=notes)
+
+    def to_metadata(self) -> dict[str, str]:
+        """Text by key, as safetensors wants it."""
+        known = {
+            "target": self.target,
+            "target_digest": self.target_digest,
+            "data": self.data,
+            "horizon": "" if self.horizon is None else str(self.horizon),
+            "code": self.code or f"aerie {packages.version('aerie')}",
+        }
+        return {"format": "pt"} | {_PREFIX + name: text for name, text in {**self.notes, **known}.items() if text}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:
+        """What `to_metadata` wrote; empty for another project's file."""
+        given = {key.removeprefix(_PREFIX): text for key, text in metadata.items() if key.startswith(_PREFIX)}
+        if not given.get("horizon", "0").isdecimal():
+            given["horizon in words"] = given.pop("horizon")
+        return cls.of(given)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Path]:
+    """An empty folder that replaces the checkpoint `folder` when the block ends well. Raises CheckpointError.
+
+    For whoever writes more than `save` does: `write` the drafter into it, and further files beside.
+    """
+    with files.replacing(folder, _is_ours) as new:
+        yield new
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The pieces of a checkpoint."""
+
+    config: DrafterConfig
+    tensors: Mapping[str, Tensor]
+    """By the names of Drafter's own state; the embedding and the mapping between vocabularies may be absent."""
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+def save(
+    folder: Path,
+    drafter: Drafter,
+    provenance: Provenance | Mapping[str, Any],
+    *,
+    embeddings: bool = True,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Make `folder` the drafter's checkpoint, replacing an earlier one. Raises CheckpointError.
+
+    Without `embeddings` vLLM shares the target's. `dtype` is that of all weights; None keeps each as it is.
+    """
+    with writing(folder) as new:
+        write(new, pieces(drafter, provenance), embeddings=embeddings, dtype=dtype)
+
+
+def pieces(drafter: Drafter, provenance: Provenance | Mapping[str, Any]) -> Checkpoint:
+    """What a checkpoint of the drafter holds; the tensors are the drafter's own, not copies."""
+    tensors = {name: tensor.detach() for name, tensor in drafter.state_dict().items()}
+    return Checkpoint(drafter.config, tensors, Provenance.of(provenance))
+
+
+def write(folder: Path, checkpoint: Checkpoint, *, embeddings: bool = True, dtype: torch.dtype | None = None) -> None:
+    """The two files into an existing folder, in place; see `save`. Raises CheckpointError, OSError."""
+    tensors = serving_tensors(checkpoint, embeddings=embeddings, dtype=dtype)
+    config = checkpoint.config.to_serving() | {"dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_tensors(folder / SINGLE, tensors, checkpoint.provenance.to_metadata())
+
+
+def serving_tensors(checkpoint: Checkpoint, *, embeddings: bool, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Tensors by the names that vLLM loads; the mapping between vocabularies only where they differ. Raises CheckpointError."""
+    left_out = set() if embeddings else {EMBEDDING}
+    if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size:
+        left_out |= {"d2t", "t2d"}  # vLLM has no place for a mapping that maps nothing
+    tensors = {
+        name: tensor.to(dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in checkpoint.tensors.items()
+        if name not in left_out
+    }
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise CheckpointError(f"{name} holds NaN or infinity: the drafter is not saved.")
+    return tensors
+
+
+def load(folder: Path, *, target: Path | None = None) -> Drafter:
+    """The drafter of a checkpoint. Raises CheckpointError, ConfigError.
+
+    A checkpoint without an embedding takes it from the target's folder. Weights keep their type; where they have several,
+    all get that of `fc.weight`.
+    """
+    found = read(folder)
+    if EMBEDDING not in found.tensors:
+        embedding = target_embedding(found.config, target, folder)
+        found = dataclasses.replace(found, tensors={**found.tensors, EMBEDDING: embedding})
+    return build(found)
+
+
+def read(folder: Path) -> Checkpoint:
+    """The pieces of a checkpoint, checked; t2d is there whenever d2t is. Raises CheckpointError, ConfigError."""
+    config = read_config(folder)
+    header = read_headers(folder)
+    _refuse(folder / SINGLE, shape_faults(config, {canonical(name): shape for name, shape in header.shapes.items()}))
+    tensors = {canonical(name): tensor for name, tensor in read_checked(header).items()}
+    d2t = tensors.get("d2t")
+    if d2t is not None:
+        _refuse(folder / SINGLE, mapping_faults(config, d2t, tensors.get("t2d")))
+        tensors |= {"d2t": d2t.long(), "t2d": reachable(config, d2t)}
+    return Checkpoint(config, tensors, Provenance.from_metadata(header.metadata))
+
+
+def build(checkpoint: Checkpoint) -> Drafter:
+    """The drafter of pieces that have been checked and include an embedding."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    dtype = tensors["fc.weight"].dtype
+    with torch.device("meta"):  # nothing is drawn at random only to be overwritten
+        drafter = Drafter(config)
+    d2t = tensors.get("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+    weights = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    drafter.load_state_dict({**weights, "d2t": d2t, "t2d": reachable(config, d2t)}, assign=True)
+    return drafter
+
+
+def reachable(config: DrafterConfig, d2t: Tensor) -> Tensor:
+    """Which tokens of the target the draft vocabulary holds (t2d), [vocab_size]."""
+    found = torch.zeros(config.vocab_size, dtype=torch.bool)
+    found[d2t.long() + torch.arange(len(d2t))] = True
+    return found
+
+
+def read_config(folder: Path) -> DrafterConfig:
+    """The configuration of a checkpoint. Raises CheckpointError, ConfigError, both naming the file."""
+    raw = read_json(folder / CONFIG)
+    if raw.get("quantization_config"):
+        raise ConfigError(f"{folder / CONFIG}: quantization_config is there: quantised drafters cannot be read here.")
+    try:
+        config = DrafterConfig.from_serving(raw)
+        expected_shapes(config)  # also reads the rope parameters
+    except (ConfigError, *ODD_VALUES) as error:
+        raise ConfigError(f"{folder / CONFIG}: {say(error)}") from None
+    return config
+
+
+def canonical(name: str) -> str:
+    """A tensor's name in this package; vLLM takes `layers.0.` and `midlayer.` alike."""
+    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+
+
+def read_checked(header: Header) -> dict[str, Tensor]:
+    """All tensors of a header, by their names there, in full precision and every one finite. Raises CheckpointError."""
+    for name, entry in header.tensors.items():
+        if entry.dtype not in ("F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"):
+            raise CheckpointError(f"{entry.file}: {name} is of type {entry.dtype}: quantised drafters cannot be read here.")
+    tensors = read_tensors(header)
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise CheckpointError(f"{header.tensors[name].file}: {name} holds NaN or infinity; take an earlier checkpoint.")
+    return tensors
+
+
+def target_embedding(config: DrafterConfig, target: Path | None, folder: Path) -> Tensor:
+    """The target's token embedding, [vocab_size, hidden_size]. Raises CheckpointError."""
+    if target is None:
+        raise CheckpointError(
+            f"{folder / SINGLE}: {EMBEDDING} is not in it, because the target's is shared: give the target's folder too."
+        )
+    header = read_headers(target)
+    name = embedding_name(header)
+    if name is None:
+        raise CheckpointError(f"{target}: no tensor of it is called embed_tokens.weight.")
+    found, wanted = header.shapes[name], (config.vocab_size, config.hidden_size)
+    if found != wanted:
+        raise CheckpointError(
+            f"{header.tensors[name].file}: {name} has shape {found[0]} x {found[1]}, and the drafter in {folder} needs "
+            f"{wanted[0]} x {wanted[1]}: it is for another target."
+        )
+    return read_tensors(header, [name])[name]
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """Where a checkpoint comes from; empty fields where it does not say. Raises CheckpointError."""
+    return Provenance.from_metadata(read_headers(folder).metadata)
+
+
+def digest(folder: Path) -> str:
+    """`sha256:...` of a model's configuration and weights: names, types, shapes, bytes. For drafters and targets.
+
+    Independent of provenance, file times, the order of keys and how tensors are spread over files. Raises CheckpointError.
+    """
+    total = hashlib.sha256(json.dumps(read_json(folder / CONFIG), sort_keys=True, separators=(",", ":")).encode())
+    for name, entry in sorted(read_headers(folder).tensors.items()):
+        total.update(json.dumps([name, entry.dtype, entry.shape]).encode())
+        with entry.file.open("rb") as stream:
+            stream.seek(entry.begin)
+            left = entry.end - entry.begin
+            while left and (part := stream.read(min(left, 1 << 20))):
+                total.update(part)
+                left -= len(part)
+    return f"sha256:{total.hexdigest()}"
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return any(key.startswith(_PREFIX) for key in read_header(folder / SINGLE).metadata)
+    except CheckpointError:
+        return False
+
+
+def _refuse(file: Path, faults: Iterable[str]) -> None:
+    for fault in faults:
+        raise CheckpointError(f"{file}: {fault}")

@@ -1,0 +1,50 @@
+"""`aerie-drafter generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import Progress
+from transformers.utils import logging
+
+from aerie_drafter.cli.console import err, out
+from aerie_drafter.errors import ConfigError
+from aerie_drafter.train.data import conversations
+from aerie_drafter.train.generate import Sampling, generate
+from aerie_drafter.train.states import load_model, load_tokenizer
+
+
+def command(
+    target: Annotated[str, typer.Argument(help="Folder or Hugging Face repository of the target.")],
+    source: Annotated[Path, typer.Argument(help="Conversations, one JSON object per line; the assistant's turns are replaced.")],
+    output: Annotated[Path, typer.Argument(help="The file to write; one of a run that was stopped is continued.")],
+    revision: Annotated[str | None, typer.Option(help="Commit of the repository.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Conversations answered at a time.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the chances that is drawn from.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+) -> None:
+    """Let the target answer the prompts of a file: what a drafter is best trained on."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    tokenizer = load_tokenizer(target, revision)
+    if not tokenizer.chat_template:
+        raise ConfigError(f"{target}: its tokenizer has no chat template, so it cannot be asked; add one to the target's folder.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(target, revision, torch.bfloat16 if device.type == "cuda" else torch.float32, device).eval()
+    total = sum(1 for _ in conversations(source))
+    with Progress(console=err, disable=not err.is_terminal) as bar:
+        task = bar.add_task("answered", total=total)
+        written = generate(
+            model,
+            tokenizer,
+            source,
+            output,
+            sampling=Sampling(max_tokens, temperature, top_p, seed),
+            rows=rows,
+            report=lambda count: bar.update(task, completed=count),
+        )
+    out.print(f"{output}: {total} conversations, {written} of them answered now", markup=False)

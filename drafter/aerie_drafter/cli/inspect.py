@@ -1,0 +1,53 @@
+"""`aerie-drafter inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from aerie.terminal import sanitize_text
+from aerie_drafter.cli.console import out
+from aerie_drafter.inspect import inspect
+
+
+def command(
+    checkpoint: Annotated[Path, typer.Argument(help="A drafter's folder.")],
+    target: Annotated[Path | None, typer.Option(help="The folder of the target it is to fit.")] = None,
+    digests: Annotated[bool, typer.Option("--digests", help="Read the target's weights and compare digests.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tell what a checkpoint is and whether it fits a target; exit status 1 when there is a problem."""
+    report = inspect(checkpoint, target, digests=digests)
+    if as_json:
+        out.print_json(json.dumps(report.to_json()))
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column()
+        table.add_column(overflow="fold")
+        for name, value in report.facts.items():
+            for key, inner in value.items() if name == "provenance" else [("", value)]:
+                table.add_row(sanitize_text(f"{name} {key}".replace("_", " ").strip()), sanitize_text(_word(inner)))
+        out.print(table)
+        for remark in report.remarks:
+            out.print(f"[dim]-[/] {sanitize_text(remark)}")
+        for problem in report.problems:
+            out.print(f"[bold red]problem:[/] {sanitize_text(problem)}")
+        out.print(f"[bold]{sanitize_text(report.verdict)}[/]")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return str(value)

@@ -1,0 +1,268 @@
+"""What a drafter is: sizes, auxiliary layers, and the four norm switches that tell EAGLE 3 and EAGLE 3.1 apart.
+
+Guarantees: a DrafterConfig is consistent in itself, or constructing it raises ConfigError; `to_serving` writes every key
+that any vLLM from 0.22 on reads, explicitly, because each reader has other defaults. Not guaranteed: that the drafter fits
+a certain target; `aerie_drafter.inspect` says that.
+
+Source of keys and defaults: vLLM 0.32 and 0.33, model_executor/models/{llama,qwen3,deepseek}_eagle3.py and
+transformers_utils/configs/speculators/algos.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from aerie_drafter.errors import ConfigError
+
+
+class Family(Enum):
+    """The kind of attention, and with it the class that vLLM loads; the value is the config's `model_type`."""
+
+    LLAMA = "llama"
+    QWEN3 = "qwen3"
+    MLA = "deepseek_v2"  # also for V3 and Kimi: vLLM takes a deepseek_v3 for an MTP module (config/speculative.py)
+
+
+ARCHITECTURES = {
+    Family.LLAMA: "LlamaForCausalLMEagle3",
+    Family.QWEN3: "Eagle3Qwen3ForCausalLM",
+    Family.MLA: "Eagle3DeepseekV2ForCausalLM",
+}
+"""The name that is written for a family."""
+
+ALIASES = {
+    "LlamaForCausalLMEagle3": Family.LLAMA,
+    "Eagle3LlamaForCausalLM": Family.LLAMA,
+    "Eagle3Qwen3ForCausalLM": Family.QWEN3,
+    "Eagle3DeepseekV2ForCausalLM": Family.MLA,
+    "Eagle3DeepseekV3ForCausalLM": Family.MLA,
+}
+"""The names that are read."""
+
+LARGEST_VOCABULARY = 2**24
+"""Tokens; the largest published vocabularies have some 262,000. Masks of this size are made, so a file may not choose any."""
+
+
+@dataclass(frozen=True)
+class MlaDims:
+    """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), per head where not a rank."""
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A one-layer EAGLE 3 or 3.1 drafter. Sizes in elements; layer ids as vLLM counts them: k is the input of layer k."""
+
+    family: Family
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layer_ids: tuple[int, ...]
+    """Layers of the target whose inputs are read, ascending; the number of the target's layers means its final output,
+    before the last norm."""
+    fc_norm: bool = False
+    """EAGLE 3.1: each auxiliary state has an RMSNorm of its own before `fc`."""
+    norm_output: bool = False
+    """EAGLE 3.1: the next step is fed the state after the final norm instead of the one before it."""
+    norm_before_fc: bool = False
+    """One RMSNorm over all auxiliary states together, before `fc` (the form of gpt-oss drafters)."""
+    norm_before_residual: bool = False
+    """The residual branch starts from the normed hidden state."""
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 4096
+    rope: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    """`rope_parameters` of the Hugging Face configuration."""
+    mla: MlaDims | None = None
+    """Given exactly when family is MLA; num_key_value_heads and head_dim then have no effect."""
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size draft_vocab_size"
+            " target_hidden_size max_position_embeddings"
+        )
+        for name in sizes.split():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} is {value!r}: it has to be a whole number of at least 1.")
+        ids = self.aux_layer_ids
+        if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
+            raise ConfigError(
+                f"eagle_aux_hidden_state_layer_ids is {list(ids)}: it has to name at least one layer, ascending, each once "
+                "(vLLM sorts them, so another order would exchange the parts of fc)."
+            )
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise ConfigError(
+                f"vocab_size is {self.vocab_size}: it has to be at most {LARGEST_VOCABULARY}. Write that of "
+                "the target's config.json."
+            )
+        if self.draft_vocab_size > self.vocab_size:
+            raise ConfigError(f"draft_vocab_size {self.draft_vocab_size} is larger than vocab_size {self.vocab_size}.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}."
+            )
+        if self.family is not Family.QWEN3 and self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}: transformers, "
+                f"with which vLLM reads a {self.family.value} configuration, refuses that whatever head_dim is."
+            )
+        if self.fc_norm and self.norm_before_fc:
+            raise ConfigError("fc_norm and norm_before_fc are both true: vLLM would apply both norms; set one of them to false.")
+        if (self.family is Family.MLA) != (self.mla is not None):
+            raise ConfigError(f"the sizes of latent attention go with family deepseek_v2, and this is {self.family.value}.")
+        if self.mla is not None:
+            self._check_latent(self.mla)
+        kind, known = self.rope.get("rope_type", "default"), ("default", "linear", "llama3", "yarn")
+        if kind not in known:
+            raise ConfigError(f"rope_type is {kind!r}: this package knows {', '.join(known)}.")
+        if self.rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ConfigError(
+                f"partial_rotary_factor is {self.rope['partial_rotary_factor']!r}: this package turns whole heads; leave it out."
+            )
+
+    def _check_latent(self, mla: MlaDims) -> None:
+        """Refuse what vLLM 0.32 cannot load or read otherwise (deepseek_eagle3.py, deepseek_v2.py)."""
+        for name, value in dataclasses.asdict(mla).items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                why = " (vLLM's drafter always has low-rank queries)" if name == "q_lora_rank" else ""
+                raise ConfigError(f"{name} is {value!r}: it has to be a whole number of at least 1{why}.")
+        if self.norm_before_fc:
+            raise ConfigError("norm_before_fc is true: vLLM's drafter with latent attention has no such norm; use fc_norm.")
+        kind = self.rope.get("rope_type", "default")
+        if kind not in ("default", "yarn") or self.rope.get("attention_factor") is not None:
+            raise ConfigError(
+                f"rope_parameters is {dict(self.rope)}: with latent attention vLLM takes every rope_type but default for yarn as "
+                "DeepSeek has it; use default, or yarn with mscale and mscale_all_dim in place of attention_factor."
+            )
+
+    @property
+    def kind(self) -> str:
+        """`EAGLE 3.1`, `EAGLE 3`, or what of 3.1 is switched on."""
+        if self.norm_output and (self.fc_norm or self.norm_before_fc):
+            return "EAGLE 3.1"
+        if not (self.norm_output or self.fc_norm or self.norm_before_fc):
+            return "EAGLE 3"
+        switches = [name for name in ("fc_norm", "norm_output", "norm_before_fc") if getattr(self, name)]
+        return "EAGLE 3 with " + " and ".join(switches)
+
+    def to_serving(self) -> dict[str, Any]:
+        """The config.json that vLLM serves, every switch explicit and the auxiliary layers in all three places it looks."""
+        heads: dict[str, Any] = {"head_dim": self.head_dim} if self.mla is None else dataclasses.asdict(self.mla)
+        return {
+            "architectures": [ARCHITECTURES[self.family]],
+            "model_type": self.family.value,
+            "hidden_size": self.hidden_size,
+            "target_hidden_size": self.target_hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            **heads,
+            "vocab_size": self.vocab_size,
+            "draft_vocab_size": self.draft_vocab_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": dict(self.rope),
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "fc_norm": self.fc_norm,
+            "norm_output": self.norm_output,
+            "norm_before_fc": self.norm_before_fc,
+            "norm_before_residual": self.norm_before_residual,
+            "num_aux_hidden_states": len(self.aux_layer_ids),
+            "eagle_aux_hidden_state_layer_ids": list(self.aux_layer_ids),
+            "eagle_config": {
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": list(self.aux_layer_ids),
+            },
+        }
+
+    @classmethod
+    def from_serving(cls, config: Mapping[str, Any]) -> DrafterConfig:
+        """Read a config.json as vLLM would, with its defaults and transformers' (Qwen3Config's heads). Raises ConfigError.
+
+        Where the auxiliary layers are named nowhere, vLLM takes (2, L // 2, L - 3) of a target with L layers; that needs
+        the target, so here it is an error.
+        """
+        names = config.get("architectures") or []
+        known = [ALIASES[name] for name in names if name in ALIASES]
+        if not known:
+            raise ConfigError(
+                f"architectures is {names!r}: this package knows {', '.join(ALIASES)}; for another one use the tool it came from."
+            )
+        family = known[0]
+        if config.get("num_hidden_layers", 1) != 1:
+            raise ConfigError(f"num_hidden_layers is {config['num_hidden_layers']}: this package has drafters of one layer.")
+        if config.get("attention_bias"):
+            raise ConfigError("attention_bias is true: this package has drafters without bias in attention.")
+        nested = config.get("eagle_config") or {}
+        ids = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+        if not ids:
+            raise ConfigError(
+                "eagle_aux_hidden_state_layer_ids is missing: add the layers that the drafter was trained on; "
+                "vLLM would guess (2, L // 2, L - 3)."
+            )
+
+        def need(name: str) -> int:
+            if not isinstance(config.get(name), int):
+                raise ConfigError(f"{name} is {config.get(name)!r}: a whole number is expected.")
+            return int(config[name])
+
+        hidden, heads, vocabulary = need("hidden_size"), need("num_attention_heads"), need("vocab_size")
+        mla = None
+        if family is Family.MLA:
+            dims = {name: need(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+            mla = MlaDims(**dims, q_lora_rank=config.get("q_lora_rank", 0))
+        return cls(
+            family=family,
+            hidden_size=hidden,
+            intermediate_size=need("intermediate_size"),
+            num_attention_heads=heads,
+            num_key_value_heads=int(config.get("num_key_value_heads") or (32 if family is Family.QWEN3 else heads)),
+            head_dim=int(config.get("head_dim") or (128 if family is Family.QWEN3 else hidden // heads)),
+            vocab_size=vocabulary,
+            draft_vocab_size=int(config.get("draft_vocab_size") or vocabulary),
+            target_hidden_size=int(config.get("target_hidden_size") or hidden),
+            aux_layer_ids=tuple(int(i) for i in ids),
+            fc_norm=bool(config.get("fc_norm", False)),
+            norm_output=bool(config.get("norm_output", False)),
+            norm_before_fc=bool(nested.get("norm_before_fc", config.get("norm_before_fc", False))),
+            norm_before_residual=bool(config.get("norm_before_residual", False)),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            rope=rope_parameters(config),
+            mla=mla,
+        )
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` of a configuration, also from the older `rope_theta` and `rope_scaling`."""
+    if config.get("rope_parameters"):
+        return dict(config["rope_parameters"])
+    scaling = dict(config.get("rope_scaling") or {})
+    kind = scaling.pop("type", None)
+    return {"rope_type": scaling.get("rope_type", kind or "default"), "rope_theta": config.get("rope_theta", 10000.0), **scaling}
+
+
+def default_aux_layers(layers: int) -> tuple[int, ...]:
+    """vLLM's default for a target with that many layers: one low, one middle, one high.
+
+    Targets of fewer than six layers have no three such layers apart; they get what is left, ascending and each once.
+    """
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))

@@ -1,0 +1,57 @@
+"""Reads a checkpoint however it was saved: one safetensors file, several with an index, or a pickled pytorch_model.bin.
+
+Guarantee: nothing in a pickled file is executed (torch.load with weights_only); it may hold tensors and plain containers.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aerie_drafter.checkpoint import read_checked
+from aerie_drafter.errors import CheckpointError
+from aerie_drafter.weights import CONFIG, INDEX, SINGLE, is_finite, read_headers, read_json
+
+PICKLED = "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A checkpoint as another project left it."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+    file: Path
+    """Where faults of the weights are said to be."""
+
+
+def read(folder: Path) -> Raw:
+    """Raises CheckpointError."""
+    config = read_json(folder / CONFIG)
+    if not (folder / SINGLE).exists() and not (folder / INDEX).exists() and (folder / PICKLED).exists():
+        return Raw(folder, config, unpickle(folder / PICKLED), {}, folder / PICKLED)
+    header = read_headers(folder)
+    return Raw(folder, config, read_checked(header), header.metadata, folder / SINGLE)
+
+
+def unpickle(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled file. Raises CheckpointError."""
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, AttributeError, TypeError) as error:
+        reason = (str(error).splitlines() or ["it ends too soon"])[0]
+        raise CheckpointError(f"{file}: cannot be read as tensors only ({reason}); fetch it again, or as safetensors.") from None
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise CheckpointError(f"{file}: a dictionary of tensors is expected.")
+    for name, tensor in found.items():
+        if not is_finite(tensor):
+            raise CheckpointError(f"{file}: {name} holds NaN or infinity; take an earlier checkpoint.")
+    return {str(name): tensor for name, tensor in found.items()}

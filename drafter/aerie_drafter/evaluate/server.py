@@ -1,0 +1,155 @@
+"""Acceptance by category as a running vLLM counts it: its /metrics before and after each category's prompts.
+
+Guarantee: the counters' differences, of all engines behind the address together. Not guaranteed: that only our prompts made
+them; the counters know no request. Finished requests that are not ours are told in the result, and then it says little.
+Counters: vLLM, v1/spec_decode/metrics.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from aerie_drafter.errors import DataError
+from aerie_drafter.evaluate.acceptance import Acceptance
+from aerie_drafter.evaluate.prompts import Prompt
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+FINISHED = "vllm:request_success_total"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The counters of one reading."""
+
+    drafts: int
+    accepted: tuple[int, ...]
+    """By position."""
+    finished: int
+    """Requests."""
+
+    @classmethod
+    def parse(cls, page: str) -> Counters:
+        """From a metrics page. Raises DataError where the server does not speculate."""
+        sums: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name in (DRAFTS, PER_POSITION, FINISHED):
+                    key = (sample.name, sample.labels.get("position", ""))
+                    sums[key] = sums.get(key, 0.0) + sample.value
+        places = sorted(int(position) for name, position in sums if name == PER_POSITION)
+        if (DRAFTS, "") not in sums or not places:
+            raise DataError(f"the metrics page has no {DRAFTS}: the server runs without --speculative-config, or is no vLLM.")
+        accepted = tuple(int(sums[PER_POSITION, str(place)]) for place in places)
+        return cls(int(sums[DRAFTS, ""]), accepted, int(sums.get((FINISHED, ""), 0)))
+
+    def since(self, before: Counters) -> Acceptance:
+        """What was counted in between. Raises DataError where the server was started anew."""
+        if self.drafts < before.drafts or len(self.accepted) != len(before.accepted):
+            raise DataError("the counters went back while we measured: the server was started anew; measure again.")
+        return Acceptance(self.drafts - before.drafts, tuple(b - a for a, b in zip(before.accepted, self.accepted, strict=True)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was measured: acceptance by category, and how many finished requests were not ours."""
+
+    found: dict[str, Acceptance]
+    others: int
+
+
+class Server:
+    """A vLLM behind an address."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str, *, pause: float = 0.5) -> None:
+        """`client` has the base address; `pause`: seconds between readings until the counters stand still."""
+        self.client, self.model, self.pause = client, model, pause
+
+    async def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        concurrency: int = 8,
+        report: Callable[[str], None] | None = None,
+    ) -> Asked:
+        """Send the prompts, one category after another. Raises DataError."""
+        found: dict[str, Acceptance] = {}
+        others = 0
+        limit = asyncio.Semaphore(concurrency)
+
+        async def one(prompt: Prompt) -> None:
+            async with limit:
+                await self._ask(prompt, max_tokens, temperature)
+
+        for category in dict.fromkeys(prompt.category for prompt in prompts):
+            some = [prompt for prompt in prompts if prompt.category == category]
+            before = await self._settled()
+            await asyncio.gather(*(one(prompt) for prompt in some))
+            after = await self._settled()
+            found[category] = after.since(before)
+            others += max(0, after.finished - before.finished - len(some))
+            if report is not None:
+                report(f"{category}: {len(some)} prompts, AL {found[category].length:.3f}")
+        return Asked(found, others)
+
+    async def count(self, prompt: Prompt) -> int:
+        """Tokens of a prompt, as the server sees it (its route /tokenize). Raises DataError."""
+        given: dict[str, Any] = {"messages": list(prompt.messages)} if prompt.messages else {"prompt": prompt.text}
+        answer = await self._request("POST", "/tokenize", {"model": self.model, **given})
+        return int(answer.json()["count"])
+
+    async def _ask(self, prompt: Prompt, max_tokens: int, temperature: float) -> None:
+        given: dict[str, Any] = {"messages": list(prompt.messages)} if prompt.messages else {"prompt": prompt.text}
+        route = "/v1/chat/completions" if prompt.messages else "/v1/completions"
+        await self._request("POST", route, {"model": self.model, "max_tokens": max_tokens, "temperature": temperature, **given})
+
+    async def _settled(self) -> Counters:
+        """The counters, once two readings in a row are equal: an engine counts a little after it answers."""
+        last = None
+        for _ in range(20):
+            now = Counters.parse((await self._request("GET", "/metrics")).text)
+            if now == last:
+                return now
+            last = now
+            await asyncio.sleep(self.pause)
+        raise DataError("the counters do not stand still: others use this server; measure on one that nobody else uses.")
+
+    async def _request(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            answer = await self.client.request(method, route, json=body)
+        except httpx.HTTPError as error:
+            raise DataError(f"{self.client.base_url}{route}: no answer ({type(error).__name__}: {error}).") from error
+        if answer.is_error:
+            raise DataError(f"{self.client.base_url}{route}: status {answer.status_code}: {answer.text[:300]}")
+        return answer
+
+
+async def measure(
+    url: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    *,
+    by_length: Callable[[int], str] | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    concurrency: int = 8,
+    report: Callable[[str], None] | None = None,
+) -> Asked:
+    """`Server.evaluate` at an address; with `by_length` the categories are those of the prompts' lengths. Raises DataError."""
+    async with httpx.AsyncClient(base_url=url.rstrip("/"), timeout=httpx.Timeout(600, connect=10)) as client:
+        server = Server(client, model)
+        if by_length is not None:
+            lengths = [await server.count(prompt) for prompt in prompts]
+            ordered = sorted(zip(lengths, prompts, strict=True), key=lambda pair: pair[0])
+            prompts = [Prompt(by_length(length), prompt.messages, prompt.text) for length, prompt in ordered]
+        return await server.evaluate(
+            prompts, max_tokens=max_tokens, temperature=temperature, concurrency=concurrency, report=report
+        )

@@ -1,0 +1,261 @@
+"""What a checkpoint is, and whether it fits a target: from config.json and headers, plus the few tensors that have to be read.
+
+Guarantee: a report lists every fault that was found, each a sentence with the way out; nothing is written. What cannot be told
+from files is not claimed: norm_output has no weights, so whether a drafter was trained with it is only known from who trained it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aerie.engine.models.origin import CheckpointOrigin, detect_origin
+from aerie_drafter import checkpoint as checkpoints
+from aerie_drafter.checkpoint import EMBEDDING, Provenance, canonical
+from aerie_drafter.checks import ODD_VALUES, mapping_faults, say, shape_faults
+from aerie_drafter.config import DrafterConfig
+from aerie_drafter.convert.names import rename
+from aerie_drafter.convert.read import PICKLED
+from aerie_drafter.convert.settings import LayerIds, Wishes, settings
+from aerie_drafter.errors import CheckpointError, ConfigError
+from aerie_drafter.export import Form, first_vllm
+from aerie_drafter.targets import TargetFacts
+from aerie_drafter.weights import CONFIG, SINGLE, Header, embedding_name, is_finite, read_headers, read_json, read_tensors
+
+_AS_IT_IS = (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER, CheckpointOrigin.SPECULATORS)
+"""Origins whose form vLLM reads as it was meant."""
+
+
+@dataclass
+class Report:
+    """What was found; `facts` are words and numbers by name, `problems` and `remarks` sentences."""
+
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        kind = self.facts.get("kind", "A drafter that cannot be read")
+        about = f" for {self.facts['target']}" if "target" in self.facts else ""
+        if not self.problems:
+            return f"{kind}{about}: no problem found."
+        return f"{kind}{about}: {len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}."
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; `ok` is false when there is a problem."""
+        return {
+            "folder": str(self.folder),
+            "ok": not self.problems,
+            "verdict": self.verdict,
+            **self.facts,
+            "remarks": self.remarks,
+            "problems": self.problems,
+        }
+
+
+def inspect(folder: Path, target: Path | None = None, *, digests: bool = False) -> Report:
+    """Look at a checkpoint, and at how it fits a target's folder. Raises CheckpointError where there is none to look at.
+
+    With `digests` the target's weights are read to compare them with those that the drafter was trained for.
+    """
+    if (folder / PICKLED).exists() and not list(folder.glob("*.safetensors*")):
+        raise CheckpointError(
+            f"{folder / PICKLED}: vLLM loads no pickled drafter by itself; bring it in with `aerie-drafter convert`."
+        )
+    raw, header = read_json(folder / CONFIG), read_headers(folder)
+    report = Report(folder)
+    facts = None if target is None else TargetFacts.read(target)
+    try:
+        origin, evidence = detect_origin(raw, header.tensors.keys(), header.metadata)
+    except ODD_VALUES as error:
+        raise CheckpointError(f"{folder / CONFIG}: {say(error)}") from None
+    report.facts["origin"] = origin.value
+    report.remarks.append(f"Taken to be from {origin.value}: {evidence}.")
+    config = _config(report, raw, header, origin, facts)
+    if config is not None:
+        _describe(report, config, header, origin)
+        _check_keys(report, raw, config, origin)
+    if config is not None and facts is not None:
+        _fit(report, config, facts)
+        _embedding(report, config, header, facts)
+    _provenance(report, Provenance.from_metadata(header.metadata), facts, digests=digests)
+    _values(report, config, header)
+    return report
+
+
+def _config(
+    report: Report, raw: Mapping[str, Any], header: Header, origin: CheckpointOrigin, target: TargetFacts | None
+) -> DrafterConfig | None:
+    """The configuration as the origin meant it; its faults, and those of names and shapes."""
+    shapes: dict[str, Tensor] = {
+        name: torch.empty(entry.shape, dtype=torch.bool if entry.dtype == "BOOL" else torch.float32, device="meta")
+        for name, entry in header.tensors.items()
+    }
+    wishes = Wishes(target_layers=target.layers if target else None)
+    if origin in (CheckpointOrigin.AERIE, CheckpointOrigin.OTHER):
+        wishes = Wishes(target_layers=wishes.target_layers, layer_ids=LayerIds.INPUTS)
+    else:
+        try:
+            shapes, findings = rename(shapes)
+        except CheckpointError as error:
+            report.problems.append(f"{report.folder / SINGLE}: {error}")
+            return None
+        report.remarks += findings
+    try:
+        config, findings = settings(raw, shapes, origin, wishes, vllm_names=any("layers.0." in name for name in header.tensors))
+        found = {canonical(name): tuple(tensor.shape) for name, tensor in shapes.items()}
+        faults = shape_faults(config, found)
+    except (ConfigError, *ODD_VALUES) as error:
+        report.problems.append(f"{report.folder / CONFIG}: {say(error)}")
+        return None
+    report.remarks += findings
+    report.problems += [f"{report.folder / SINGLE}: {fault}" for fault in faults]
+    if origin not in _AS_IT_IS:
+        report.problems.append(
+            f"{report.folder}: is in the form of {origin.value}, which vLLM reads otherwise or not at all; "
+            "bring it in with `aerie-drafter convert`."
+        )
+    return config
+
+
+def _describe(report: Report, config: DrafterConfig, header: Header, origin: CheckpointOrigin) -> None:
+    floats = {name: entry for name, entry in header.tensors.items() if entry.dtype not in ("I64", "I32", "BOOL")}
+    numbers = sum(torch.Size(entry.shape).numel() for name, entry in floats.items() if not name.endswith(EMBEDDING))
+    report.facts |= {
+        "kind": config.kind,
+        "family": config.family.value,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "target_hidden_size": config.target_hidden_size,
+        "aux_layer_ids": list(config.aux_layer_ids),
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope": dict(config.rope),
+        **{name: getattr(config, name) for name in ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")},
+        "parameters_without_embedding": numbers,
+        "types": sorted({entry.dtype for entry in floats.values()}),
+        "bytes": sum(entry.end - entry.begin for entry in header.tensors.values()),
+        "own_embedding": embedding_name(header) is not None,
+        "first_vllm": first_vllm(config, Form.SPECULATORS if origin is CheckpointOrigin.SPECULATORS else Form.VLLM),
+    }
+
+
+def _check_keys(report: Report, raw: Mapping[str, Any], config: DrafterConfig, origin: CheckpointOrigin) -> None:
+    """Keys that some vLLM looks for in one place only (vLLM 0.33: v1/worker/gpu, model_executor/models/llama_eagle3.py)."""
+    if origin is not CheckpointOrigin.OTHER:
+        return
+    name, count = "eagle_aux_hidden_state_layer_ids", len(config.aux_layer_ids)
+    if not raw.get(name):
+        report.problems.append(
+            f"{report.folder / CONFIG}: {name} is not at the top level, so vLLM's V2 runner takes (2, L // 2, L - 3) whatever "
+            "eagle_config says; `aerie-drafter export` writes it in all places."
+        )
+    if count != 3 and not raw.get("num_aux_hidden_states") and not (raw.get("eagle_config") or {}).get(name):
+        report.problems.append(
+            f"{report.folder / CONFIG}: num_aux_hidden_states is missing, and vLLM assumes 3 where there are {count}; "
+            "`aerie-drafter export` writes it."
+        )
+
+
+def _fit(report: Report, config: DrafterConfig, target: TargetFacts) -> None:
+    where = target.folder / CONFIG
+    report.facts["target"] = str(target.folder)
+    pairs = (
+        ("target_hidden_size", config.target_hidden_size, "hidden_size", target.hidden_size),
+        ("vocab_size", config.vocab_size, "vocab_size", target.vocab_size),
+    )
+    for ours, found, theirs, expected in pairs:
+        if found != expected:
+            report.problems.append(
+                f"{where}: {theirs} is {expected}, and the drafter's {ours} is {found}: it was trained for another target."
+            )
+    if config.aux_layer_ids[-1] > target.layers:
+        report.problems.append(
+            f"{where}: num_hidden_layers is {target.layers}, and the drafter reads layer {config.aux_layer_ids[-1]}: "
+            "it was trained for another target."
+        )
+    longest = target.max_position_embeddings
+    if longest is not None and config.max_position_embeddings < longest:
+        positions = f"It was trained for {config.max_position_embeddings} positions and the target takes {longest}"
+        report.remarks.append(
+            f"{positions}: vLLM up to 0.26 fails or proposes nonsense past the smaller one, later ones raise the drafter's or, "
+            "with yarn, lower the engine's; measure acceptance on long texts."
+        )
+
+
+def _embedding(report: Report, config: DrafterConfig, header: Header, target: TargetFacts) -> None:
+    try:
+        theirs = read_headers(target.folder)
+    except CheckpointError as error:
+        report.remarks.append(f"The target's weights are not compared: {error}")
+        return
+    name, own = embedding_name(theirs), embedding_name(header)
+    if name is None:
+        report.remarks.append(f"The target's weights are not compared: {target.folder} has no embed_tokens.weight.")
+        return
+    if theirs.shapes[name][-1] != config.hidden_size and own is None:
+        report.problems.append(
+            f"{report.folder / SINGLE}: {EMBEDDING} is not in it, and the target's is {theirs.shapes[name][-1]} wide where the "
+            f"drafter needs {config.hidden_size}: put the drafter's own in."
+        )
+    if own is None:
+        report.facts["embedding"] = "the target's, shared"
+        return
+    ours, other = read_tensors(header, [own])[own], read_tensors(theirs, [name])[name]
+    equal = ours.shape == other.shape and torch.equal(ours, other.to(ours.dtype))
+    report.facts["embedding"] = "its own, equal to the target's" if equal else "its own, unlike the target's"
+    if equal:
+        report.remarks.append(
+            "Its embedding is the target's: `aerie-drafter export --no-embeddings` leaves it out, and vLLM shares it."
+        )
+
+
+def _provenance(report: Report, provenance: Provenance, target: TargetFacts | None, *, digests: bool) -> None:
+    known = {
+        "target": provenance.target,
+        "target_digest": provenance.target_digest,
+        "data": provenance.data,
+        "horizon": provenance.horizon,
+        "code": provenance.code,
+        **provenance.notes,
+    }
+    report.facts["provenance"] = {name: value for name, value in known.items() if value not in ("", None)}
+    if not (digests and target is not None and provenance.target_digest):
+        return
+    found = checkpoints.digest(target.folder)
+    if found != provenance.target_digest:
+        report.problems.append(
+            f"{target.folder}: its digest is {found}, and the drafter was trained for {provenance.target_digest}: other weights, "
+            "so measure acceptance before you serve it."
+        )
+
+
+def _values(report: Report, config: DrafterConfig | None, header: Header) -> None:
+    """Faults of the numbers themselves, a tensor at a time."""
+    for name, entry in header.tensors.items():
+        if entry.dtype in ("F64", "F32", "F16", "BF16") and not is_finite(read_tensors(header, [name])[name]):
+            report.problems.append(f"{entry.file}: {name} holds NaN or infinity; take an earlier checkpoint.")
+    if config is None or "d2t" not in header.tensors or header.shapes["d2t"] != (config.draft_vocab_size,):
+        return
+    mapping = read_tensors(header, [name for name in ("d2t", "t2d") if name in header.tensors])
+    t2d = mapping.get("t2d")
+    faults = mapping_faults(config, mapping["d2t"], t2d if t2d is not None and t2d.shape == (config.vocab_size,) else None)
+    report.facts["d2t"] = "faulty" if faults else f"{config.draft_vocab_size} of {config.vocab_size} tokens"
+    report.problems += [f"{report.folder / SINGLE}: {fault}" for fault in faults]
+    if config.draft_vocab_size == config.vocab_size:
+        report.problems.append(
+            f"{report.folder / SINGLE}: d2t is there, and the draft vocabulary is the target's: vLLM has no place for it; "
+            "`aerie-drafter convert` leaves it out."
+        )

@@ -1,0 +1,128 @@
+"""The drafter: one decoder layer that reads the target's hidden states and proposes the target's next tokens.
+
+    aux states of the target ─► [fc_norm per part | norm over all] ─► fc ─► hidden
+    token ─► embed ─► input_layernorm ─┐
+    hidden ──────────► hidden_norm ────┴► attention + MLP ─► norm ─┬► lm_head: logits over the draft vocabulary
+                 ▲                                     │           │
+                 └──────── EAGLE 3: before norm ───────┘           │
+                 └──────── EAGLE 3.1 (norm_output): after norm ────┘     the hidden state of the next step
+
+Guarantees: logits and fed-back states are those of vLLM's drafter of the same configuration, to rounding (tests/vllm); the
+final norm is applied exactly once to what is predicted from. Parameters are named as the tensors that vLLM loads.
+The EAGLE 3.1 switches: vLLM pull request 42764; "Attention Drift", arXiv 2605.09992.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aerie_drafter.config import DrafterConfig
+from aerie_drafter.model.layers import GroupedAttention, LatentAttention, Mlp
+from aerie_drafter.model.memory import Memory
+
+
+class Step(NamedTuple):
+    """What one step gives, both [batch, length, hidden]."""
+
+    normed: Tensor
+    """After the final norm: what `logits` reads."""
+    feedback: Tensor
+    """The hidden state of the next step."""
+
+
+class Layer(nn.Module):
+    """The decoder layer; `midlayer` in checkpoints."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = nn.RMSNorm(hidden, eps=eps)  # of the embedding
+        self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
+        self.self_attn: GroupedAttention | LatentAttention
+        self.self_attn = GroupedAttention(config) if config.mla is None else LatentAttention(config, config.mla)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.mlp = Mlp(hidden, config.intermediate_size)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, memory: Memory) -> Tensor:
+        """The state before the final norm, [batch, length, hidden]."""
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        residual = residual + self.self_attn(both, memory)
+        output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return output
+
+
+class Drafter(nn.Module):
+    """An EAGLE 3 or 3.1 drafter. Its embedding is the target's and is never trained."""
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, parts, eps = config.hidden_size, len(config.aux_layer_ids), config.rms_norm_eps
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.embed_tokens.weight.requires_grad_(False)
+        self.fc = nn.Linear(parts * config.target_hidden_size, hidden, bias=False)
+        self.fc_norm: nn.ModuleList | None = None
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps=eps) for _ in range(parts))
+        self.input_norm = nn.RMSNorm(parts * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
+        self.midlayer = Layer(config)
+        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        # An offset, not an id: token of the target = draft id + d2t[draft id].
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        reachable = torch.zeros(config.vocab_size, dtype=torch.bool)
+        reachable[: config.draft_vocab_size] = True
+        self.register_buffer("t2d", reachable)
+
+    def set_draft_vocabulary(self, tokens: Tensor) -> None:
+        """Make the draft vocabulary `tokens`: ids of the target, ascending, [draft_vocab_size]. Raises ValueError."""
+        size, last = self.config.draft_vocab_size, self.config.vocab_size
+        if tokens.shape != (size,) or (tokens[1:] <= tokens[:-1]).any() or tokens[0] < 0 or tokens[-1] >= last:
+            raise ValueError(f"the draft vocabulary has to be {size} ids below {last}, ascending, each once.")
+        self.d2t = tokens.to(self.d2t.device) - torch.arange(size, device=self.d2t.device)
+        self.t2d = torch.zeros_like(self.t2d)
+        self.t2d[tokens] = True
+
+    @property
+    def draft_tokens(self) -> Tensor:
+        """Ids of the target that the draft vocabulary holds, by draft id, [draft_vocab_size]."""
+        return self.d2t + torch.arange(self.config.draft_vocab_size, device=self.d2t.device)
+
+    def fuse(self, aux: Tensor) -> Tensor:
+        """The target's auxiliary states side by side, lowest layer first, [..., parts x target_hidden], to [..., hidden]."""
+        if self.input_norm is not None:
+            aux = self.input_norm(aux)
+        if self.fc_norm is not None:
+            parts = aux.chunk(len(self.fc_norm), dim=-1)
+            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        fused: Tensor = self.fc(aux)
+        return fused
+
+    def forward(self, tokens: Tensor, hidden: Tensor, memory: Memory) -> Step:
+        """One step for `tokens` [batch, length] and `hidden` [batch, length, hidden].
+
+        In the first step column t holds token t + 1 and the fused state of t; what it gives predicts token t + 2. In a later
+        step it holds the next token and the feedback of the step before.
+        """
+        output = self.midlayer(self.embed_tokens(tokens), hidden, memory)
+        normed = self.norm(output)
+        return Step(normed, normed if self.config.norm_output else output)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, [..., draft_vocab_size]."""
+        found: Tensor = self.lm_head(normed)
+        return found
+
+    def greedy(self, normed: Tensor) -> Tensor:
+        """The likeliest token per column, as ids of the target, [...]."""
+        best = self.logits(normed).argmax(dim=-1)
+        return best + self.d2t[best]

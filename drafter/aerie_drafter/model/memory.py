@@ -1,0 +1,88 @@
+"""Which keys a drafter's step sees. Two forms with one interface: `positions` and `attend`.
+
+    Unroll     every column of a text drafts on by itself, all at once: training, parallel evaluation, drift
+    Decoding   one text token by token, as in serving: columns are committed, drafted tokens are forgotten again
+
+Guarantee: for the same text both give a step the same keys at the same positions: those of committed columns, made from the
+target's states, and those of the tokens drafted since. Positions are vLLM's: column t, which holds token t + 1 and the
+target's state at t, stands at t; each drafted token one further.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aerie_drafter.model.attention import joint_attention
+
+
+class Memory(Protocol):
+    """What a layer's attention asks for."""
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """Rotary positions of the columns of this call, [length]."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of [batch, heads, length, size] over what this call may see; remembers key and value."""
+
+
+class Unroll:
+    """Memory of training-time test: call once per step, in order, with all columns.
+
+    `first`, `later`: keys of step 0 and of the later steps; `logsum` and `query`: of the latest step, for `aerie_drafter.drift`.
+    """
+
+    def __init__(self) -> None:
+        self.first: Tensor | None = None
+        self.later: list[Tensor] = []
+        self.query: Tensor | None = None
+        self.logsum: Tensor | None = None
+        self.scale = 1.0
+        self._first_value: Tensor | None = None
+        self._later_values: list[Tensor] = []
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        step = 0 if self.first is None else len(self.later) + 1
+        return torch.arange(step, step + length, device=device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if self.first is None or self._first_value is None:
+            self.first, self._first_value = key, value
+        else:
+            self.later.append(key)
+            self._later_values.append(value)
+        output, logsum = joint_attention(query, self.first, self._first_value, self.later, self._later_values, scale)
+        self.query, self.logsum, self.scale = query.detach(), logsum, scale
+        return output
+
+
+class Decoding:
+    """Memory of serving. `begin()` before a draft forgets drafted tokens; the next call then brings the columns that are new."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self._committed = 0
+
+    def begin(self) -> None:
+        """Forget what was drafted since the last commit."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[:, :, : self._committed], self._values[:, :, : self._committed]
+
+    def commit(self) -> None:
+        """Keep all that has been seen so far."""
+        self._committed = 0 if self._keys is None else self._keys.shape[2]
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        seen = 0 if self._keys is None else self._keys.shape[2]
+        return torch.arange(seen, seen + length, device=device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if self._keys is not None and self._values is not None:
+            key, value = torch.cat([self._keys, key], dim=2), torch.cat([self._values, value], dim=2)
+        self._keys, self._values = key, value
+        length, seen = query.shape[2], key.shape[2]
+        visible = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)

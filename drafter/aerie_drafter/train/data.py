@@ -1,0 +1,340 @@
+"""Conversations become tokens, tokens become batches.
+
+A file has one JSON object per line: {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "response": ...}.
+The target's chat template turns it into a text; what the drafter is to learn are the assistant's parts of it, each with the
+token that ends the turn, because those are what the target will be asked to write.
+
+Guarantees: the same files, tokenizer and settings give the same tokens; the order is a function of seed and epoch alone, so
+that a training can go on anywhere; a line that cannot be used is an error that names it. Not guaranteed: that a text was
+written by the target; `aerie-drafter generate` makes such texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from aerie_drafter import files
+from aerie_drafter.errors import DataError
+from aerie_drafter.weights import write_tensors
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_FORM = "2"
+"""Part of the cache's key: another number when the same input gives other tokens."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenised conversations, end to end."""
+
+    tokens: Tensor
+    """[all tokens] int32."""
+    counted: Tensor
+    """[all tokens] bool: the assistant's."""
+    ends: Tensor
+    """[conversations] int64: where each ends in the two above."""
+    dropped: int = 0
+    """Conversations left out because nothing of the assistant's is in their first `max_length` tokens."""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """(tokens, counted) of one conversation, [length] each."""
+        begin = int(self.ends[index - 1]) if index else 0
+        end = int(self.ends[index])
+        return self.tokens[begin:end], self.counted[begin:end]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each conversation."""
+        return torch.diff(self.ends, prepend=self.ends.new_zeros(1)).tolist()
+
+    def select(self, indices: Sequence[int]) -> Corpus:
+        """Some of the conversations, in this order."""
+        parts = [self[index] for index in indices]
+        return Corpus.of([(tokens, counted) for tokens, counted in parts])
+
+    @classmethod
+    def of(cls, conversations: Sequence[tuple[Tensor, Tensor]], dropped: int = 0) -> Corpus:
+        """From (tokens, counted) of each."""
+        if not conversations:
+            return cls(
+                torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.long), dropped
+            )
+        ends = torch.tensor([len(tokens) for tokens, _ in conversations]).cumsum(0)
+        tokens = torch.cat([tokens.to(torch.int32) for tokens, _ in conversations])
+        return cls(tokens, torch.cat([counted.bool() for _, counted in conversations]), ends, dropped)
+
+
+def conversations(path: Path) -> Iterator[tuple[int, list[Message]]]:
+    """(line number, messages) of a file. Raises DataError."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield number, parse_line(line, f"{path}:{number}")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is no UTF-8.") from None
+
+
+def parse_line(line: str, where: str) -> list[Message]:
+    """The messages of one line, which errors call `where`. Raises DataError."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: no JSON ({error}); one object per line is expected.") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: an object is expected, and this is {_kind(record)}.")
+    if "messages" not in record and "prompt" in record:
+        turns = [("user", "prompt"), ("assistant", "response")][: 2 if "response" in record else 1]
+        for _, name in turns:
+            if not isinstance(record[name], str):
+                raise DataError(f"{where}: {name} is {_kind(record[name])}; a text is expected.")
+        return [{"role": role, "content": record[name]} for role, name in turns]
+    messages = record.get("messages")
+    if "messages" not in record:
+        found = ", ".join(record) or "nothing"
+        raise DataError(f"{where}: `messages`, or `prompt` with or without `response`, are expected; found is {found}.")
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{where}: messages is {_kind(messages)}; a list of at least one message is expected.")
+    for index, message in enumerate(messages):
+        _check_message(message, f"{where}: messages[{index}]")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise DataError(f"{where}: no message is the assistant's, so there is nothing to learn; leave the line out.")
+    return messages
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict):
+        raise DataError(f"{where} is {_kind(message)}; an object with role and content is expected.")
+    if message.get("role") not in ROLES:
+        raise DataError(f"{where}.role is {message.get('role')!r}; expected is one of {', '.join(ROLES)}.")
+    content = message.get("content")
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise DataError(f"{where}.content is {_kind(content)}; a text is expected.")
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "missing or null"}
+    if value == []:
+        return "an empty list"
+    return names.get(type(value), "a number")
+
+
+def encode(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[list[int], list[bool]]:
+    """(tokens, which of them are the assistant's) of a conversation, by the tokenizer's chat template. Raises DataError."""
+    text, spans = render(tokenizer, messages, where)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    counted = []
+    begin = 0  # of the spans that may still come
+    for first, last in encoded["offset_mapping"]:
+        while begin < len(spans) and spans[begin][1] <= first:
+            begin += 1
+        counted.append(begin < len(spans) and first >= spans[begin][0] and last > first)
+    return list(encoded["input_ids"]), counted
+
+
+def render(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[str, list[tuple[int, int]]]:
+    """(text of a conversation, where in it the assistant writes). Raises DataError.
+
+    A turn begins where the template, asked for the conversation before it with a generation prompt, ends: that is the text
+    which the target gets in serving. It ends behind its content and the special token that follows it; where a template
+    changes the content, at the end of the conversation rendered up to it, or, where that differs too (templates that take the
+    thinking out of earlier turns), behind the next special token.
+    """
+
+    def rendered(count: int, *, prompt: bool) -> str:
+        try:
+            text = tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
+        except Exception as error:  # a template raises what it likes
+            raise DataError(f"{where}: the chat template refuses the conversation: {error}") from error
+        return str(text)
+
+    whole = rendered(len(messages), prompt=False)
+    spans = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = rendered(index, prompt=True)
+        if not whole.startswith(before):
+            raise DataError(
+                f"{where}: messages[{index}]: the chat template, asked for what comes before it with a generation prompt, does "
+                "not give the beginning of the whole conversation, so where the assistant begins is not known; give the "
+                "conversation's turns as lines of their own."
+            )
+        end = _turn_end(tokenizer, whole, len(before), str(message.get("content") or "").strip())
+        if end is None:
+            upto = rendered(index + 1, prompt=False)
+            end = len(upto) if whole.startswith(upto) else _next_special(tokenizer, whole, len(before))
+        if end is None:
+            raise DataError(f"{where}: messages[{index}]: the chat template changes its content; where it ends is not known.")
+        spans.append((len(before), end))
+    return whole, spans
+
+
+def _turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None:
+    """Behind `content`, found from `begin` on, and the special token that follows; None where it is not there as it is."""
+    found = text.find(content, begin) if content else -1
+    if found < 0:
+        return None
+    end = found + len(content)
+    rest = text[end:]
+    after = rest.lstrip()
+    for token in sorted(_special(tokenizer), key=len, reverse=True):
+        if after.startswith(token):
+            return end + len(rest) - len(after) + len(token)
+    return end
+
+
+def _next_special(tokenizer: Any, text: str, begin: int) -> int | None:
+    """Behind the first special token from `begin` on."""
+    places = [(text.find(token, begin), len(token)) for token in map(str, tokenizer.all_special_tokens)]
+    found = [(place, length) for place, length in places if place >= 0]
+    return sum(min(found)) if found else None
+
+
+def _special(tokenizer: Any) -> set[str]:
+    added = {str(token) for token in tokenizer.get_added_vocab()}
+    return added | {str(token) for token in tokenizer.all_special_tokens}
+
+
+def load(
+    paths: Sequence[Path],
+    tokenizer: Any,
+    *,
+    max_length: int,
+    cache: Path | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Corpus:
+    """All conversations of some files, each cut to its first `max_length` tokens. Raises DataError.
+
+    With a `cache` folder the result is kept there under a digest of all that it depends on, and taken from there.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError("the target's tokenizer has no chat template: name a file of one as data.chat_template.")
+    kept = None if cache is None else cache / f"tokens-{_digest(paths, tokenizer, max_length)}"
+    if kept is not None and (found := _cached(kept)) is not None:
+        return found
+    parts: list[tuple[Tensor, Tensor]] = []
+    dropped = 0
+    for path in paths:
+        for number, messages in conversations(path):
+            tokens, counted = encode(tokenizer, messages, f"{path}:{number}")
+            if any(counted[2:max_length]):  # the first two tokens are predicted by no column
+                parts.append((torch.tensor(tokens[:max_length]), torch.tensor(counted[:max_length])))
+            else:
+                dropped += 1
+            if report is not None and len(parts) % 1000 == 0 and parts:
+                report(f"{len(parts)} conversations tokenised")
+    if not parts:
+        files_named = ", ".join(map(str, paths))
+        raise DataError(f"{files_named}: no conversation with an assistant's token in its first {max_length} tokens.")
+    corpus = Corpus.of(parts, dropped)
+    if kept is not None:
+        tensors = {"tokens": corpus.tokens, "counted": corpus.counted, "ends": corpus.ends, "dropped": torch.tensor([dropped])}
+        with files.replacing(kept, lambda _: True) as folder:
+            write_tensors(folder / "corpus.safetensors", tensors, {})
+    return corpus
+
+
+def _cached(folder: Path) -> Corpus | None:
+    try:
+        found = load_file(folder / "corpus.safetensors")
+        return Corpus(found["tokens"], found["counted"], found["ends"], int(found["dropped"][0]))
+    except (OSError, SafetensorError, KeyError):
+        return None  # not there, or cut off by hand: made anew
+
+
+def _digest(paths: Sequence[Path], tokenizer: Any, max_length: int) -> str:
+    total = hashlib.sha256(f"{_FORM} {max_length} {tokenizer.chat_template}".encode())
+    total.update(tokenizer.backend_tokenizer.to_str().encode())
+    for path in paths:
+        try:
+            with path.open("rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
+    return total.hexdigest()[:32]
+
+
+Row = tuple[int, ...]
+"""Conversations of one row of a batch, end to end."""
+
+
+def plan(lengths: Sequence[int], *, rows: int, seed: int, epoch: int, pack: int | None = None) -> list[tuple[Row, ...]]:
+    """The batches of an epoch, each `rows` rows, in order; a function of its arguments alone.
+
+    Without `pack` a row is one conversation and a batch holds ones of like length, so that little is padded. With it a row is
+    filled with whole conversations up to that many tokens; the target reads it as one text. What is left after the last whole
+    batch waits for another epoch's order.
+    """
+    order = list(range(len(lengths)))
+    draw = random.Random(f"{seed} {epoch}")  # noqa: S311 (an order, no secret)
+    draw.shuffle(order)
+    if pack is not None:
+        filled = _fill(lengths, order, pack)
+        return [tuple(filled[at : at + rows]) for at in range(0, len(filled) - rows + 1, rows)]
+    near = 64 * rows  # sorted only among near neighbours, so that what comes together differs between epochs
+    order = [index for at in range(0, len(order), near) for index in sorted(order[at : at + near], key=lambda i: lengths[i])]
+    batches: list[tuple[Row, ...]] = [
+        tuple((index,) for index in order[at : at + rows]) for at in range(0, len(order) - rows + 1, rows)
+    ]
+    draw.shuffle(batches)
+    return batches
+
+
+def _fill(lengths: Sequence[int], order: Sequence[int], size: int) -> list[Row]:
+    """Rows of at most `size` tokens, each conversation into the first of the open rows that has room."""
+    done: list[Row] = []
+    opened: list[tuple[list[int], int]] = []
+    for index in order:
+        length = min(lengths[index], size)
+        for at, (row, used) in enumerate(opened):
+            if used + length <= size:
+                row.append(index)
+                opened[at] = (row, used + length)
+                break
+        else:
+            opened.append(([index], length))
+            if len(opened) > 32:
+                done.append(tuple(opened.pop(0)[0]))
+    return done + [tuple(row) for row, _ in opened]
+
+
+def assemble(corpus: Corpus, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """(tokens, counted) of a batch, [rows, longest]; padded at the end with token 0, not counted."""
+    parts = [[corpus[index] for index in row] for row in rows]
+    longest = max(sum(len(tokens) for tokens, _ in row) for row in parts)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+    counted = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for at, row in enumerate(parts):
+        begin = 0
+        for one, marks in row:
+            tokens[at, begin : begin + len(one)] = one
+            counted[at, begin : begin + len(one)] = marks
+            begin += len(one)
+    return tokens, counted
+
+
+def frequent_tokens(corpus: Corpus, size: int, vocabulary: int) -> Tensor:
+    """The draft vocabulary: the `size` tokens that the assistant writes most often, ascending, [size].
+
+    Ties and what is never written go to lower ids.
+    """
+    counts = torch.bincount(corpus.tokens[corpus.counted].long(), minlength=vocabulary)
+    return counts.argsort(descending=True, stable=True)[:size].sort().values

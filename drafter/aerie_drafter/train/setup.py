@@ -1,0 +1,172 @@
+"""From settings to a trainer: loads the target, tokenises the data, and makes or takes up the drafter."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from aerie_drafter import checkpoint
+from aerie_drafter.checkpoint import Provenance
+from aerie_drafter.config import DrafterConfig
+from aerie_drafter.errors import CheckpointError, ConfigError, DataError, TargetError
+from aerie_drafter.model import Drafter
+from aerie_drafter.train import data
+from aerie_drafter.train.create import create, describe
+from aerie_drafter.train.data import Corpus
+from aerie_drafter.train.processes import Processes
+from aerie_drafter.train.settings import DataSettings, Settings
+from aerie_drafter.train.states import Frame, FromFiles, InProcess, Source, frame_of, load_frame, load_model, load_tokenizer
+from aerie_drafter.train.trainer import Report, Trainer
+
+
+def prepare(
+    settings: Settings,
+    *,
+    processes: Processes | None = None,
+    report: Report | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Trainer:
+    """Everything that a training needs. Raises EagleError.
+
+    `say` is told, in words, what takes a while.
+    """
+    processes, say = processes or Processes(), say or (lambda _: None)
+    tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
+    if settings.data.chat_template is not None:
+        tokenizer.chat_template = _read(settings.data.chat_template)
+    say("reading the data")
+    if not processes.first:
+        processes.wait()  # the first process fills the cache
+    corpus, held_out = corpora(settings.data, tokenizer, settings.optimizer.seed, say)
+    if processes.first:
+        processes.wait()
+    say("loading the target")
+    frame, source_of = _target(settings, processes)
+    drafter = _drafter(settings, frame, corpus)
+    return Trainer(
+        drafter,
+        source_of(drafter.config),
+        frame.head,
+        corpus,
+        held_out,
+        settings,
+        processes=processes,
+        provenance=_provenance(settings),
+        report=report,
+    )
+
+
+def corpora(
+    settings: DataSettings, tokenizer: object, seed: int, say: Callable[[str], None] | None = None
+) -> tuple[Corpus, Corpus]:
+    """(what is learnt from, what is held out). Raises DataError."""
+    everything = data.load(settings.train, tokenizer, max_length=settings.max_length, cache=settings.cache, report=say)
+    if settings.held_out:
+        kept = data.load(settings.held_out, tokenizer, max_length=settings.max_length, cache=settings.cache)
+        return everything, kept
+    if len(everything) < 2:
+        raise DataError("data.train: one conversation only, so none can be held out; name data.held_out.")
+    order = list(range(len(everything)))
+    random.Random(f"held out {seed}").shuffle(order)  # noqa: S311 (an order, no secret)
+    count = max(1, round(len(order) * settings.held_out_share))
+    return everything.select(sorted(order[count:])), everything.select(sorted(order[:count]))
+
+
+def _target(settings: Settings, processes: Processes) -> tuple[Frame, Callable[[DrafterConfig], Source]]:
+    target = settings.target
+    device = processes.device
+    names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}
+    dtype = names.get(target.dtype) or getattr(torch, target.dtype)
+    if target.states is not None:
+        folder = Path(target.model)
+        if not folder.is_dir():
+            raise TargetError(f"target.model {target.model}: with target.states a folder is expected, and this is none.")
+        frame, states = load_frame(folder, dtype, device), target.states
+        last = int(frame.config.num_hidden_layers)
+
+        def from_files(config: DrafterConfig) -> Source:
+            layers = target.state_layers or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
+            return FromFiles(states, frame, config.aux_layer_ids, layers)
+
+        return frame, from_files
+    model = load_model(target.model, target.revision, dtype, torch.device("cpu") if target.shard else device)
+    frame = frame_of(model)
+    if target.shard:
+        frame = _shard(model, frame, processes)
+    return frame, lambda config: InProcess(model, config.aux_layer_ids)
+
+
+def _drafter(settings: Settings, frame: Frame, corpus: Corpus) -> Drafter:
+    start = settings.drafter.start
+    if start is not None:
+        local = Path(settings.target.model)
+        drafter = checkpoint.load(start, target=local if local.is_dir() else None).float()
+        found, wanted = tuple(drafter.embed_tokens.weight.shape), tuple(frame.embedding.shape)
+        if found != wanted or drafter.config.target_hidden_size != wanted[1]:
+            raise TargetError(
+                f"drafter.start {start}: its embedding is {found[0]} x {found[1]}, the target's {wanted[0]} x {wanted[1]}: it is "
+                "for another target."
+            )
+        return drafter
+    config = describe(settings.drafter, frame.config)
+    if tuple(frame.embedding.shape) != (config.vocab_size, config.hidden_size):
+        raise TargetError(
+            f"the target's embedding is {tuple(frame.embedding.shape)}, and its configuration says vocab_size "
+            f"{config.vocab_size} and hidden_size {config.hidden_size}."
+        )
+    return create(
+        config, frame, data.frequent_tokens(corpus, config.draft_vocab_size, config.vocab_size), settings.optimizer.seed
+    )
+
+
+def _shard(model: object, frame: Frame, processes: Processes) -> Frame:
+    """Spread the target's layers over all processes; embedding, norm and lm_head stay whole in each. The frame moved along."""
+    if processes.count < 2:
+        raise ConfigError("target.shard is true, and this is one process: start it with torchrun, or set it to false.")
+    from torch.distributed.fsdp import fully_shard
+
+    from aerie_drafter.train.states import decoder
+
+    inner = decoder(model)
+    mesh = dist.device_mesh.init_device_mesh(processes.device.type, (processes.count,))
+    for layer in inner.layers:
+        fully_shard(layer, mesh=mesh)
+    for name, child in inner.named_children():
+        if name != "layers":
+            child.to(processes.device)
+    head = frame.head.to(processes.device)
+    return Frame(frame.config, frame.embedding.to(processes.device), head, inner.norm)
+
+
+def _provenance(settings: Settings) -> Provenance:
+    """Of a checkpoint: the target by name and digest, the data by digest."""
+    digest = ""
+    folder = Path(settings.target.model)
+    if folder.is_dir():
+        try:
+            digest = checkpoint.digest(folder)
+        except CheckpointError:
+            digest = ""  # a target in another format than safetensors has none
+    total = hashlib.sha256()
+    for path in settings.data.train:
+        with path.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    names = ", ".join(path.name for path in settings.data.train)
+    return Provenance(
+        target=settings.target.model,
+        target_digest=digest,
+        data=f"{names} (sha256:{total.hexdigest()})",
+        horizon=settings.loss.horizon,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data.chat_template {path}: cannot be read ({error}).") from error

@@ -1,0 +1,240 @@
+"""What the target makes of a text: the hidden states that a drafter reads, and the final ones that it is taught by.
+
+Two sources of one form: a Hugging Face target in this process, or files that vLLM wrote with its `extract_hidden_states`.
+Layer ids are vLLM's: k is the input of layer k, and the number of layers is the output of the last one, before the final norm.
+
+Guarantee: both sources give the same states for the same text, as far as the target's arithmetic does. Not guaranteed for
+files: that they come from this target; only their shapes and tokens can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from aerie_drafter.errors import CheckpointError, DataError, TargetError
+from aerie_drafter.weights import read_headers, read_tensors
+
+
+class States(NamedTuple):
+    """[batch, length, parts x hidden] and [batch, length, hidden]: see `aerie_drafter.train.ttt.Batch`."""
+
+    aux: Tensor
+    final: Tensor
+
+
+class Source(Protocol):
+    """Where states come from."""
+
+    packs: bool
+    """Whether a row may hold several conversations as one text."""
+
+    def states(self, tokens: Tensor, rows: Sequence[Sequence[Tensor]]) -> States:
+        """For a padded batch `tokens` [batch, length], whose rows are made of these conversations."""
+
+
+class Frame(NamedTuple):
+    """The parts of a target that a training needs besides its states."""
+
+    config: Any
+    """The text model's Hugging Face configuration."""
+    embedding: Tensor
+    """[vocabulary, hidden]"""
+    head: Tensor
+    """[vocabulary, hidden]: the weight of lm_head."""
+    norm: nn.Module
+    """The final norm."""
+
+
+class InProcess:
+    """A Hugging Face target that runs here; its weights are never changed."""
+
+    packs = True
+
+    def __init__(self, model: Any, aux_layer_ids: Sequence[int]) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.decoder = decoder(model)
+        self.layers = list(self.decoder.layers)
+        _check_layers(aux_layer_ids, len(self.layers))
+        self.aux_layer_ids = tuple(aux_layer_ids)
+
+    @torch.no_grad()
+    def states(self, tokens: Tensor, rows: Sequence[Sequence[Tensor]] = ()) -> States:  # noqa: ARG002 (of another source)
+        """Padding at the end needs no mask, because no text looks ahead."""
+        with _inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as seen:
+            final = self.decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        return States(torch.cat([seen[layer] for layer in self.aux_layer_ids], dim=-1), final)
+
+
+@contextmanager
+def _inputs(modules: Sequence[nn.Module], wanted: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """The hidden states that go into these modules while the block runs."""
+    seen: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    handles = [modules[layer].register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in wanted]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class FromFiles:
+    """Files of vLLM's ExampleHiddenStatesConnector: `token_ids` [tokens] and `hidden_states` [tokens, layers, hidden].
+
+    A conversation's file is found by its tokens, so files may have any names. `layers` are the ids that vLLM was told, in its
+    order; the number of the target's layers has to be among them, because the final states come from it.
+    """
+
+    packs = False
+
+    def __init__(self, folder: Path, frame: Frame, aux_layer_ids: Sequence[int], layers: Sequence[int]) -> None:
+        last = int(frame.config.num_hidden_layers)
+        _check_layers(aux_layer_ids, last)
+        missing = [layer for layer in (*aux_layer_ids, last) if layer not in layers]
+        if missing:
+            raise TargetError(
+                f"{folder}: the files hold the layers {list(layers)}, and layer {missing[0]} is needed too: write them with "
+                f"eagle_aux_hidden_state_layer_ids {sorted({*aux_layer_ids, last})}."
+            )
+        self.places = [list(layers).index(layer) for layer in aux_layer_ids]
+        self.last = list(layers).index(last)
+        self.norm, self.folder = frame.norm, folder
+        self.shape = (len(layers), int(frame.config.hidden_size))
+        self.files = self._index(sorted(folder.glob("**/*.safetensors")))
+
+    def _index(self, found: Sequence[Path]) -> dict[str, Path]:
+        if not found:
+            raise DataError(f"{self.folder}: no *.safetensors in it; name the folder that vLLM's shared_storage_path named.")
+        files = {}
+        for file in found:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    files[key(opened.get_tensor("token_ids"))] = file
+                    shape = tuple(opened.get_slice("hidden_states").get_shape())
+            except (SafetensorError, OSError) as error:
+                raise DataError(f"{file}: not a whole file of hidden states ({error}); let vLLM write it again.") from error
+            if shape[1:] != self.shape:
+                raise DataError(
+                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected is tokens x {self.shape[0]} layers x "
+                    f"{self.shape[1]}: state_layers or the target is another."
+                )
+        return files
+
+    @torch.no_grad()
+    def states(self, tokens: Tensor, rows: Sequence[Sequence[Tensor]]) -> States:
+        """Rows of one conversation each."""
+        layers, hidden = self.shape
+        whole: Tensor | None = None
+        for at, (conversation,) in enumerate(rows):
+            file = self.files.get(key(conversation))
+            if file is None:
+                raise DataError(
+                    f"{self.folder}: no file has the hidden states of a conversation of {len(conversation)} tokens that begins "
+                    f"with {conversation[:8].tolist()}; write the states of the same data, chat template and max_length."
+                )
+            with safe_open(file, framework="pt") as opened:
+                found = opened.get_tensor("hidden_states")
+            if whole is None:
+                whole = torch.zeros(*tokens.shape, layers, hidden, dtype=found.dtype, device=tokens.device)
+            whole[at, : len(found)] = found.to(whole.device)
+        if whole is None:
+            raise DataError(f"{self.folder}: asked for the states of no conversation.")
+        return States(whole[:, :, self.places].flatten(2), self.norm(whole[:, :, self.last]))
+
+
+def key(tokens: Tensor) -> str:
+    """A digest of a conversation's tokens."""
+    return hashlib.sha256(tokens.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
+
+
+def decoder(model: Any) -> Any:
+    """The text model inside a Hugging Face causal language model: it has `layers` and `norm`. Raises TargetError."""
+    inner = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for name in ("layers", "norm"):
+        if not hasattr(inner, name):
+            raise TargetError(
+                f"{type(model).__name__}: its text model has no `{name}`, so its hidden states cannot be told apart here; "
+                "let vLLM write them with extract_hidden_states."
+            )
+    return inner
+
+
+def frame_of(model: Any) -> Frame:
+    """From a loaded model. Raises TargetError."""
+    config = model.config.get_text_config()
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        value = getattr(config, name, None)
+        if value not in (None, 1, 1.0):
+            raise TargetError(f"the target's {name} is {value}: only targets whose logits are lm_head(state) can be taught from.")
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise TargetError(f"{type(model).__name__}: an lm_head without bias is expected.")
+    return Frame(config, model.get_input_embeddings().weight.detach(), head.weight.detach(), decoder(model).norm)
+
+
+def load_model(name: str, revision: str | None, dtype: torch.dtype, device: torch.device) -> Any:
+    """A target with its weights. Raises TargetError."""
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+        return model.to(device)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"target.model {name}: cannot be loaded: {_first(error)}") from error
+
+
+def load_tokenizer(name: str, revision: str | None) -> Any:
+    """The target's tokenizer. Raises TargetError."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"target.model {name}: its tokenizer cannot be loaded: {_first(error)}") from error
+    if not tokenizer.is_fast:
+        raise TargetError(f"target.model {name}: its tokenizer is not a fast one, which is what tells tokens' places in a text.")
+    return tokenizer
+
+
+def load_frame(folder: Path, dtype: torch.dtype, device: torch.device) -> Frame:
+    """Only the embedding, lm_head and final norm of a target's folder; the rest is never read. Raises TargetError."""
+    try:
+        with torch.device("meta"):
+            auto: Any = AutoModelForCausalLM
+            model = auto.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
+        header = read_headers(folder)
+    except (OSError, ValueError, CheckpointError) as error:
+        raise TargetError(f"target.model {folder}: cannot be read: {_first(error)}") from error
+    names: dict[int, list[str]] = {}  # a tied weight has several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for module in (model.get_input_embeddings(), model.get_output_embeddings(), decoder(model).norm):
+        for name, parameter in list(module.named_parameters()):
+            known = names[id(parameter)]
+            stored = next((one for one in known if one in header.tensors), None)
+            if stored is None:
+                raise TargetError(f"{folder}: its weights have no {known[0]}; give the folder of the target itself.")
+            tensor = read_tensors(header, [stored])[stored].to(device=device, dtype=dtype)
+            module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+    return frame_of(model)
+
+
+def _check_layers(aux_layer_ids: Sequence[int], layers: int) -> None:
+    beyond = [layer for layer in aux_layer_ids if not 0 <= layer <= layers]
+    if beyond:
+        raise TargetError(f"aux_layer_ids names layer {beyond[0]}, and the target has {layers}: 0 to {layers} can be read.")
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

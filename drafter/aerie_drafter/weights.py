@@ -1,0 +1,161 @@
+"""Files of weights: what they hold without reading it, and reading and writing it, with faults that name the file.
+
+Guarantees: the same tensors and metadata always give the same bytes (the safetensors library orders metadata at random); a
+header is believed only if it fits the file's size, so a cut-off file is found before any tensor is read. Not read: anything
+but safetensors; `aerie_drafter.convert` takes in pickled files. Format: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from aerie_drafter.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+
+
+class Entry(NamedTuple):
+    """A tensor in a file; `begin` and `end` are its bytes there."""
+
+    dtype: str
+    """As safetensors names it: F32, BF16, I64, BOOL, ..."""
+    shape: tuple[int, ...]
+    file: Path
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one or several files of weights hold."""
+
+    tensors: Mapping[str, Entry]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape by name."""
+        return {name: entry.shape for name, entry in self.tensors.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file. Raises CheckpointError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: no JSON ({error}).") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: an object is expected, and this is a {type(found).__name__}.")
+    return found
+
+
+def read_header(file: Path) -> Header:
+    """What a safetensors file holds. Raises CheckpointError."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            raw = stream.read(length) if 0 < length <= size - 8 else b""
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: missing.") from None
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror}).") from error
+    try:
+        listed = json.loads(raw)
+        metadata = listed.pop("__metadata__", {})
+        begin = 8 + length
+        tensors = {name: _entry(one, file, begin) for name, one in sorted(listed.items())}
+        metadata = {str(key): str(text) for key, text in metadata.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(
+            f"{file}: no safetensors header in its first bytes ({size} bytes in all): the file is cut off or of another kind; "
+            "fetch it again."
+        ) from None
+    expected = max((entry.end for entry in tensors.values()), default=begin)
+    if size != expected:
+        fault = "cut off" if size < expected else "longer than its header says"
+        raise CheckpointError(f"{file}: {fault}: {size} bytes found, {expected} expected; fetch it again.")
+    return Header(tensors, metadata)
+
+
+def _entry(listed: dict[str, Any], file: Path, start: int) -> Entry:
+    shape, (begin, end) = listed["shape"], listed["data_offsets"]
+    if any(not isinstance(number, int) or not 0 <= number < 2**63 for number in [*shape, begin, end]) or begin > end:
+        raise ValueError("no place in the file")
+    return Entry(str(listed["dtype"]), tuple(shape), file, start + begin, start + end)
+
+
+def read_headers(folder: Path) -> Header:
+    """What the safetensors of a model's folder hold, in one file or in several with an index. Raises CheckpointError."""
+    if (folder / SINGLE).exists() or not (folder / INDEX).exists():
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder.")
+        return read_header(folder / SINGLE)
+    index = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(map(_is_file_name, index.values())):
+        raise CheckpointError(f"{folder / INDEX}: weight_map is missing, or does not name files of this folder.")
+    tensors: dict[str, Entry] = {}
+    metadata: dict[str, str] = {}
+    for name in sorted(set(index.values())):
+        part = read_header(folder / name)
+        tensors |= part.tensors
+        metadata |= part.metadata
+    absent = sorted(set(index) - set(tensors))
+    if absent:
+        raise CheckpointError(f"{folder / index[absent[0]]}: {absent[0]} is missing, and {INDEX} says that it is there.")
+    return Header(dict(sorted(tensors.items())), metadata)
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and Path(name).name == name
+
+
+def read_tensors(header: Header, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """The tensors named, or all. Raises CheckpointError."""
+    wanted = sorted(header.tensors if names is None else names)
+    found: dict[str, Tensor] = {}
+    for file in sorted({header.tensors[name].file for name in wanted}):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in wanted if header.tensors[name].file == file}
+        except (SafetensorError, OSError, RuntimeError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file}: cannot be read ({str(error).splitlines()[0]}).") from error
+    return found
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file whose bytes depend on nothing but the arguments. Raises OSError."""
+    raw = to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    length = int.from_bytes(raw[:8], "little")
+    listed = json.loads(raw[8 : 8 + length])
+    header = json.dumps({"__metadata__": dict(sorted(metadata.items())), **listed}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.write(memoryview(raw)[8 + length :])
+
+
+def embedding_name(header: Header) -> str | None:
+    """The name of a model's token embedding, wherever a wrapper put it."""
+    named = [name for name in header.tensors if name == "embed_tokens.weight" or name.endswith(".embed_tokens.weight")]
+    return min(named, key=len) if named else None
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -1,5 +1,0 @@
-"""`python -m eagle.cli`."""
-
-from eagle.cli import main
-
-main()

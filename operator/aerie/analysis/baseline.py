@@ -1,0 +1,172 @@
+"""Calibration of the stable pods while nothing is rolled out, so that the next analysis knows the dispersion of its criteria.
+
+    blocks of stable pods ─► BaselineCalibration ─┬─► LoadCurveFit of each load-adjusted metric ─────────┬─► plan of the next
+                             .add_block           └─► DeviationHistory of each criterion, at like output ┘   analysis
+
+`blocks.add_scrapes` follows the stable pods as a control without a canary. Dispersion depends mostly on the traffic: how lengths
+and topics of requests differ, how long they stay alike, how they are distributed over pods. So a promotion keeps the calibration.
+A change that makes other numbers of the same traffic does not (`compatible_with`):
+
+* another length of blocks;
+* another latency objective, for the share of requests beyond it;
+* more draft positions, for acceptance length and tokens per step: their dispersion increases with their largest length;
+* another release of the engine, for everything: from 0.33 on, vLLM drafts nothing in steps where no request can use a draft
+  (v1/core/sched/scheduler.py, `_drafts_unused`). So times and their dependence on the load are other numbers.
+
+Guarantees: pure; text that `pack` made comes back as it was. A calibration holds blocks of one engine alone. Text that does not
+name its engine, as releases of Aerie before wrote it, is discarded. Not guaranteed: that the pods are under equal loads, as those
+of an analysis are where latencies count. The part of that which the load adjustment leaves counts as dispersion here, and not
+there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from aerie.analysis.criteria import (
+    ACCEPTANCE_LENGTH,
+    SLOW_TIME_PER_OUTPUT_TOKEN,
+    SLOW_TIME_TO_FIRST_TOKEN,
+    TOKENS_PER_STEP,
+    AnalysisPlan,
+    Criterion,
+    build_calibration_criteria,
+    build_criteria,
+)
+from aerie.analysis.measurement import codec
+from aerie.analysis.measurement.blocks import BlockRule, ClosedBlock
+from aerie.analysis.statistics.calibration import DeviationHistory
+from aerie.analysis.statistics.load_adjustment import MIN_CURVE_BLOCKS, LoadCurveFit
+
+MIN_POD_SHARE_OF_BLOCK = 0.5
+"""Least share of the drafts and requests that a block needs of a pod; a pod with fewer is excluded. A few requests would show
+chance alone, and no block of an analysis consists of so few."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineCalibration:
+    """Calibration of the stable pods of one engine; see the module."""
+
+    terms: AnalysisPlan
+    """Plan with which the blocks were counted."""
+    histories: Mapping[str, DeviationHistory] = field(default_factory=dict)
+    """Deviations by criterion, by the names of `build_calibration_criteria`."""
+    elasticities: Mapping[str, LoadCurveFit] = field(default_factory=dict)
+    """Load curves by the same names, of the criteria that are load-adjusted."""
+    blocks: int = 0
+    """Blocks counted."""
+    until: float = 0.0
+    """Time at which the last of them ended."""
+    engine: str = ""
+    """Engine of the blocks: its image, and the version that is saved beside it (`aerie.rollout.canary.calibration_record`)."""
+
+    def add_block(self, block: ClosedBlock, rule: BlockRule) -> BaselineCalibration:
+        """Return the calibration with one more block. A block with fewer than two counted pods changes nothing."""
+        min_share = MIN_POD_SHARE_OF_BLOCK / max(1, rule.pods_per_minimum)
+        counts_by_pod = {
+            name: counts
+            for name, counts in (block.control.counts_by_pod if block.control is not None else {}).items()
+            if counts.drafts >= min_share * rule.min_drafts and counts.finished >= min_share * rule.min_finished_requests
+        }
+        if len(counts_by_pod) < 2:
+            return self
+        seconds = block.end_time - block.start_time
+        outputs = {name: counts.output_tokens / seconds for name, counts in counts_by_pod.items()}
+        mean_output = math.fsum(outputs.values()) / len(outputs)
+        histories, elasticities = dict(self.histories), dict(self.elasticities)
+        for criterion in build_calibration_criteria(self.terms):
+            fractions = {name: criterion.fraction(counts) for name, counts in counts_by_pod.items()}
+            values = {name: numerator / denominator for name, (numerator, denominator) in fractions.items() if denominator > 0}
+            if criterion.is_load_adjusted:
+                curve_fit = elasticities.get(criterion.name, LoadCurveFit())
+                elasticities[criterion.name] = curve_fit.add_block(values, outputs)
+                if curve_fit.blocks < MIN_CURVE_BLOCKS:
+                    continue  # blocks at different outputs would show a dispersion that no analysis has
+                if (curve := curve_fit.curve) is not None:
+                    values = {name: curve.adjust(value, outputs[name], mean_output) for name, value in values.items()}
+            histories[criterion.name] = histories.get(criterion.name, DeviationHistory()).add_block(values, criterion.relative)
+        return replace(self, histories=histories, elasticities=elasticities, blocks=self.blocks + 1, until=block.end_time)
+
+    def compatible_with(self, plan: AnalysisPlan, engine: str) -> BaselineCalibration:
+        """Return the part that holds for blocks of this engine counted with this plan: nothing of another engine's."""
+        if engine != self.engine:
+            return BaselineCalibration(plan, engine=engine)
+        if plan == self.terms:
+            return self
+        calibrated_names = self._calibrated_names(build_calibration_criteria(plan), plan)
+        if not calibrated_names:
+            return BaselineCalibration(plan, engine=engine)
+        histories = {name: self.histories[calibrated_name] for name, calibrated_name in calibrated_names.items()}
+        elasticities = {
+            name: self.elasticities[calibrated_name]
+            for name, calibrated_name in calibrated_names.items()
+            if calibrated_name in self.elasticities
+        }
+        return replace(self, terms=plan, histories=histories, elasticities=elasticities)
+
+    def _calibrated_names(self, criteria: Iterable[Criterion], plan: AnalysisPlan) -> dict[str, str]:
+        """Return the name under which each criterion is calibrated here, by the criterion's name; without those that are not."""
+        return {
+            criterion.name: calibrated_name
+            for criterion in criteria
+            if (calibrated_name := self._calibrated_name(criterion, plan)) is not None
+        }
+
+    def _calibrated_name(self, criterion: Criterion, plan: AnalysisPlan) -> str | None:
+        """Return the name under which the criterion is calibrated; None where it is not, or from numbers of another kind."""
+        calibrated_criteria = build_calibration_criteria(self.terms)
+        name = next((calibrated.name for calibrated in calibrated_criteria if calibrated.fraction is criterion.fraction), None)
+        if name is None or name not in self.histories or plan.block != self.terms.block:
+            return None
+        projection, own_projection = plan.kept, self.terms.kept
+        is_compatible = {
+            TOKENS_PER_STEP: projection.positions <= own_projection.positions,
+            ACCEPTANCE_LENGTH: projection.positions <= own_projection.positions,
+            SLOW_TIME_PER_OUTPUT_TOKEN: projection.output_edge == own_projection.output_edge,
+            SLOW_TIME_TO_FIRST_TOKEN: projection.first_edge == own_projection.first_edge,
+        }
+        return name if is_compatible.get(name, True) else None
+
+    def calibrate_plan(self, plan: AnalysisPlan) -> AnalysisPlan:
+        """Return the plan of an analysis that begins, with the calibration; without criteria that have too little of it."""
+        calibrated_names = self._calibrated_names(build_criteria(plan), plan)
+        dispersions = {
+            name: self.histories[calibrated_name].estimate_dispersion() for name, calibrated_name in calibrated_names.items()
+        }
+        curves = {
+            name: self.elasticities[calibrated_name].curve
+            for name, calibrated_name in calibrated_names.items()
+            if calibrated_name in self.elasticities
+        }
+        return replace(
+            plan,
+            scatters={name: dispersion for name, dispersion in dispersions.items() if dispersion.batches},
+            curves={name: curve for name, curve in curves.items() if curve is not None},
+        )
+
+    def pack(self) -> str:
+        """Return the calibration as text."""
+        return codec.pack(
+            {
+                "terms": self.terms.to_dict(),
+                "engine": self.engine,
+                "histories": {name: history.to_dict() for name, history in self.histories.items()},
+                "elasticities": {name: curve_fit.to_list() for name, curve_fit in self.elasticities.items()},
+                "blocks": self.blocks,
+                "until": self.until,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, text: str) -> BaselineCalibration | None:
+        """Return the calibration that `pack` made this text of; None for text of another release."""
+        try:
+            document = codec.unpack(text)
+            histories = {name: DeviationHistory.from_dict(history) for name, history in document["histories"].items()}
+            elasticities = {name: LoadCurveFit(*values) for name, values in document["elasticities"].items()}
+            plan, engine = AnalysisPlan.from_dict(document["terms"]), str(document["engine"])
+            return cls(plan, histories, elasticities, document["blocks"], document["until"], engine)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None

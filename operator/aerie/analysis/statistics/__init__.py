@@ -1,0 +1,1 @@
+"""Confidence sequences, exact bounds of counts, and the dispersion of blocks of equal arms."""

@@ -1,0 +1,332 @@
+"""The verdict on a canary after each closed block, with its message.
+
+    evaluate_analysis   returns Continue, Promote, Rollback or Inconclusive, and why
+    check_guardrails    returns Continue or Rollback: after the verdict, from a state of its own, until the canary is promoted
+                        or deleted
+
+A canary is rolled back as soon as any criterion significantly fails. It is aborted immediately when it cannot work at all, or is
+far slower than its control on equal hardware. It is promoted when every criterion significantly passes, after the soak. A canary
+with neither by the deadline is inconclusive; the trial of a setting on different hardware is so at once. Missing data never
+promotes. Neither does outdated evidence: blocks excluded for unequal loads stand against a promotion when they are many or the
+latest. `criteria` has the criteria and their alphas, `state` the counts.
+
+Guarantees: a verdict other than Continue is final, if the state that `evaluate_analysis` returns is kept; a block costs well
+under a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aerie.analysis import messages
+from aerie.analysis.criteria import (
+    FAILED_REQUESTS,
+    TOKENS_PER_STEP,
+    AnalysisPlan,
+    Criterion,
+    CriterionTest,
+    build_criteria,
+    build_faster_test,
+    build_sequence_parameters,
+    crashes_alpha,
+    failed_requests_alpha,
+)
+from aerie.analysis.equivalence import EQUIVALENCE_ALPHA
+from aerie.analysis.state import ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, ABORT_TIME_TO_FIRST_TOKEN_RATIO, AnalysisState, VerdictOutcome
+from aerie.analysis.statistics.confidence_sequence import PairedMoments, mean_lower_bound, mean_upper_bound, ratio_bounds
+from aerie.analysis.statistics.shares import ShareCounts
+from aerie.api.status import MetricComparison
+
+MAX_DROPPED_BLOCK_SHARE = 0.1
+"""Largest share of dropped blocks with which a canary may be promoted."""
+MAX_UNMATCHED_BLOCK_SHARE = 0.2
+"""Largest share of blocks excluded for unequal loads with which a canary may be promoted."""
+MIN_LATEST_MATCHED_BLOCKS = 2
+"""Number of latest blocks none of which may be excluded for unequal loads."""
+ABORT_ZERO_ACCEPTANCE_BLOCKS = 2
+"""Consecutive blocks without one accepted token that abort a rollout."""
+ABORT_SLOW_BLOCKS = 2
+"""Consecutive far slower, far later or stalled blocks that abort a rollout: one alone may be a pod's hiccup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of an analysis at one moment, with its message and the comparisons for the status."""
+
+    outcome: VerdictOutcome
+    message: str
+    comparisons: tuple[MetricComparison, ...]
+
+
+def evaluate_analysis(
+    state: AnalysisState, plan: AnalysisPlan, now: float, abort_messages: Sequence[str] = ()
+) -> tuple[AnalysisState, Verdict]:
+    """Return the state with the verdict at `now`, and that verdict.
+
+    `abort_messages` are sentences on the canary that end the rollout immediately: it crashes, is not ready, ...
+    """
+    criteria = build_criteria(plan)
+    comparisons = _build_comparisons(state, plan, criteria)
+    if state.verdict != "Continue":
+        return state, Verdict(state.verdict, state.reason, comparisons)
+    outcome, message = _next_outcome(state, plan, now, criteria, abort_messages)
+    message += messages.latency_not_compared_message(plan)
+    if outcome != "Continue":
+        state = replace(state, verdict=outcome, reason=message)
+    return state, Verdict(outcome, message, comparisons)
+
+
+def check_guardrails(
+    state: AnalysisState, plan: AnalysisPlan, now: float, abort_messages: Sequence[str] = ()
+) -> tuple[AnalysisState, Verdict]:
+    """Return state and verdict like `evaluate_analysis`, from the rollback tests alone: it never promotes and has no deadline.
+
+    The alphas are spent by `plan.deadline` all the same, so it has to be the time for which this state is monitored.
+    """
+    criteria = build_criteria(plan)
+    comparisons = _build_comparisons(state, plan, criteria)
+    if state.verdict == "Continue" and (rollback_message := _rollback_message(state, plan, criteria, abort_messages)):
+        state = replace(state, verdict="Rollback", reason=rollback_message + messages.latency_not_compared_message(plan))
+    continue_message = messages.no_regression_message(state.blocks, now - state.began) + messages.latency_not_compared_message(
+        plan
+    )
+    return state, Verdict(state.verdict, state.reason or continue_message, comparisons)
+
+
+def _next_outcome(
+    state: AnalysisState, plan: AnalysisPlan, now: float, criteria: Sequence[Criterion], abort_messages: Sequence[str]
+) -> tuple[VerdictOutcome, str]:
+    """Return the outcome at `now` of an analysis that has none yet, and its message."""
+    if rollback_message := _rollback_message(state, plan, criteria, abort_messages):
+        return "Rollback", rollback_message
+    if plan.is_trial and plan.unlike:  # pods do not move, so waiting would not help
+        return "Inconclusive", messages.trial_inconclusive_message(state.blocks)
+    if plan.goal == "Explore":
+        message = messages.exploration_message(criteria[0], state.pairs.get(criteria[0].name), state.blocks, plan)
+        return "Inconclusive" if now - state.began >= plan.deadline else "Continue", message
+    unmet_conditions = _unmet_conditions(state, plan, now, criteria)
+    if not unmet_conditions:
+        replacement = _faster_criterion(state, plan) if _unmet_tests(criteria[0], state, plan) else None
+        met_criteria = [
+            criterion
+            for criterion in criteria
+            if criterion.promote_tests and (replacement is None or criterion is not criteria[0])
+        ]
+        replaced_criterion = criteria[0] if replacement else None
+        return "Promote", messages.promotion_message(met_criteria, state.pairs, plan, state.answers, replaced_criterion)
+    if now - state.began >= plan.deadline:
+        return "Inconclusive", messages.inconclusive_message(unmet_conditions, plan.deadline)
+    if not state.blocks and not state.dropped:
+        return "Continue", messages.no_block_yet_message(plan)
+    return "Continue", messages.unmet_conditions_message(unmet_conditions, state.blocks, plan)
+
+
+def _rollback_message(
+    state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion], abort_messages: Sequence[str]
+) -> str:
+    """Return the reason to roll back; empty while there is none."""
+    if abort_messages:
+        return " ".join(abort_messages)
+    if state.crashes.is_canary_worse(crashes_alpha(plan)):
+        return messages.crashes_message(state.crashes)
+    if state.silent >= ABORT_ZERO_ACCEPTANCE_BLOCKS:
+        return messages.zero_acceptance_message(state.silent)
+    if state.stalled >= ABORT_SLOW_BLOCKS:
+        return messages.stalled_message(state.stalled, state.load)
+    if state.slow >= ABORT_SLOW_BLOCKS and not plan.unlike:
+        return messages.far_slower_message(state.slow, ABORT_TIME_PER_OUTPUT_TOKEN_RATIO, "time per output token")
+    if state.late >= ABORT_SLOW_BLOCKS and not plan.unlike:
+        return messages.far_slower_message(state.late, ABORT_TIME_TO_FIRST_TOKEN_RATIO, "time to first token")
+    if state.answers is not None and state.answers.is_lossy(EQUIVALENCE_ALPHA / 2**plan.attempt):
+        return messages.lossy_message(state.answers)
+    return _failed_criterion_message(state, plan, criteria) if state.blocks >= plan.min_blocks else ""
+
+
+def is_mean_test_met(test: CriterionTest, criterion: Criterion, pairs: PairedMoments, plan: AnalysisPlan) -> bool:
+    """Return whether a test of means has rejected its opposite.
+
+    For a test that asks for no significance, return whether the estimate itself meets it.
+    """
+    if test.estimate_suffices:
+        return test.sign * pairs.score_mean(test.ratio, test.offset) > 0
+    parameters = build_sequence_parameters(test, criterion, plan, pairs)
+    if test.sign > 0:
+        return mean_lower_bound(pairs, test.ratio, test.offset, parameters) > 0
+    return mean_upper_bound(pairs, test.ratio, test.offset, parameters) < 0
+
+
+def is_share_test_met(test: CriterionTest, criterion: Criterion, shares: ShareCounts, plan: AnalysisPlan) -> bool:
+    """Return whether a share is significantly as good as the test requires, by exact bounds of counts."""
+    dispersion = plan.dispersion_of(criterion.name)
+    inflation = dispersion.inflation if dispersion.batches else 1.0
+    if shares.is_below(test.ratio, test.offset, test.alpha, inflation):
+        return True
+    return test.alternative_ratio > 0 and shares.is_below(test.alternative_ratio, 0.0, test.alpha, inflation)
+
+
+def _is_met(test: CriterionTest, criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> bool:
+    """Return whether a test that a promotion needs is met; False where the criterion is not counted."""
+    if criterion.relative:
+        pairs = state.pairs.get(criterion.name)
+        return pairs is not None and is_mean_test_met(test, criterion, pairs, plan)
+    shares = state.shares.get(criterion.name)
+    return shares is not None and is_share_test_met(test, criterion, shares, plan)
+
+
+def _unmet_tests(criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> list[CriterionTest]:
+    """Return the promote tests of a criterion that are not met yet."""
+    return [test for test in criterion.promote_tests if not _is_met(test, criterion, state, plan)]
+
+
+def _faster_criterion(state: AnalysisState, plan: AnalysisPlan) -> Criterion | None:
+    """Return the criterion of time per output token if the canary is significantly faster: users get more, whatever it drafts."""
+    faster_test = build_faster_test(plan)
+    if plan.is_trial or faster_test is None:
+        return None
+    criterion, test = faster_test
+    pairs = state.pairs.get(criterion.name)
+    if pairs is None or state.latest < MIN_LATEST_MATCHED_BLOCKS or not is_mean_test_met(test, criterion, pairs, plan):
+        return None
+    return criterion
+
+
+def _failed_criterion_message(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> str:
+    """Return the message on the first criterion that significantly fails; empty when none does."""
+    for criterion in criteria:
+        pairs = state.pairs.get(criterion.name)
+        for test in criterion.rollback_tests if pairs else ():
+            assert pairs is not None
+            if is_mean_test_met(test, criterion, pairs, plan) and not (
+                criterion.name == TOKENS_PER_STEP and _faster_criterion(state, plan)
+            ):
+                parameters = build_sequence_parameters(test, criterion, plan, pairs)
+                return messages.failed_criterion_message(criterion, test, pairs, parameters)
+        if criterion.name == FAILED_REQUESTS and state.events.is_canary_worse(failed_requests_alpha(plan)):
+            return messages.failed_requests_message(state.events)
+    return ""
+
+
+def _unmet_conditions(state: AnalysisState, plan: AnalysisPlan, now: float, criteria: Sequence[Criterion]) -> list[str]:
+    """Return the conditions that a promotion still needs, as clauses, the most important first; empty when all are met."""
+    seconds_per_block = (now - state.began) / state.blocks if state.blocks else plan.block
+    unmet_criteria = [
+        (criterion, tests)
+        for criterion in criteria
+        if (tests := _unmet_tests(criterion, state, plan))
+        and not (criterion.name == TOKENS_PER_STEP and _faster_criterion(state, plan))
+    ]
+    conditions: list[str] = []
+    other_unmet_tests: list[messages.UnmetTest] = []
+    for criterion, tests in unmet_criteria:
+        pairs = state.pairs.get(criterion.name)
+        if pairs is None:
+            conditions.append(messages.criterion_not_counted_message(criterion))
+        elif criterion is criteria[0] and criterion.rollback_tests:
+            conditions.append(_first_unmet_criterion_message(criterion, tests[0], pairs, plan, seconds_per_block))
+        else:
+            other_unmet_tests.append(_unmet_test(criterion, tests[0], pairs, state, plan))
+    if state.crashes.is_suspicious:
+        conditions.append(messages.suspicious_crashes_message(state.crashes))
+    if plan.unlike and plan.incomparable:
+        conditions.append(messages.nothing_compared_message(plan))
+    if other_unmet_tests:
+        conditions.append(messages.other_unmet_criteria_message(other_unmet_tests, seconds_per_block))
+    is_latency_unmet = any(criterion.needs_load_match for criterion, _ in unmet_criteria)
+    if state.blocks and (load_message := _load_mismatch_message(state, criteria, is_latency_unmet=is_latency_unmet)):
+        conditions.append(load_message)
+    if state.blocks < plan.min_blocks:
+        conditions.append(messages.too_few_blocks_message(state.blocks, plan.min_blocks))
+    if state.dropped > MAX_DROPPED_BLOCK_SHARE * (state.blocks + state.dropped):
+        conditions.append(messages.dropped_blocks_message(state.dropped, state.blocks, state.pods_dropped))
+    if not conditions and now - state.began < plan.soak:
+        conditions.append(messages.soak_message(plan.soak - (now - state.began)))
+    return conditions
+
+
+def _first_unmet_criterion_message(
+    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, plan: AnalysisPlan, seconds_per_block: float
+) -> str:
+    """Return the clause on the first criterion of the table: its unmet test, and the bound that would roll back."""
+    rollback_test = criterion.rollback_tests[0]
+    rollback_clause = messages.rollback_bound_message(
+        criterion, rollback_test, pairs, build_sequence_parameters(rollback_test, criterion, plan, pairs)
+    )
+    parameters = build_sequence_parameters(test, criterion, plan, pairs)
+    return messages.unmet_criterion_message(criterion, test, pairs, parameters, seconds_per_block, rollback_clause)
+
+
+def _unmet_test(
+    criterion: Criterion, test: CriterionTest, pairs: PairedMoments, state: AnalysisState, plan: AnalysisPlan
+) -> messages.UnmetTest:
+    """Return a further unmet test with the parameters of its mean, or the counts of its share."""
+    if criterion.relative:
+        return messages.UnmetTest(criterion, test, pairs, build_sequence_parameters(test, criterion, plan, pairs))
+    shares = state.shares[criterion.name]
+    return messages.UnmetTest(criterion, test, pairs, None, shares, _needed_request_factor(test, criterion, shares, plan))
+
+
+def _load_mismatch_message(state: AnalysisState, criteria: Sequence[Criterion], *, is_latency_unmet: bool) -> str:
+    """Return the clause that too many blocks, or the latest, are excluded from latency; empty where they are not.
+
+    Results from the counted blocks may no longer hold then.
+    """
+    if not any(criterion.needs_load_match and criterion.promote_tests for criterion in criteria):
+        return ""
+    if not state.demand.is_matched and (is_latency_unmet or state.latest < MIN_LATEST_MATCHED_BLOCKS):
+        return messages.load_mismatch_message(state.demand)
+    if state.left_out > MAX_UNMATCHED_BLOCK_SHARE * state.blocks:
+        return messages.unmatched_blocks_message(state.left_out, state.blocks)
+    if state.latest < min(MIN_LATEST_MATCHED_BLOCKS, state.blocks):
+        return messages.latest_blocks_unmatched_message()
+    return ""
+
+
+def _needed_request_factor(
+    test: CriterionTest, criterion: Criterion, shares: ShareCounts, plan: AnalysisPlan, max_factor: float = 1024.0
+) -> float | None:
+    """Return how many times as many requests the test needs if nothing changes; None where not even `max_factor` suffices."""
+    if not is_share_test_met(test, criterion, shares.scale_by(max_factor), plan):
+        return None
+    low, high = 1.0, max_factor
+    while high > 1.05 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_share_test_met(test, criterion, shares.scale_by(middle), plan) else (middle, high)
+    return high
+
+
+def _build_comparisons(state: AnalysisState, plan: AnalysisPlan, criteria: Sequence[Criterion]) -> tuple[MetricComparison, ...]:
+    """Return the comparisons of all counted criteria, and that of the greedy answers once they have come."""
+    comparisons = tuple(_build_comparison(criterion, state, plan) for criterion in criteria if criterion.name in state.pairs)
+    return comparisons if state.answers is None else (*comparisons, state.answers.comparison)
+
+
+def _build_comparison(criterion: Criterion, state: AnalysisState, plan: AnalysisPlan) -> MetricComparison:
+    """Return the criterion as the status shows it: relative to the control, with the bounds of the tests that decide, if any."""
+    pairs = state.pairs[criterion.name]
+    if pairs.control <= 0:
+        return MetricComparison(metric=criterion.name, blocks=pairs.count)
+    estimate = round(pairs.canary / pairs.control - 1, 4)
+    if not (criterion.rollback_tests or criterion.promote_tests):
+        return MetricComparison(metric=criterion.name, blocks=pairs.count, estimate=estimate)
+    lower, upper = comparison_bounds(criterion, pairs, plan)
+    return MetricComparison(
+        metric=criterion.name,
+        blocks=pairs.count,
+        estimate=estimate,
+        lower=round(lower - 1, 4) if abs(lower) < messages.MAX_REPORTED_RATIO else None,
+        upper=round(upper - 1, 4) if abs(upper) < messages.MAX_REPORTED_RATIO else None,
+    )
+
+
+def comparison_bounds(criterion: Criterion, pairs: PairedMoments, plan: AnalysisPlan) -> tuple[float, float]:
+    """Return the bounds of canary / control, each from the test of that side; where only one side has a test, both from it."""
+    tests = [*criterion.rollback_tests, *reversed(criterion.promote_tests)]
+    lower_test = next((test for test in tests if test.sign > 0), tests[0])
+    upper_test = next((test for test in tests if test.sign < 0), tests[0])
+    return ratio_bounds(
+        pairs,
+        build_sequence_parameters(lower_test, criterion, plan, pairs),
+        build_sequence_parameters(upper_test, criterion, plan, pairs),
+    )

@@ -1,0 +1,1 @@
+"""Types from which all models of the resource are built."""

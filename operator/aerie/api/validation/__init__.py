@@ -1,0 +1,1 @@
+"""Validation of a manifest without an API server."""

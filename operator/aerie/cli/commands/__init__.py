@@ -1,0 +1,1 @@
+"""The commands of `aerie`, one module each."""

@@ -1,0 +1,187 @@
+"""`aerie preflight`: every check on one resource, or on a workload that runs vLLM, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from aerie.api import KIND, ResourceError
+from aerie.api.rollout import PreflightSpec
+from aerie.boundary import EXIT_FAILED
+from aerie.checkpoints import read_repository
+from aerie.cli.console import CommandError, err, out
+from aerie.cli.inputs.files import (
+    CATALOG_HELP,
+    display_file_name,
+    parse_deployment,
+    parse_memory_bytes,
+    read_catalog,
+    read_objects,
+)
+from aerie.cli.inputs.model_location import parse_model_location
+from aerie.cli.inputs.preflight_input import PreflightOverrides, build_input_from_deployment, build_input_from_models
+from aerie.cli.inputs.workload import build_input_from_workload, find_workloads
+from aerie.engine.models.checkpoint import Checkpoint
+from aerie.engine.preflight import Finding, PreflightInput, PreflightReport, Severity, run_preflight
+from aerie.terminal import print_error, sanitize_text
+
+
+class OutputFormat(Enum):
+    """Output format of a report."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+_SEVERITY_COLOURS = {
+    Severity.REFUSE: "bold red",
+    Severity.WARN: "yellow",
+    Severity.NOTE: "cyan",
+    Severity.PASS: "green",
+    Severity.SKIP: "dim",
+}
+
+
+_MODEL_LOCATION_HELP = "The {}, instead of the manifest's: a folder, or a repository as OWNER/NAME@COMMIT."
+
+
+def preflight(
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-f", "--file", help="Manifest of a SpeculativeDeployment, or of a workload that runs vLLM; -: standard input."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the one to check, where the file holds several.")] = None,
+    target: Annotated[str | None, typer.Option(help=_MODEL_LOCATION_HELP.format("target"))] = None,
+    drafter: Annotated[str | None, typer.Option(help=_MODEL_LOCATION_HELP.format("drafter"))] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GiB.")] = None,
+    vllm: Annotated[str | None, typer.Option(help="vLLM version, instead of the image's.")] = None,
+    catalog_file: Annotated[str | None, typer.Option("--catalog", help=CATALOG_HELP)] = None,
+    output: Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print the report.")] = OutputFormat.TEXT,
+) -> None:
+    """Check target, drafter and engine of a SpeculativeDeployment, or of a Deployment that runs vLLM, before it is applied.
+
+    Reads configs and weight headers only, from folders or the Hugging Face Hub (HF_TOKEN, HF_ENDPOINT). Exit status: 0 nothing
+    is refused but what spec.rollout.preflight lets pass, 1 something is, 2 it could not be checked, such as a manifest that the
+    API server would refuse.
+    """
+    overrides = PreflightOverrides(
+        None if target is None else parse_model_location(target, "--target"),
+        None if drafter is None else parse_model_location(drafter, "--drafter"),
+        parse_memory_bytes(gpu_memory) if gpu_memory else None,
+        vllm,
+    )
+    notes: tuple[str, ...] = ()
+    preflight_spec = PreflightSpec()
+    if file is not None:
+        try:
+            preflight_input, notes, preflight_spec = _read_input_file(file, name, overrides, catalog_file)
+        except ResourceError as error:
+            _print_manifest_errors(error, output)
+            raise typer.Exit(EXIT_FAILED) from None
+    elif name is not None:
+        raise CommandError("--name chooses from a file, and there is none: give it with -f.")
+    else:
+        preflight_input = build_input_from_models(overrides, _read_hub_checkpoint)
+    report = run_preflight(preflight_input)
+    failed_check_ids = list(dict.fromkeys(finding.id for finding in report.with_severity(Severity.REFUSE)))
+    is_allowed = report.ok or preflight_spec.allows(failed_check_ids)
+    for note in notes:
+        err.print(f"[yellow]note:[/] {sanitize_text(note)}")
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps({**_input_to_json(preflight_input), "allowed": is_allowed, **report.to_json()}, indent=2))
+    else:
+        _print_report(preflight_input, report)
+    if preflight_spec.mode == "Off":
+        err.print("[yellow]note:[/] spec.rollout.preflight.mode is Off: the operator does not run this.")
+    elif not report.ok and is_allowed:
+        cause = "mode is Warn" if preflight_spec.mode == "Warn" else f"accept has {', '.join(failed_check_ids)}"
+        err.print(f"[yellow]note:[/] spec.rollout.preflight.{sanitize_text(cause)}: the operator goes on all the same.")
+    raise typer.Exit(0 if is_allowed else 1)
+
+
+def _read_input_file(
+    file: str, name: str | None, overrides: PreflightOverrides, catalog_file: str | None
+) -> tuple[PreflightInput, tuple[str, ...], PreflightSpec]:
+    """Return the input of the file's resource, else of its one workload, with notes for the user and the resource's
+    PreflightSpec.
+
+    Raises CommandError, CheckpointError, ArgumentError; ResourceError: the API server would reject the resource.
+    """
+    objects = [document for document in read_objects(file) if name is None or _object_name(document) == name]
+    resources = [document for document in objects if document.get("kind") == KIND]
+    if len(resources) == 1:
+        deployment = parse_deployment(resources[0])
+        return *build_input_from_deployment(
+            deployment, overrides, read_catalog(catalog_file), _read_hub_checkpoint
+        ), deployment.spec.rollout.preflight
+    workloads = [] if resources else find_workloads(objects)
+    if len(workloads) == 1:
+        return *build_input_from_workload(workloads[0], overrides, _read_hub_checkpoint), PreflightSpec()
+    candidates = [f"{KIND}/{_object_name(document)}" for document in resources] or [workload.name for workload in workloads]
+    if candidates:
+        candidate_list = ", ".join(candidates[:10]) + (f" and {len(candidates) - 10} more" if len(candidates) > 10 else "")
+        have_different_names = len({label.partition(",")[0] for label in candidates}) > 1
+        fix = "choose one with --name" if have_different_names and name is None else "give a file with the one to check"
+        raise CommandError(f"{display_file_name(file)} holds {candidate_list}, and one is checked at a time: {fix}.")
+    name_suffix = "" if name is None else f" called {name}"
+    raise CommandError(
+        f"{display_file_name(file)} must hold a {KIND}, or a workload with a container that runs `vllm serve`, "
+        f"and holds none{name_suffix}: give a file with the one to check."
+    )
+
+
+def _object_name(document: Mapping[str, Any]) -> object:
+    metadata = document.get("metadata")
+    return metadata.get("name") if isinstance(metadata, dict) else None
+
+
+def _print_manifest_errors(error: ResourceError, output: OutputFormat) -> None:
+    """Print the errors of a manifest that the API server would reject; preflight then runs no checks."""
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps({"allowed": False, "ok": False, "refused": str(error).splitlines()}, indent=2))
+    print_error(error)
+
+
+def _read_hub_checkpoint(repository: str, revision: str | None) -> Checkpoint:
+    err.print(f"[dim]reading headers of {sanitize_text(repository)}[/]")
+    checkpoint = read_repository(repository, revision)
+    commit = checkpoint.name.rpartition("@")[2]
+    if commit != revision:
+        branch = f"{repository} at {revision or 'main'}"
+        advice = "a branch can move, and a resource names the commit"
+        err.print(f"[yellow]note:[/] {sanitize_text(branch)} is commit {sanitize_text(commit)} now; {advice}.")
+    return checkpoint
+
+
+def _input_to_json(preflight_input: PreflightInput) -> dict[str, str | None]:
+    return {
+        "target": preflight_input.target.name,
+        "drafter": preflight_input.drafter.name if preflight_input.drafter else None,
+        "vllm": str(preflight_input.version),
+    }
+
+
+def _print_report(preflight_input: PreflightInput, report: PreflightReport) -> None:
+    drafter_line = f"drafter  {preflight_input.drafter.name}\n" if preflight_input.drafter else ""
+    out.print(sanitize_text(f"target   {preflight_input.target.name}\n{drafter_line}vLLM     {preflight_input.version}\n"))
+    for finding in report.findings:
+        if finding.severity is not Severity.SKIP:
+            _print_finding(finding)
+    skipped = [finding.id for finding in report.with_severity(Severity.SKIP)]
+    if skipped:
+        out.print(f"[dim]{Severity.SKIP.glyph} does not apply: {', '.join(skipped)}[/]")
+    out.print(f"\n[bold {'green' if report.ok else 'red'}]{sanitize_text(report.summary)}[/]")
+
+
+def _print_finding(finding: Finding) -> None:
+    colour = _SEVERITY_COLOURS[finding.severity]
+    label = f"[{colour}]{finding.severity.glyph} {finding.id:<3}[/]"
+    out.print(f"{label} {sanitize_text(finding.title)}: {sanitize_text(finding.evidence)}.")
+    if finding.fix:
+        out.print(f"      [{colour}]->[/] {sanitize_text(finding.fix[:1].upper() + finding.fix[1:])}.")

@@ -1,0 +1,1 @@
+"""Inputs of the commands: manifests, workloads, checkpoints, recorded metrics."""

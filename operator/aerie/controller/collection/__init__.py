@@ -1,0 +1,1 @@
+"""Collection of blocks from scrapes, for analyses and for the calibration."""

@@ -1,0 +1,1 @@
+"""API server: client, informer cache, watches, and what is read from it and written to it."""

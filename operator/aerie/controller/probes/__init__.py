@@ -1,0 +1,1 @@
+"""Probes of the engines themselves: fixed prompts, and the context length."""

@@ -1,0 +1,1 @@
+"""Scraping of the engines' metrics over HTTP, from pods or from Prometheus."""

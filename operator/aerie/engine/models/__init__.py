@@ -1,0 +1,1 @@
+"""Models as vLLM sees them: checkpoint files, configs, layer ids, GPU memory, and the published drafters."""

@@ -1,0 +1,1 @@
+"""The engine's pod: its template, what users merge into it, and where it is scheduled."""

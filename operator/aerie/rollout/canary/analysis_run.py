@@ -1,0 +1,265 @@
+"""The analysis of one canary: its counts, which the status keeps between two reconciles, and its verdict on the next blocks.
+
+    Analyzing                                     blocks ─► state ───────► evaluate ─────────► Promote, Rollback, Inconclusive
+    AwaitingApproval, Held, Ramping, Promoting    blocks ─► guard_state ─► check_guardrails ─► Rollback
+
+Guarantees: each block is counted once, however often it is passed in. A block begins where the one before it ended; one that
+began earlier is skipped. The plan is fixed when the analysis begins, except for two parts: the goal of a trial, and the hardware
+of the arms, which is that of their current pods. Not guaranteed: the block that is open when an operator ends. It is lost, and
+does not count as dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import DEFAULT_SHARE_OVER_OBJECTIVE, AnalysisGoal, AnalysisPlan, build_criteria
+from aerie.analysis.equivalence import EquivalenceResult
+from aerie.analysis.measurement import codec
+from aerie.analysis.measurement.blocks import BlockRule, ClosedBlock
+from aerie.analysis.measurement.counts import SampleProjection, nearest_bucket_edge
+from aerie.analysis.state import AnalysisState, add_block, add_restarts
+from aerie.analysis.statistics.calibration import BLOCKS_PER_BATCH
+from aerie.analysis.verdict import Verdict, check_guardrails, evaluate_analysis
+from aerie.api.rollout import AnalysisSpec
+from aerie.api.speculation import LatencyObjective
+from aerie.api.status import Arm
+from aerie.engine.metrics.names import TIME_TO_FIRST_TOKEN_BUCKETS, Metric
+
+FULL_BLOCK_SECONDS, FULL_BLOCK_DRAFTS, FULL_BLOCK_FINISHED_REQUESTS = 120.0, 2000.0, 20.0
+"""Length of a full block in seconds, and the drafts and finished requests that each arm needs in it. A shorter block needs
+proportionally fewer, because the dispersion of blocks is measured and not derived from the counts. It never needs fewer than
+these:"""
+MIN_BLOCK_DRAFTS, MIN_BLOCK_FINISHED_REQUESTS = 50.0, 3.0
+TRIAL_DEADLINE_FACTOR = 2
+"""Deadline of a trial as a multiple of the analysis' deadline. Times have a far larger dispersion than acceptance lengths, and a
+trial that is abandoned starts again from zero."""
+GUARDRAIL_HORIZON_HOURS = 1.0
+"""Hours over which the guardrail tests of a canary that has passed spend their errors."""
+
+
+@dataclass(frozen=True)
+class AnalysisRun:
+    """One analysis: its plan, its counts, and the time up to which blocks are counted."""
+
+    plan: AnalysisPlan
+    state: AnalysisState
+    counted_until: float
+    """End of the last block that was counted, or the time when counting began; a Unix time in seconds."""
+    guard_state: AnalysisState | None = None
+    """Counts since the verdict; None before it."""
+
+    def with_blocks(self, blocks: Iterable[ClosedBlock]) -> AnalysisRun:
+        """Return the run with those of the blocks added that are new."""
+        run = self
+        for block in sorted(blocks, key=lambda block: block.start_time):
+            if block.start_time < run.counted_until:
+                continue
+            if run.guard_state is None:
+                run = replace(run, state=add_block(run.state, block, run.plan), counted_until=block.end_time)
+            else:
+                run = replace(run, guard_state=add_block(run.guard_state, block, run.plan), counted_until=block.end_time)
+        return run
+
+    def skip_blocks(self, blocks: Iterable[ClosedBlock]) -> AnalysisRun:
+        """Return the run that leaves these blocks out: requests were not routed as they should be."""
+        return replace(self, counted_until=max([self.counted_until, *(block.end_time for block in blocks)]))
+
+    def with_goal(self, goal: AnalysisGoal | None) -> AnalysisRun:
+        """Return the run with the current goal of a trial: an exploration may have become a trial to be proven. All counts stay
+        valid, because the tests hold at every moment."""
+        return self if goal is None or goal == self.plan.goal else replace(self, plan=replace(self.plan, goal=goal))
+
+    def with_hardware_difference(self, hardware_difference: str | None, now: datetime) -> AnalysisRun:
+        """Return the run with the current hardware of the arms.
+
+        `hardware_difference`: how the hardware of the arms differs; empty where it does not. None, where that is unknown, changes
+        nothing. Once the hardware is alike, the open block is skipped, because it began before that.
+        """
+        if hardware_difference is None or hardware_difference == self.plan.unlike:
+            return self
+        counted_until = self.counted_until if hardware_difference else max(self.counted_until, now.timestamp())
+        return replace(self, plan=replace(self.plan, unlike=hardware_difference), counted_until=counted_until)
+
+    def with_probe_result(self, probe_result: EquivalenceResult | None) -> AnalysisRun:
+        """Return the run with the result of the output-equivalence probe, where there is one. The first result stays."""
+        if probe_result is None or self.state.answers is not None or self.plan.unasked:
+            return self
+        return replace(self, state=replace(self.state, answers=probe_result))
+
+    def with_restarts(self, canary_restarts: Mapping[str, int], control_restarts: Mapping[str, int]) -> AnalysisRun:
+        """Return the run with the restarts, by pod name, of pods whose process has ended since counting began."""
+        if self.guard_state is None:
+            return replace(self, state=add_restarts(self.state, canary_restarts, control_restarts))
+        return replace(self, guard_state=add_restarts(self.guard_state, canary_restarts, control_restarts))
+
+    def evaluate(self, now: datetime, abort_reasons: Sequence[str]) -> tuple[AnalysisRun, Verdict]:
+        """Return the updated run and the current verdict."""
+        state, verdict = evaluate_analysis(self.state, self.plan, now.timestamp(), abort_reasons)
+        return replace(self, state=state), verdict
+
+    def check_guardrails(self, now: datetime, abort_reasons: Sequence[str]) -> tuple[AnalysisRun, Verdict]:
+        """Return the updated run and the verdict of the guardrails on a canary whose analysis has ended."""
+        guard_state, verdict = check_guardrails(
+            self.guard_state or AnalysisState(now.timestamp()), self._guardrail_plan, now.timestamp(), abort_reasons
+        )
+        return replace(self, guard_state=guard_state), verdict
+
+    def reset_guard(self, now: datetime) -> AnalysisRun:
+        """Return the run that restarts the counts of the guardrails, because the reference has changed. Crashes are kept."""
+        current_state = self.guard_state or self.state
+        return replace(
+            self, guard_state=AnalysisState(now.timestamp(), crashes=current_state.crashes), counted_until=now.timestamp()
+        )
+
+    @property
+    def calibration_blocks(self) -> int | None:
+        """Number of blocks of stable pods from which the dispersion of the metrics was estimated; None without any."""
+        batches = max((dispersion.batches for dispersion in self.plan.scatters.values()), default=0)
+        return BLOCKS_PER_BATCH * batches or None
+
+    @property
+    def variance_inflation(self) -> float:
+        """Variance inflation factor of the first criterion."""
+        return self.plan.dispersion_of(build_criteria(self.plan)[0].name).inflation
+
+    @property
+    def _guardrail_plan(self) -> AnalysisPlan:
+        return replace(self.plan, deadline=max(3600 * GUARDRAIL_HORIZON_HOURS, self.plan.min_blocks * self.plan.block))
+
+    def pack(self) -> str:
+        """Return the run as text for the status."""
+        document = {
+            "terms": self.plan.to_dict(),
+            "state": self.state.to_dict(),
+            "until": self.counted_until,
+            "watched": None if self.guard_state is None else self.guard_state.to_dict(),
+        }
+        return codec.pack(document)
+
+    @classmethod
+    def unpack(cls, text: str) -> AnalysisRun | None:
+        """Return the run from the text of `pack`; None for any text that is not of this release."""
+        try:
+            document = codec.unpack(text)
+            guard_document = document["watched"]
+            return cls(
+                AnalysisPlan.from_dict(document["terms"]),
+                AnalysisState.from_dict(document["state"]),
+                document["until"],
+                None if guard_document is None else AnalysisState.from_dict(guard_document),
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def start_analysis(
+    analysis: AnalysisSpec,
+    arms: tuple[Arm, Arm],
+    pod_counts: tuple[int, int],
+    objective: LatencyObjective | None,
+    failed_attempts: int,
+    calibration: BaselineCalibration | None,
+    now: datetime,
+    probe_skip_reason: str = "",
+    goal: AnalysisGoal | None = None,
+) -> AnalysisRun:
+    """Return an analysis that begins now.
+
+    `calibration`: that of the stable pods before it. `probe_skip_reason`: why the output-equivalence probe does not run. `goal`:
+    that of a trial.
+    """
+    plan = replace(build_analysis_plan(analysis, arms, pod_counts, objective, failed_attempts, goal), unasked=probe_skip_reason)
+    plan = calibration.calibrate_plan(plan) if calibration is not None else plan
+    return AnalysisRun(plan, AnalysisState(now.timestamp()), now.timestamp())
+
+
+def build_analysis_plan(
+    analysis: AnalysisSpec,
+    arms: tuple[Arm, Arm],
+    pod_counts: tuple[int, int],
+    objective: LatencyObjective | None,
+    failed_attempts: int = 0,
+    goal: AnalysisGoal | None = None,
+) -> AnalysisPlan:
+    """Return the plan by which the arms (canary, control), with `pod_counts` pods, are judged.
+
+    `objective`: objective of latencies, if there is any. `failed_attempts`: how many analyses of this revision have ended without
+    a promotion. `goal`: goal of a trial, instead of that of the spec's analysis.
+    """
+    canary, control = arms
+    tokens = [arm.setting.tokens if arm.setting else 0 for arm in arms]
+    modes = {arm.setting.mode if arm.setting else "Off" for arm in arms}
+    deadline = analysis.deadline if goal is None else TRIAL_DEADLINE_FACTOR * analysis.deadline
+    return AnalysisPlan(
+        goal=goal or analysis.goal,
+        margin=analysis.margin,
+        failure_margin=analysis.failure_margin,
+        min_blocks=analysis.min_blocks,
+        soak=analysis.soak.total_seconds(),
+        deadline=(deadline - analysis.warmup).total_seconds(),
+        block=analysis.block.total_seconds(),
+        pods=pod_counts,
+        kept=SampleProjection(max(1, min(tokens)), *find_latency_bucket_edges(objective)),
+        incomparable=_TRIAL_MESSAGE if goal else explain_incomparable_acceptance(canary, control),
+        beyond=1 - objective.percentile / 100 if objective else DEFAULT_SHARE_OVER_OBJECTIVE,
+        steady=canary.setting is not None and canary.setting.mode == "Static",
+        adaptive=goal is None and canary.target == control.target and modes == {"Adaptive"} and tokens[0] == tokens[1],
+        attempt=failed_attempts,
+    )
+
+
+def find_latency_bucket_edges(objective: LatencyObjective | None) -> tuple[float | None, float | None]:
+    """Return the bucket edges at which the objectives of time per output token and time to first token are counted."""
+    time_per_output_token = objective.time_per_output_token if objective else None
+    time_to_first_token = objective.time_to_first_token if objective else None
+    return (
+        nearest_bucket_edge(time_per_output_token.total_seconds(), Metric.TIME_PER_OUTPUT_TOKEN.value.buckets)
+        if time_per_output_token
+        else None,
+        nearest_bucket_edge(time_to_first_token.total_seconds(), TIME_TO_FIRST_TOKEN_BUCKETS) if time_to_first_token else None,
+    )
+
+
+_TRIAL_MESSAGE = "it is a trial of another setting, and what counts is time."
+
+
+_TRIMMED_DRAFTS_MESSAGE = (
+    "both arms verify adaptively, and drafts that the engine trims under load count as rejected. Time per output token decides"
+)
+_IN_FLIGHT_MESSAGE = "; output per verification step is compared only while as many requests are in flight on both."
+
+
+def explain_incomparable_acceptance(canary: Arm, control: Arm) -> str:
+    """Return why output per draft does not decide between the arms, as a message; empty where it does."""
+    if canary.target != control.target:
+        return f"the canary serves another target ({canary.target} instead of {control.target})."
+    if canary.setting and control.setting and canary.setting.mode == control.setting.mode == "Adaptive":
+        return _TRIMMED_DRAFTS_MESSAGE + (_IN_FLIGHT_MESSAGE if canary.setting.tokens == control.setting.tokens else ".")
+    for arm, arm_name in ((canary, "the canary"), (control, "the stable revision")):
+        if arm.setting is None or arm.setting.mode == "Off":
+            return f"{arm_name} serves without a drafter."
+        if arm.setting.mode != "Static":
+            return f"{arm_name} drafts by the rule {arm.setting.mode}, and acceptance then follows the load."
+    canary_tokens, control_tokens = (arm.setting.tokens if arm.setting else 0 for arm in (canary, control))
+    if canary_tokens != control_tokens:
+        return (
+            f"the canary drafts {canary_tokens} tokens at a time and the stable revision {control_tokens}; a text fixes its "
+            "tokens and not its drafts, so drafts of more tokens begin at harder places. Time per output token decides."
+        )
+    return ""
+
+
+def build_block_rule(plan: AnalysisPlan, scrape_interval_seconds: float) -> BlockRule:
+    """Return the rule for when a block of this analysis ends; the engines are scraped every `scrape_interval_seconds` seconds."""
+    fraction = plan.block / FULL_BLOCK_SECONDS
+    min_drafts = 0.0 if plan.incomparable else max(MIN_BLOCK_DRAFTS, FULL_BLOCK_DRAFTS * min(1.0, fraction))
+    return BlockRule(
+        plan.block,
+        scrape_interval_seconds,
+        min_drafts,
+        max(MIN_BLOCK_FINISHED_REQUESTS, FULL_BLOCK_FINISHED_REQUESTS * min(1.0, fraction)),
+    )

@@ -1,0 +1,122 @@
+"""A blocked rollback: stable pods made room for the canary and cannot start again, so the rollback does not end automatically.
+
+    RollingBack ─► stable pods late ─► a user promotes the canary, or the spec asks for a third revision
+                                       ─► ready pods stay: the canary's revision is stable, and the former stable one is removed
+
+The image, the token or the nodes of the stable revision may no longer exist. Its pods then never become ready again, and clients
+have only the pods of the canary. Nobody has to wait for that: from progressDeadline on, a new spec or the annotation
+aerie.dev/promote takes effect.
+
+Guarantees: pure. No ready pod is given up. A rejected revision becomes stable only by a user's request or under a newer spec that
+follows immediately. If neither revision can start a pod any more, the second such step abandons the remaining pods of the
+revision with fewer ready pods. So a new spec is taken up in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from aerie.api.status import Arm, BlockedRollbackCause, CanaryArm, RolloutOutcome, Status
+from aerie.rollout.canary import transition
+from aerie.rollout.canary.transition import CanaryTransition, build_outcome
+from aerie.rollout.capacity.arms import RolloutPods
+from aerie.rollout.capacity.replica_counts import ArmReplicas
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
+from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
+from aerie.rollout.facts import pod_failures
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.revision.desired import DesiredRevision
+
+_DEADLINE_MESSAGE = "Its pods have not served again for spec.rollout.progressDeadline"
+_LEGACY_REASON_PARTS = (_DEADLINE_MESSAGE, "cannot stand in for")
+"""Two parts of reasons of releases without the field `cause`: their start, and the text that marks an abandoned revision."""
+
+
+@dataclass(frozen=True)
+class RollbackReversal:
+    """The transition that reverses a blocked rollback."""
+
+    stable: Arm
+    """The arm that is stable from now on."""
+    transition: CanaryTransition
+
+
+def reverse_blocked_rollback(
+    snapshot: Snapshot, desired: DesiredRevision, stable: Arm, canary_arm: CanaryArm, now: datetime
+) -> RollbackReversal | None:
+    """Return the reversal of a rollback that is blocked and for which something else is requested; None otherwise."""
+    promotion_requested = transition.read_manual_action(snapshot.resource, canary_arm.revision) == "promote"
+    has_third_revision = desired.revision not in (canary_arm.revision, stable.revision) and not desired.problem
+    fleet = RolloutPods.from_snapshot(
+        snapshot, stable.revision, canary_arm.revision, now, transition.read_stalled_since(canary_arm), growing_arm="stable"
+    )
+    if not (has_third_revision or (promotion_requested and fleet.canary.counts.ready)) or not fleet.is_rollback_blocked:
+        return None
+    status = snapshot.resource.status or Status()
+    last_outcome = status.history[0] if status.history else None
+    was_reversed_before = (
+        last_outcome is not None
+        and last_outcome.revision == canary_arm.revision
+        and find_reversal_cause(last_outcome) is not None
+    )
+    leaving_canary = CanaryArm(
+        **dict(stable),
+        change=canary_arm.change,
+        phase="RollingBack",
+        started_at=canary_arm.started_at,
+        ready_at=canary_arm.started_at,
+        step_started_at=now,
+    )
+    ready_canary_pods = fleet.canary.counts.ready
+    if has_third_revision and (was_reversed_before or not ready_canary_pods):
+        has_canary_more_ready_pods = _count_ready_pods(snapshot, canary_arm.revision) > _count_ready_pods(
+            snapshot, stable.revision
+        )
+        retained_arm, abandoned_arm = (canary_arm, stable) if has_canary_more_ready_pods else (stable, canary_arm)
+        message = (
+            f"{_DEADLINE_MESSAGE}, and revision {abandoned_arm.revision} cannot stand in for {retained_arm.revision}: "
+            f"revision {desired.revision} follows."
+        )
+        abandoned_canary = leaving_canary.model_copy(update={**dict(_to_plain_arm(abandoned_arm)), "change": canary_arm.change})
+        outcome = build_outcome(abandoned_canary, "Failed", message, status, None, now).model_copy(update={"cause": "GivenUp"})
+        condition = ConditionUpdate(PROGRESSING, "True", "RollingBack", message)
+        rollback = CanaryTransition(
+            None, ArmReplicas(snapshot.resource.spec.replicas), {"stable": TOTAL_WEIGHT}, condition, None, outcome, timedelta(0)
+        )
+        return RollbackReversal(_to_plain_arm(retained_arm), rollback)
+    message = (
+        f"{_DEADLINE_MESSAGE}. So revision {canary_arm.revision}, of which {ready_canary_pods} pods serve, is the stable one."
+    )
+    outcome = build_outcome(leaving_canary, "Failed", message, status, None, now).model_copy(update={"cause": "StableLost"})
+    rollback = transition.roll_back_canary(snapshot, canary_arm, leaving_canary, None, outcome, now)
+    # Traffic first: the pods are scaled down by the next reconcile, once the status contains that.
+    rollback = replace(rollback, arms=replace(rollback.arms, canary=max(rollback.arms.canary, fleet.stable.counts.requested)))
+    return RollbackReversal(_to_plain_arm(canary_arm), rollback)
+
+
+def find_abandoned_revision(status: Status) -> str | None:
+    """Return the revision that the last rollout abandoned. It is removed even though pods of it may be ready."""
+    last_outcome = status.history[0] if status.history else None
+    return last_outcome.revision if last_outcome is not None and find_reversal_cause(last_outcome) == "GivenUp" else None
+
+
+def find_reversal_cause(outcome: RolloutOutcome) -> BlockedRollbackCause | None:
+    """Return why a rollback was reversed; None where it was not. The reason's text decides where a release before the field
+    `cause` wrote the outcome, or an older definition dropped the field."""
+    reason_start, abandonment_part = _LEGACY_REASON_PARTS
+    if outcome.cause is not None or not outcome.reason.startswith(reason_start):
+        return outcome.cause
+    return "GivenUp" if abandonment_part in outcome.reason else "StableLost"
+
+
+def _count_ready_pods(snapshot: Snapshot, revision: str) -> int:
+    """Return the number of ready pods of the revision, those of a control included."""
+    return sum(
+        pod_failures.is_pod_ready(pod) for control in (False, True) for pod in snapshot.live_pods(revision, control=control)
+    )
+
+
+def _to_plain_arm(arm: Arm) -> Arm:
+    """Return the arm without the fields of a canary."""
+    return Arm(**{name: getattr(arm, name) for name in Arm.model_fields})

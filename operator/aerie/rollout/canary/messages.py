@@ -1,0 +1,115 @@
+"""Messages of the condition Progressing for a canary in progress and for post-promotion monitoring.
+
+Guarantee: a message follows from the state and not from the clock, so that no status is written only because time has passed.
+"""
+
+from __future__ import annotations
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import AnalysisStatus, Arm, CanaryArm, PreviousArm
+from aerie.rollout.canary.state_machine import RECHECK_DURATION, compute_retention_end
+from aerie.rollout.capacity.arms import RolloutPods
+from aerie.rollout.capacity.replica_counts import ArmReplicas, ramp_step_percent
+from aerie.rollout.conditions import PROGRESSING, ConditionUpdate
+from aerie.rollout.facts.pod_failures import PodFailure
+
+PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION = "aerie.dev/promote", "aerie.dev/rollback"
+"""Annotations by which a user decides. The value is the canary's revision, so that a request does not apply to the next
+canary."""
+
+
+def build_progressing_condition(
+    resource: SpeculativeDeployment,
+    canary: CanaryArm,
+    fleet: RolloutPods,
+    arms: ArmReplicas,
+    analysis: AnalysisStatus | None,
+    pod_failure: PodFailure | None,
+) -> ConditionUpdate:
+    message = build_progress_message(resource, canary, fleet, arms, analysis)
+    if canary.phase in ("Starting", "Ramping", "Promoting") and pod_failure is not None:
+        reason = canary.phase if pod_failure.is_transient else pod_failure.reason
+        return ConditionUpdate(PROGRESSING, "True", reason, f"{message}: {pod_failure.message}")
+    return ConditionUpdate(PROGRESSING, "False" if canary.phase == "Held" else "True", canary.phase, message)
+
+
+def build_progress_message(
+    resource: SpeculativeDeployment,
+    canary: CanaryArm,
+    fleet: RolloutPods,
+    arms: ArmReplicas,
+    analysis: AnalysisStatus | None,
+) -> str:
+    rollout, ready_pods = resource.spec.rollout, fleet.canary.counts.ready
+    match canary.phase:
+        case "Starting":
+            control_part = f" and {fleet.control.counts.ready} of {arms.control} control" if arms.control else ""
+            return f"{ready_pods} of {arms.canary} canary{control_part} pods serve ({canary.change}, revision {canary.revision})"
+        case "WarmingUp":
+            assert canary.ready_at is not None
+            analysis_start = canary.ready_at + rollout.analysis.warmup
+            return f"canary and control are warming up; the analysis begins at {analysis_start:%H:%M:%S} UTC"
+        case "AwaitingApproval" | "Held":
+            resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
+            commands = " or ".join(
+                f"kubectl annotate --overwrite {resource_arguments} {annotation}={canary.revision}"
+                for annotation in (PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION)
+            )
+            return f"{analysis.reason if analysis else ''} A person decides: {commands}"
+        case "Ramping":
+            percent = ramp_step_percent(rollout.canary.ramp, canary.step)
+            return f"the canary is accepted and gets {percent} % of the traffic; {ready_pods} of its pods serve"
+        case "Promoting":
+            return f"{ready_pods} of {resource.spec.replicas} pods of revision {canary.revision} serve"
+        case _:
+            return analysis.reason if analysis else "the analysis has begun"
+
+
+def build_blocked_rollback_message(resource: SpeculativeDeployment, stable: Arm, canary: CanaryArm) -> str:
+    """Return what a user can do where pods of the stable revision do not become ready again."""
+    resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
+    return (
+        f"Pods of revision {stable.revision} have not served for spec.rollout.progressDeadline; should they never, write another "
+        f"spec, which is taken up, or keep revision {canary.revision}: kubectl annotate --overwrite {resource_arguments} "
+        f"{PROMOTE_ANNOTATION}={canary.revision}"
+    )
+
+
+def build_retention_message(
+    resource: SpeculativeDeployment,
+    stable: Arm,
+    previous: PreviousArm,
+    analysis: AnalysisStatus | None,
+    unready_pods: int = 0,
+    crash_message: str = "",
+) -> str:
+    """Return the status of the post-promotion monitoring, while pods of the previous revision are retained.
+
+    `unready_pods`: number of promoted pods that are not ready although the time is over. `crash_message`: that engines have
+    ended, as a clause.
+    """
+    resource_arguments = f"specdep {resource.metadata.name} --namespace {resource.metadata.namespace}"
+    rollback_hint = (
+        f"to go back to them at once: kubectl annotate --overwrite {resource_arguments} {ROLLBACK_ANNOTATION}={stable.revision}"
+    )
+    retained_pods = "1 pod" if previous.replicas == 1 else f"{previous.replicas} pods"
+    if previous.phase == "Rechecking":
+        retention_end = previous.since + RECHECK_DURATION
+        explanation = analysis.reason if analysis else ""
+        return (
+            f"{explanation} So {retained_pods} of revision {previous.revision} get requests until {retention_end:%H:%M:%S} UTC, "
+            f"to compare; {rollback_hint}"
+        )
+    if unready_pods:
+        return (
+            f"{unready_pods} pods of revision {stable.revision}, which is promoted, do not serve, so {retained_pods} of revision "
+            f"{previous.revision} stay until they do; {rollback_hint}"
+        )
+    retention_end = compute_retention_end(
+        previous.since, resource.spec.rollout.canary, has_suspicious_crashes=bool(crash_message)
+    )
+    explanation = f" ({crash_message})" if crash_message else ""
+    return (
+        f"revision {stable.revision} is promoted and has all requests; {retained_pods} of revision {previous.revision} "
+        f"stay ready until {retention_end:%H:%M:%S} UTC{explanation}; {rollback_hint}"
+    )

@@ -1,0 +1,1 @@
+"""Replicas and traffic weight of each arm, and the order in which both change."""

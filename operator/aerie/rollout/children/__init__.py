@@ -1,0 +1,1 @@
+"""The objects that have to exist for a progression, and those to delete."""

@@ -1,0 +1,151 @@
+"""Metrics of one arm's engines as the status shows them: three values, and when a change of them justifies a write.
+
+A status that followed every scrape would be written with every scrape. So a value stays until it has moved by more than its
+tolerance, which exceeds the noise of the scraper's windows. Then all three are rewritten. Where a value is unknown, the last one
+stays: an arm without traffic shows what it achieved when it had some.
+
+Guarantee: metrics belong to one revision; another revision in the same arm starts without any. Not guaranteed: that a value is
+fresh, or that two values are comparable. The canary's analysis reads counters, not these values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple, TypeVar
+
+from aerie.analysis.post_promotion import MAX_NOISE_ACCEPTED_PER_DRAFT
+from aerie.analysis.state import MIN_DRAFTS_FOR_ZERO_ACCEPTANCE
+from aerie.api.status import Arm
+from aerie.engine.metrics.sample import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class ArmMetrics:
+    """Metrics of one arm, rounded for a reader. Each is None where the counters do not determine it."""
+
+    acceptance_length: float | None = None
+    """vLLM's definition: 1 + accepted / drafts. None without a drafter, and while too few drafts for a conclusion were all
+    rejected."""
+    time_per_output_token: float | None = None
+    """Seconds, averaged over tokens."""
+    time_to_first_token: float | None = None
+    """Seconds, averaged over requests."""
+
+
+_RELATIVE_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
+"""Relative change of each metric that causes no write. A window holds 500 requests once traffic suffices. Over those, each
+tolerance is four standard errors or more, where requests differ in acceptance by 15 % of it and in latency by 50 to 100 %."""
+
+MIN_ACCEPTANCE_LENGTH = 1.0
+"""Displayed acceptance length of a drafter of which next to nothing is accepted."""
+
+_ArmT = TypeVar("_ArmT", bound=Arm)
+
+
+class MetricSums(NamedTuple):
+    """Sums from which the metrics of a window follow: a few numbers, so that a thousand pods' are added in a millisecond."""
+
+    draft_positions: int | None
+    """Draft positions; None without a drafter."""
+    drafts: float
+    accepted_tokens: float
+    step_seconds: float
+    tokens_after_first: float
+    """Output tokens without first tokens."""
+    first_token_seconds: float
+    first_tokens: float
+
+    @classmethod
+    def from_window(cls, window: Counters) -> MetricSums:
+        """Return the sums of a window."""
+        speculation = window.speculation
+        return cls(
+            None if speculation is None else len(speculation.accepted_per_position),
+            0.0 if speculation is None else speculation.drafts,
+            0.0 if speculation is None else speculation.accepted,
+            window.step_seconds,
+            window.generation_tokens - window.first_tokens,
+            window.time_to_first_token.sum,
+            window.first_tokens,
+        )
+
+    def add(self, other: MetricSums) -> MetricSums | None:
+        """Return the sum of both; None where only one has a drafter, or their draft positions differ."""
+        if self.draft_positions != other.draft_positions:
+            return None
+        return MetricSums(self.draft_positions, *(own + added for own, added in zip(self[1:], other[1:], strict=True)))
+
+    @property
+    def arm_metrics(self) -> ArmMetrics:
+        """Metrics of these sums. A metric without a count is None."""
+        length = None
+        if (
+            self.draft_positions is not None
+            and self.drafts > 0
+            and (
+                self.drafts >= MIN_DRAFTS_FOR_ZERO_ACCEPTANCE or self.accepted_tokens > MAX_NOISE_ACCEPTED_PER_DRAFT * self.drafts
+            )
+        ):
+            length = round(min(1.0 + max(1, self.draft_positions), 1 + self.accepted_tokens / self.drafts), 2)
+        return ArmMetrics(
+            length,
+            _mean_seconds(self.step_seconds, self.tokens_after_first),
+            _mean_seconds(self.first_token_seconds, self.first_tokens),
+        )
+
+
+def compute_arm_metrics(window: Counters) -> ArmMetrics:
+    """Return the metrics of a window, or of several pods' windows together."""
+    return MetricSums.from_window(window).arm_metrics
+
+
+def debounce_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
+    """Return the metrics to show: `current` until one metric of `measured` has moved beyond its tolerance.
+
+    An acceptance length that has dropped to 1.00 is always shown: it is a fault, however close the last value was.
+    """
+    pairs = [(field.name, getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
+    drops_to_minimum = measured.acceptance_length == MIN_ACCEPTANCE_LENGTH != current.acceptance_length
+    is_significant = drops_to_minimum or any(
+        _exceeds_tolerance(before, after, _RELATIVE_TOLERANCES[name]) for name, before, after in pairs
+    )
+    return merge_metrics(current, measured) if is_significant else current
+
+
+def merge_metrics(current: ArmMetrics, measured: ArmMetrics) -> ArmMetrics:
+    """Return the measured metrics, and the current ones where nothing was measured."""
+    pairs = [(getattr(current, field.name), getattr(measured, field.name)) for field in fields(ArmMetrics)]
+    return ArmMetrics(*(before if after is None else after for before, after in pairs))
+
+
+def read_status_metrics(arm: Arm) -> ArmMetrics:
+    """Return the metrics that the status shows of an arm."""
+    return ArmMetrics(arm.acceptance_length, arm.time_per_output_token, arm.time_to_first_token)
+
+
+def with_arm_metrics(arm: _ArmT, previous_arm: Arm | None, measured: ArmMetrics | None, *, status_changes: bool = False) -> _ArmT:
+    """Return the arm with its metrics. `previous_arm` is the status of the same arm before, of whatever revision.
+
+    `status_changes`: the status is written in any case. Then no metric is held back: metrics of compared arms should not
+    contradict the comparison, which two values, each within its tolerance, can do.
+    """
+    current = (
+        read_status_metrics(previous_arm) if previous_arm is not None and previous_arm.revision == arm.revision else ArmMetrics()
+    )
+    shown = current if measured is None else (merge_metrics if status_changes else debounce_metrics)(current, measured)
+    return arm.model_copy(update={field.name: getattr(shown, field.name) for field in fields(ArmMetrics)})
+
+
+def _exceeds_tolerance(before: float | None, after: float | None, tolerance: float) -> bool:
+    if after is None:
+        return False
+    return before is None or abs(after - before) > tolerance * abs(before)
+
+
+def _mean_seconds(seconds: float, count: float) -> float | None:
+    if not count > 0:
+        return None
+    mean = seconds / count
+    return round(mean, 2 - math.floor(math.log10(mean))) if mean > 0 else 0.0  # three digits

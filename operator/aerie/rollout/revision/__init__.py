@@ -1,0 +1,1 @@
+"""The desired revision, its drafter, its pod template and its preflight result."""

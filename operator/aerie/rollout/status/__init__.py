@@ -1,0 +1,1 @@
+"""Output of a reconcile: the new status and the notifications."""

@@ -1,0 +1,279 @@
+"""The status after a step, which users and the next step read.
+
+Guarantee: pure. Nothing in it follows the clock alone, except that a gateway has not responded for too long. So it is written
+only when something has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from aerie.analysis import post_promotion
+from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
+from aerie.manifests import naming
+from aerie.rollout.capacity.traffic_weights import weight_to_percent
+from aerie.rollout.conditions import DEGRADED, READY, ConditionUpdate, build_conditions
+from aerie.rollout.facts.arm_metrics import MIN_ACCEPTANCE_LENGTH, with_arm_metrics
+from aerie.rollout.facts.route_status import check_route_status_timeout, route_rejection_message
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.progression import Progression, read_retry_request
+from aerie.rollout.revision.desired import DesiredRevision
+from aerie.rollout.revision.recovery import read_recorded_arm
+from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition
+from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
+from aerie.rollout.trials.status import build_tuning_status
+
+MAX_HISTORY_OUTCOMES = 10
+METRICS_UNAVAILABLE = "MetricsUnavailable"
+MAX_ACCEPTANCE_LENGTH_DROP = 0.15
+"""Share by which the acceptance length may drop below that of the promotion before it causes a warning. There is no reference
+beside the stable pods, and requests of another hour may cause a difference of some percent."""
+_ArmT = TypeVar("_ArmT", bound=Arm)
+
+
+def build_status(
+    snapshot: Snapshot,
+    desired: DesiredRevision,
+    progression: Progression,
+    name_conflicts: list[Any],
+    now: datetime,
+    effective: EffectiveSetting,
+    trial_decision: TrialDecision,
+) -> Status:
+    """Return the status. `name_conflicts`: objects of other owners that have a name which Aerie needs."""
+    resource = snapshot.resource
+    previous_status = resource.status or Status()
+    stable = _build_stable_arm(snapshot, desired, progression, previous_status)
+    canary = _build_canary_arm(snapshot, progression, previous_status)
+    control = canary.control if canary is not None else None
+    previous = _build_previous_arm(snapshot, progression)
+    arms = [arm for arm in (stable, canary, control, previous if progression.routes_to_all_pods else None) if arm is not None]
+    tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
+    conditions = [
+        _build_ready_condition(snapshot, stable, canary, progression),
+        progression.progressing,
+        progression.preflight_passed,
+        _build_degraded_condition(snapshot, progression, name_conflicts, stable, now),
+        *([tuning.condition] if tuning.condition is not None else []),
+    ]
+    return Status(
+        observed_generation=resource.metadata.generation,
+        phase=progression.phase,
+        conditions=build_conditions(conditions, resource.status, resource.metadata.generation, now),
+        replicas=sum(arm.replicas for arm in arms),
+        ready_replicas=sum(arm.ready_replicas for arm in arms),
+        selector=",".join(
+            f"{key}={value}"
+            for key, value in naming.serving_selector_labels(resource.metadata.name, progression.exclusive_revision).items()
+        ),
+        stable=stable,
+        canary=canary,
+        previous=previous,
+        analysis=progression.analysis,
+        speculation=tuning.speculation,
+        rejected=progression.rejected_revision,
+        retry=read_retry_request(resource),
+        history=([*([progression.outcome] if progression.outcome else []), *previous_status.history])[:MAX_HISTORY_OUTCOMES],
+    )
+
+
+def _build_stable_arm(
+    snapshot: Snapshot, desired: DesiredRevision, progression: Progression, previous_status: Status
+) -> Arm | None:
+    if progression.stable_revision is None:
+        return None
+    if progression.stable_revision == desired.revision:
+        arm = desired.arm
+    else:  # an earlier spec: the status contains what is known of its arm
+        recorded_arm = _find_arm_status(previous_status, progression.stable_revision) or read_recorded_arm(
+            snapshot, progression.stable_revision
+        )
+        arm = Arm(**{name: getattr(recorded_arm, name) for name in Arm.model_fields})
+    arm = _with_pod_counts(snapshot, arm, progression.target_replicas.stable)
+    arm = arm.model_copy(update={"weight": _traffic_percent(snapshot, progression, "stable")})
+    last_arm = _find_arm_status(previous_status, arm.revision)
+    reference_acceptance_length = progression.reference_acceptance_length or (
+        last_arm.accepted_length if last_arm is not None else None
+    )
+    arm = arm.model_copy(update={"accepted_length": reference_acceptance_length})
+    metrics = snapshot.arm_metrics(arm.revision)
+    return with_arm_metrics(arm, last_arm, metrics, status_changes=_has_analysis_advanced(progression, previous_status))
+
+
+def _has_analysis_advanced(progression: Progression, previous_status: Status) -> bool:
+    """Return whether the analysis has advanced, which is written in any case."""
+    return progression.canary is not None and progression.analysis != previous_status.analysis
+
+
+def _find_arm_status(previous_status: Status, revision: str) -> Arm | None:
+    """Return the arm of the revision in the previous status, in whatever role it was."""
+    arms = (previous_status.stable, previous_status.canary, previous_status.previous)
+    return next((arm for arm in arms if arm is not None and arm.revision == revision), None)
+
+
+def _build_previous_arm(snapshot: Snapshot, progression: Progression) -> PreviousArm | None:
+    if progression.previous is None:
+        return None
+    arm = _with_pod_counts(snapshot, progression.previous, progression.previous.replicas)
+    return arm.model_copy(update={"weight": _weight_percent(progression.weights, "previous")})
+
+
+def _weight_percent(weights: Mapping[str, int], arm: str) -> int:
+    """Return the arm's share in whole percents, which sum to 100: the stable arm gets the rest."""
+    if arm != "stable":
+        return weight_to_percent(weights.get(arm, 0))
+    return max(0, 100 - sum(weight_to_percent(weight) for name, weight in weights.items() if name != "stable"))
+
+
+def _build_canary_arm(snapshot: Snapshot, progression: Progression, previous_status: Status) -> CanaryArm | None:
+    if progression.canary is None:
+        return None
+    arm = _with_pod_counts(snapshot, progression.canary, progression.target_replicas.canary)
+    last_canary = previous_status.canary if previous_status.canary and previous_status.canary.revision == arm.revision else None
+    control = None
+    if progression.target_replicas.control and progression.stable_revision is not None:
+        control_base = last_canary.control if last_canary and last_canary.control else Arm(revision=progression.stable_revision)
+        control = _with_pod_counts(snapshot, control_base, progression.target_replicas.control, control=True)
+        control = control.model_copy(update={"weight": _traffic_percent(snapshot, progression, "control")})
+        last_control = last_canary.control if last_canary else None
+        control_metrics = snapshot.arm_metrics(progression.stable_revision, control=True)
+        control = with_arm_metrics(
+            control, last_control, control_metrics, status_changes=_has_analysis_advanced(progression, previous_status)
+        )
+    weight = _traffic_percent(snapshot, progression, "canary") if progression.stable_revision is not None else None
+    arm = arm.model_copy(update={"control": control, "weight": weight})
+    return with_arm_metrics(
+        arm, last_canary, snapshot.arm_metrics(arm.revision), status_changes=_has_analysis_advanced(progression, previous_status)
+    )
+
+
+def _with_pod_counts(snapshot: Snapshot, arm: _ArmT, replicas: int, *, control: bool = False) -> _ArmT:
+    ready_pods = snapshot.ready_pod_count(arm.revision, control=control)
+    return arm.model_copy(update={"replicas": replicas, "ready_replicas": ready_pods})
+
+
+def _traffic_percent(snapshot: Snapshot, progression: Progression, arm: str) -> int:
+    """Return the arm's percentage of the traffic: by the route in mode Gateway, by ready pods in mode Service."""
+    if (
+        snapshot.resource.spec.rollout.traffic.gateway is not None
+        or progression.canary is None
+        or progression.stable_revision is None
+    ):
+        weights: Mapping[str, int] = progression.weights
+        return _weight_percent(weights, arm)
+    ready_pods = {
+        "stable": snapshot.ready_pod_count(progression.stable_revision),
+        "canary": snapshot.ready_pod_count(progression.canary.revision),
+        "control": snapshot.ready_pod_count(progression.stable_revision, control=True),
+    }
+    return round(100 * ready_pods[arm] / max(1, sum(ready_pods.values())))
+
+
+def _build_ready_condition(
+    snapshot: Snapshot, stable: Arm | None, canary: CanaryArm | None, progression: Progression
+) -> ConditionUpdate:
+    replicas = snapshot.resource.spec.replicas
+    if stable is None:
+        message = progression.progressing.message  # while pods start, this message counts them
+        return ConditionUpdate(
+            READY, "False", progression.progressing.reason, message if canary else f"no pod has been started: {message}"
+        )
+    if replicas == 0:
+        return ConditionUpdate(READY, "True", "ScaledToZero", "spec.replicas is 0: no pod is asked for")
+    arms = [arm for arm in (stable, canary, canary.control if canary else None) if arm is not None]
+    ready_pods, expected_ready_pods = (
+        sum(arm.ready_replicas for arm in arms),
+        stable.replicas if canary is None else min(replicas, stable.replicas),
+    )
+    counted_pods = stable.ready_replicas if canary is None else ready_pods
+    message = f"{min(counted_pods, replicas) if canary else counted_pods} of {replicas} pods serve"
+    if stable.ready_replicas >= expected_ready_pods and counted_pods >= replicas:
+        return ConditionUpdate(READY, "True", "Serving", message)
+    pod_failure = snapshot.pod_failure(stable.revision)
+    return ConditionUpdate(
+        READY,
+        "False",
+        pod_failure.reason if pod_failure else "Starting",
+        f"{message}: {pod_failure.message}" if pod_failure else message,
+    )
+
+
+def _build_degraded_condition(
+    snapshot: Snapshot, progression: Progression, name_conflicts: list[Any], stable: Arm | None, now: datetime
+) -> ConditionUpdate:
+    if (hold_condition := find_hold_condition(snapshot)) is not None:
+        return hold_condition
+    if name_conflicts:
+        conflict_text = " and ".join(
+            f"{item['kind']} {item['metadata']['name']} belongs to {_owner_name(item)}" for item in name_conflicts
+        )
+        pronoun, name_text = ("it", "the name") if len(name_conflicts) == 1 else ("them", "the names")
+        message = f"{conflict_text}, and Aerie needs {name_text}: delete or rename {pronoun}, or rename the resource"
+        return ConditionUpdate(DEGRADED, "True", "NameTaken", message)
+    pod_failure = snapshot.pod_failure(progression.stable_revision) if progression.stable_revision else None
+    if (pod_failure is None or pod_failure.is_transient) and (route_rejection := route_rejection_message(snapshot)):
+        return ConditionUpdate(DEGRADED, "True", "RouteNotAccepted", route_rejection)
+    if pod_failure is not None and not pod_failure.is_transient:
+        return ConditionUpdate(DEGRADED, "True", pod_failure.reason, pod_failure.message)
+    if route_timeout := check_route_status_timeout(snapshot, now)[0]:
+        return ConditionUpdate(DEGRADED, "True", "RouteNotAnswered", route_timeout)
+    if source_error := _metrics_source_error(snapshot):
+        return ConditionUpdate(DEGRADED, "True", METRICS_UNAVAILABLE, source_error)
+    if snapshot.crd_problem:
+        return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.crd_problem)
+    if (regression_condition := _build_regression_condition(stable)) is not None:
+        return regression_condition
+    return ConditionUpdate(DEGRADED, "False", "AsExpected", "nothing is amiss")
+
+
+def _owner_name(item: Any) -> str:
+    references = item["metadata"].get("ownerReferences") or []
+    return next((f"{owner['kind']} {owner['name']}" for owner in references if owner.get("controller")), "somebody else")
+
+
+def _metrics_source_error(snapshot: Snapshot) -> str:
+    """Return what is wrong with the source of the metrics. While an operator that has just started does not know it, the error of
+    the status is returned."""
+    if snapshot.metrics_source_error is not None or snapshot.resource.spec.metrics.source is None:
+        return snapshot.metrics_source_error or ""
+    status = snapshot.resource.status
+    previous_messages = (
+        condition.message
+        for condition in (status.conditions if status else [])
+        if (condition.type, condition.reason) == (DEGRADED, METRICS_UNAVAILABLE)
+    )
+    return next(previous_messages, "")
+
+
+def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
+    """Return the warning that the stable pods' acceptance length is 1.00, or far below that of their promotion; None while
+    neither is so."""
+    if stable is None or stable.acceptance_length is None:
+        return None
+    # In mode Adaptive, drafts that the engine trims count as rejected.
+    is_adaptive = stable.setting is not None and stable.setting.mode == "Adaptive"
+    if stable.acceptance_length <= MIN_ACCEPTANCE_LENGTH and stable.accepted_length != MIN_ACCEPTANCE_LENGTH and not is_adaptive:
+        return ConditionUpdate(DEGRADED, "True", "DraftsRejected", _no_acceptance_message(stable))
+    drop = 1 - stable.acceptance_length / stable.accepted_length if stable.accepted_length else 0.0
+    if drop <= MAX_ACCEPTANCE_LENGTH_DROP:
+        return None
+    message = (
+        f"acceptance length is {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the {stable.accepted_length:.2f} with "
+        f"which revision {stable.revision} was accepted: requests have changed, or its drafter fits them less than it did. "
+        "Nothing is done about it by itself; a drafter trained on today's requests may be worth a canary"
+    )
+    return ConditionUpdate(DEGRADED, "True", "DriftSuspected", message)
+
+
+def _no_acceptance_message(stable: Arm) -> str:
+    """Return what an acceptance length of 1.00 means."""
+    if stable.accepted_length:
+        message = f"acceptance length is 1.00, and was {stable.accepted_length:.2f} when revision {stable.revision} was accepted"
+        return f"{message}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
+    return (
+        f"acceptance length is 1.00: next to none of the tokens that the drafter of revision {stable.revision} proposes is "
+        "accepted. If that was so from the start, it does not fit the target, or does not load as it should. If not: "
+        f"{post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
+    )

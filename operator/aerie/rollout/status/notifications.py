@@ -1,0 +1,116 @@
+"""Events of rollouts that recipients outside of the cluster subscribe to, derived from the status, as CloudEvents 1.0.
+
+    begun             a canary begins, or the first revision
+    approval-wanted   it has passed, and needs a user's approval (AwaitingApproval)
+    held              it is inconclusive, and a user decides (Held)
+    promoted, rolled-back, superseded, failed, explored
+                      how it has ended; failed also: preflight failed, invalid, a first revision that does not become ready
+
+Guarantee: a function of the status alone, with ids that follow from the content and from nothing else. The same notification has
+the same id whoever sends it, how often, and when. So any sender can send a missed notification again, an operator that has just
+started too, and receivers drop duplicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import RolloutOutcome, Status
+
+NotificationType = Literal["begun", "approval-wanted", "held", "promoted", "rolled-back", "superseded", "failed", "explored"]
+EVENT_TYPE_PREFIX = "dev.aerie.rollout."
+_TYPE_BY_RESULT: dict[str, NotificationType] = {
+    "Promoted": "promoted",
+    "RolledBack": "rolled-back",
+    "Superseded": "superseded",
+    "Failed": "failed",
+    "Explored": "explored",
+}
+
+
+@dataclass(frozen=True)
+class Notification:
+    """One notification."""
+
+    id: str
+    event_type: NotificationType
+    occurred_at: datetime
+    """Time of the event, as far as the status contains it; otherwise the time of the condition that it follows from."""
+    data: dict[str, Any]
+
+    def to_cloud_event(self, source: str) -> dict[str, Any]:
+        """Return the notification in the JSON format of CloudEvents 1.0, structured mode."""
+        return {
+            "specversion": "1.0",
+            "id": self.id,
+            "source": source,
+            "type": f"{EVENT_TYPE_PREFIX}{self.event_type}",
+            "subject": f"{self.data['namespace']}/{self.data['name']}",
+            "time": _format_time(self.occurred_at),
+            "datacontenttype": "application/json",
+            "data": self.data,
+        }
+
+
+def build_notifications(resource: SpeculativeDeployment, status: Status) -> Iterator[Notification]:
+    """Yield all notifications of the status, the oldest first."""
+    for outcome in reversed(status.history):
+        yield _build_outcome_notification(resource, outcome)
+    canary = status.canary
+    conditions = {condition.type: condition for condition in status.conditions}
+    progressing = conditions.get("Progressing")
+    if canary is not None and canary.phase != "RollingBack":
+        canary_data: dict[str, Any] = {"revision": canary.revision, "change": canary.change, "drafter": canary.drafter}
+        canary_data |= {"against": status.stable.drafter if status.stable else None, "startedAt": _format_time(canary.started_at)}
+        yield _build_notification(resource, "begun", canary.revision, canary.started_at, canary.started_at, canary_data)
+        type_by_phase: dict[str, NotificationType] = {"AwaitingApproval": "approval-wanted", "Held": "held"}
+        event_type = type_by_phase.get(canary.phase, "failed" if status.phase == "Failed" else None)
+        if event_type is not None and progressing is not None:
+            data = canary_data | {"reason": progressing.message}
+            yield _build_notification(
+                resource, event_type, canary.revision, canary.started_at, progressing.last_transition_time, data
+            )
+    preflight_passed = conditions.get("PreflightPassed")
+    if canary is None and status.phase == "Failed" and preflight_passed is not None and preflight_passed.status == "False":
+        failure_data = {"generation": status.observed_generation, "reason": preflight_passed.message}
+        failed_at = preflight_passed.last_transition_time
+        yield _build_notification(resource, "failed", f"generation-{status.observed_generation}", None, failed_at, failure_data)
+
+
+def _build_outcome_notification(resource: SpeculativeDeployment, outcome: RolloutOutcome) -> Notification:
+    data = {
+        "revision": outcome.revision,
+        "change": outcome.change,
+        "drafter": outcome.drafter,
+        "against": outcome.against,
+        "reason": outcome.reason,
+        "startedAt": _format_time(outcome.started_at),
+        "endedAt": _format_time(outcome.ended_at),
+        "comparisons": [comparison.to_dict() for comparison in outcome.comparisons],
+    }
+    return _build_notification(
+        resource, _TYPE_BY_RESULT[outcome.result], outcome.revision, outcome.started_at, outcome.ended_at, data
+    )
+
+
+def _build_notification(
+    resource: SpeculativeDeployment,
+    event_type: NotificationType,
+    revision: str,
+    started_at: datetime | None,
+    occurred_at: datetime,
+    data: dict[str, Any],
+) -> Notification:
+    metadata = resource.metadata
+    common_data = {"namespace": metadata.namespace, "name": metadata.name, "uid": metadata.uid, "phase": event_type}
+    present_data = {key: value for key, value in data.items() if value not in (None, [])}
+    id_parts = [str(metadata.uid), revision, *([f"{started_at.timestamp():.0f}"] if started_at else []), event_type]
+    return Notification("/".join(id_parts), event_type, occurred_at, common_data | present_data)
+
+
+def _format_time(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,132 @@
+"""Failed trials: which failures are recorded, and when their setting may be tried again.
+
+    Worse     the canary was measured, and rolled back: lifted when the traffic changes ─┐
+    Failed    it was never ready, crashed, failed its preflight,                         ─┴─► a pause that doubles each time
+              or ran on other hardware than its control
+    NoRoom    the cluster had no node or no quota for its pods ──────────────────────────► no trial until there is capacity
+
+There is one record per setting, for one spec. With another basis all records are dropped, and a new value of the annotation
+aerie.dev/retry drops them too. There is capacity again when a trial would need fewer pods than the one that found none, or when
+that number of pods is ready.
+
+Guarantee: pure. Not guaranteed: that new capacity is noticed where no pod of the resource uses it; the annotation is for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from aerie.api.status import (
+    MAX_TRIAL_FAILURES,
+    AnalysisStatus,
+    RolloutOutcome,
+    SpeculationStatus,
+    Trial,
+    TrialFailure,
+    TrialFailureReason,
+    TrialResult,
+)
+from aerie.engine.speculation import describe_setting
+from aerie.rollout.capacity.replica_counts import Capacity
+from aerie.rollout.conditions import truncate_message
+from aerie.rollout.facts import pod_failures
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.revision.desired import read_status_setting
+from aerie.tuning.decision.policy import backoff_factor
+
+COOLDOWNS_AFTER_ROLLBACK = 4
+"""Number of cooldowns after a trial that was rolled back or failed."""
+
+
+def compute_retry_time(failure: TrialFailure, cooldown: timedelta, interval: timedelta) -> datetime:
+    """Return when the setting may be tried again."""
+    return failure.last_at + COOLDOWNS_AFTER_ROLLBACK * backoff_factor(failure.times) * max(cooldown, interval)
+
+
+def classify_failure(
+    result: TrialResult, outcome: RolloutOutcome | None, analysis: AnalysisStatus | None
+) -> TrialFailureReason | None:
+    """Return why a trial counts as failed; None where it does not."""
+    if result == "Undecided" and analysis is not None and analysis.unlike:
+        return "Failed"
+    if result not in ("RolledBack", "Failed"):
+        return None
+    if outcome is not None and outcome.retry_at is not None:
+        return "NoRoom"
+    measured = analysis is not None and analysis.verdict == "Rollback"
+    return "Worse" if result == "RolledBack" and measured else "Failed"
+
+
+def build_failure_update(
+    speculation_status: SpeculationStatus,
+    trial: Trial,
+    reason: TrialFailureReason | None,
+    message: str,
+    snapshot: Snapshot,
+    now: datetime,
+) -> dict[str, object]:
+    """Return the fields of the status after this trial has ended: with its failure, or without any failure of its setting."""
+    other_failures = [record for record in speculation_status.failures if record.setting != trial.setting]
+    if reason is None:
+        return {"failures": other_failures, "failed": None}
+    previous_failure = next(
+        (record for record in speculation_status.failures if record.setting == trial.setting and record.reason == reason), None
+    )
+    failure = TrialFailure(
+        setting=trial.setting,
+        reason=reason,
+        message=truncate_message(message),
+        times=1 + (previous_failure.times if previous_failure is not None else 0),
+        basis=trial.basis,
+        began_at=trial.started_at,
+        last_at=now,
+        pods=_count_trial_pods(snapshot) if reason == "NoRoom" else None,
+    )
+    failed = {"Failed": 1 + (speculation_status.failed or 0), "Worse": None, "NoRoom": speculation_status.failed}[reason]
+    return {"failures": [failure, *other_failures][:MAX_TRIAL_FAILURES], "failed": failed}
+
+
+def filter_active_failures(
+    failures: Iterable[TrialFailure], snapshot: Snapshot, basis: str, *, retry_requested: bool
+) -> list[TrialFailure]:
+    """Return the failures that still count. `retry_requested`: a user has requested a retry."""
+    return [
+        failure
+        for failure in failures
+        if failure.basis == basis and not retry_requested and not _has_capacity_again(snapshot, failure)
+    ]
+
+
+def find_capacity_obstacle(speculation_status: SpeculationStatus, snapshot: Snapshot, basis: str) -> str:
+    """Return that the cluster has no capacity for a trial, and how to fix that; empty where no failure shows it."""
+    failure = next(
+        (
+            failure
+            for failure in filter_active_failures(speculation_status.failures, snapshot, basis, retry_requested=False)
+            if failure.reason == "NoRoom"
+        ),
+        None,
+    )
+    if failure is None:
+        return ""
+    extra_pods = _count_trial_pods(snapshot) - snapshot.resource.spec.replicas
+    return (
+        f"the cluster had no room for the {extra_pods} pods on top of spec.replicas that a trial needs; it was of "
+        f"{describe_setting(read_status_setting(failure.setting))} ({failure.message.rstrip('.')}). "
+        "Nothing is tried until there is room: write "
+        "spec.rollout.canary.capacity: Reuse, which needs none; or add nodes or raise the quota, and annotate the resource with "
+        "a new value of aerie.dev/retry"
+    )
+
+
+def _count_trial_pods(snapshot: Snapshot) -> int:
+    """Return the number of pods of all arms during a trial."""
+    spec = snapshot.resource.spec
+    return Capacity.from_spec(spec.replicas, spec.rollout.canary).max_total_pods
+
+
+def _has_capacity_again(snapshot: Snapshot, failure: TrialFailure) -> bool:
+    if failure.reason != "NoRoom" or failure.pods is None:
+        return False
+    return _count_trial_pods(snapshot) < failure.pods or sum(map(pod_failures.is_pod_ready, snapshot.pods)) >= failure.pods

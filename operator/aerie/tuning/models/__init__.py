@@ -1,0 +1,1 @@
+"""Models of an engine and its traffic: acceptance by position, step time, change points."""

@@ -1,0 +1,210 @@
+"""The benchmark of decisions is about the operator's rule, on counters like an engine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aerie.analysis.criteria import TOKENS_PER_STEP, AnalysisPlan, build_criteria
+from aerie.analysis.measurement.blocks import ArmName, BlockRule, ClosedBlock, OpenBlock, PodSample, add_scrapes, start_block
+from aerie.analysis.measurement.counts import CounterSnapshot, EngineCounts
+from aerie.analysis.state import AnalysisState, add_block
+from aerie.analysis.statistics.calibration import Dispersion
+from aerie.analysis.verdict import is_mean_test_met
+from aerie_lab.engine.acceptance import Acceptance
+from aerie_lab.engine.fleet import Fleet, Pod
+from aerie_lab.engine.request import EngineSettings
+from aerie_lab.engine.step import Formula
+from aerie_lab.engine.workload import Lengths, Poisson, TrafficClass
+from benchmarks import _canary_model as model
+from benchmarks import _canary_rules as rules
+from benchmarks import canary
+from benchmarks._canary_blocks import close
+from benchmarks._canary_scenarios import EFFECTS, RULES, SCENARIOS, run
+
+HOURS = 2 * 3600.0
+
+
+def closed_one_by_one(counters: model.Counters, index: int, canaries: int, rule: BlockRule) -> list[ClosedBlock]:
+    """The blocks of one run, by the operator's own function."""
+    pods = counters.drafts.shape[1]
+    arms: list[ArmName] = ["canary" if pod < canaries else "control" for pod in range(pods)]
+    found: list[ClosedBlock] = []
+    block: OpenBlock | None = None
+    for scrape in range(counters.drafts.shape[2]):
+        seen = {}
+        for pod, arm in enumerate(arms):
+            at = (index, pod, scrape)
+            counts = EngineCounts(
+                drafts=float(counters.drafts[at]),
+                accepted=float(counters.accepted[at]),
+                decode_tokens=float(counters.drafts[at] + counters.accepted[at]),
+                request_steps=float(counters.drafts[at]),
+                finished=float(counters.finished[at]),
+                first_tokens=float(counters.begun[at]),
+            )
+            started = float(counters.restarts[at])
+            seen[str(pod)] = PodSample(arm, CounterSnapshot(counts, None, started, 1) if counters.seen[at] else None)
+        now = scrape * model.SCRAPE
+        if block is None:
+            block = start_block(now, seen, rule)
+            continue
+        block, closed = add_scrapes(block, now, seen, rule)
+        if closed:
+            found.append(closed)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("traffic", "canaries", "pods"),
+    [
+        (model.Traffic(), 1, 4),
+        (model.Traffic(rate=0.2), 1, 2),
+        (model.Traffic(lost=0.3, resets_per_hour=2.0), 2, 4),
+    ],
+    ids=["plain", "low", "disturbed"],
+)
+def test_blocks_and_verdicts_are_the_operators(traffic: model.Traffic, canaries: int, pods: int) -> None:
+    runs, rule, better = 4, BlockRule(), 0.02
+    counters = model.simulate(traffic, runs, pods, HOURS, np.random.default_rng(5))
+    blocks = close(counters, canaries, rule)
+    terms = AnalysisPlan(pods=(canaries, pods - canaries))
+    scatters = [
+        Dispersion(1.0 + 0.4 * index, 0.002, 20.0 if index else 0.0, 0.002 * index, 2.0 * index, 24) for index in range(runs)
+    ]
+    criterion = next(one for one in build_criteria(terms) if one.name == TOKENS_PER_STEP)
+    tests = [*criterion.rollback_tests, *criterion.promote_tests]
+    vectorised = [rules.certain(test, blocks.canary * (1 + better), blocks.control, scatters, terms) for test in tests]
+    for index in range(runs):
+        mine = AnalysisPlan(pods=terms.pods, scatters={TOKENS_PER_STEP: scatters[index]})
+        state, column, answers = AnalysisState(0.0), 0, []
+        for block in closed_one_by_one(counters, index, canaries, rule):
+            if block.canary and block.control:
+                assert blocks.ended[index, column] == block.end_time
+                assert blocks.dropped[index, column] == state.dropped
+                lengths = [1 + side.counts.accepted / side.counts.drafts for side in (block.canary, block.control)]
+                assert [blocks.canary[index, column], blocks.control[index, column]] == pytest.approx(lengths, rel=1e-9)
+                sides = [(side.arrived_requests, side.pod_count) for side in (block.canary, block.control)]
+                known = [
+                    getattr(blocks, f"{arm}_{what}")[index, column] for arm in ("canary", "control") for what in ("begun", "pods")
+                ]
+                assert known == [number for one in sides for number in one]
+                column += 1
+            state = add_block(state, _better(block, better), mine)
+            if block.canary and block.control:
+                answers.append([is_mean_test_met(test, criterion, state.pairs[TOKENS_PER_STEP], mine) for test in tests])
+        assert np.isnan(blocks.canary[index, column:]).all()
+        assert column > 20
+        assert answers == np.stack([found[index, :column] for found in vectorised], axis=1).tolist()
+
+
+def _better(block: ClosedBlock, better: float) -> ClosedBlock:
+    """The block as it would be if the canary's acceptance length were that much better."""
+    if block.canary is None:
+        return block
+    counts = block.canary.counts
+    tokens = (1 + better) * counts.decode_tokens
+    changed = EngineCounts(drafts=counts.drafts, decode_tokens=tokens, request_steps=counts.request_steps)
+    side = type(block.canary)(block.canary.pod_count, changed, block.canary.mean_load)
+    return ClosedBlock(block.start_time, block.end_time, side, block.control, block.excluded_pods)
+
+
+def test_its_counters_are_like_the_simulators() -> None:
+    """Requests alike within a class, as the simulator can have them too: mean, traffic and scatter of blocks agree."""
+    pods, seconds, per_block = 4, 1560.0, 4
+    kinds = [
+        TrafficClass(str(alpha), Acceptance((alpha,)), Lengths(10), Lengths(median, model.SPREAD, 1, 100_000), share)
+        for alpha, median, share in zip(model.MEANS, model.MEDIANS, (1.0, 2.0), strict=True)
+    ]
+    settings = EngineSettings(num_speculative_tokens=model.K, max_model_len=300_000)
+    engines = [Pod(f"pod-{index}", settings, Formula(base=1 / model.SPEED, token=0.0)) for index in range(pods)]
+    fleet = Fleet(engines, kinds, Poisson(float(pods)), routing="random", seed=3)
+    last: dict[str, list[tuple[float, float]]] = {pod.name: [(0.0, 0.0)] for pod in engines}
+    for scrape in fleet.run(seconds):
+        if scrape.counters is not None:
+            now = (scrape.counters.spec_decode_num_drafts, scrape.counters.spec_decode_num_accepted_tokens)
+            last[scrape.pod].append((float(now[0]), float(now[1])))
+    scrapes = min(len(one) for one in last.values()) // per_block * per_block
+    engine = np.array([one[:scrapes] for one in last.values()])[:, ::per_block]
+    theirs = np.diff(engine, axis=1)
+    traffic = model.Traffic(swing=0.0, mix_day=0.0, mix_shared=0.0, mix_pod=0.0, kappa=1e5)
+    counters = model.simulate(traffic, 20, pods, seconds, np.random.default_rng(7))
+    ours = np.diff(np.stack([counters.drafts, counters.accepted], axis=-1)[:, :, ::per_block], axis=2)
+
+    def length(windows: model.Floats) -> float:
+        return float(1 + windows[..., 1].sum() / windows[..., 0].sum())
+
+    def spread(windows: model.Floats) -> float:
+        arms = [1 + arm[..., 1].sum(axis=0) / arm[..., 0].sum(axis=0) for arm in (windows[:1], windows[1:])]
+        return float(np.std(arms[0] / arms[1]))
+
+    assert length(theirs) == pytest.approx(length(ours), rel=0.02)
+    assert theirs[..., 0].mean() == pytest.approx(ours[..., 0].mean(), rel=0.08)
+    assert spread(theirs) == pytest.approx(np.mean([spread(one) for one in ours]), rel=0.3)
+
+
+def test_requests_have_tokens_and_drafts_follow() -> None:
+    """Of requests that differ, those that accept less make more of the drafts: the acceptance length is the harmonic mean."""
+    traffic = model.Traffic(rate=5.0, swing=0.0, mix_day=0.0, mix_shared=0.0, mix_pod=0.0, kappa=2.5)
+    counters = model.simulate(traffic, 10, 2, HOURS, np.random.default_rng(9))
+    drafts, accepted, finished = (float(each[..., -1].sum()) for each in (counters.drafts, counters.accepted, counters.finished))
+    first = 1 / (1 + np.exp(-model.FIRST_CLASS))
+    weights = np.array([first, 1 - first]) * model.MEDIANS
+    inverse = (1 / (1 + model._classes(2.5)[0])).mean(axis=1)
+    assert 1 + accepted / drafts == pytest.approx(weights.sum() / (weights @ inverse), rel=0.01)
+    mean = model.MEDIANS[0] * np.exp(model.SPREAD**2 / 2)
+    assert (drafts + accepted) / finished == pytest.approx(mean, rel=0.02)
+
+
+def test_a_better_drafter_takes_fewer_drafts_for_the_same_tokens() -> None:
+    traffic, better = model.Traffic(), np.full((3, 2, 1), 1.05)
+    before = model.simulate(traffic, 3, 2, HOURS, np.random.default_rng(4))
+    after = model.simulate(traffic, 3, 2, HOURS, np.random.default_rng(4), better)
+    assert after.drafts + after.accepted == pytest.approx(before.drafts + before.accepted)
+    assert after.drafts == pytest.approx(before.drafts / 1.05)
+
+
+def test_argo_counts_measurements_of_every_outcome() -> None:
+    """`count` ends a metric whatever the outcomes; only more failures than the limit, within these, abort."""
+    good, bad = 1.0, 0.5
+    checks = [
+        [good] * 7 + [bad] * 3 + [bad] * 5,  # three failures of ten: what comes later is not measured
+        [bad] * 3 + [good] * 12,
+        [good] * 6 + [bad] * 4 + [good] * 5,
+        [bad] * 4 + [good] * 11,
+        [np.nan] * 15,
+    ]
+    found = rules.argo(np.array(checks), np.ones((5, 15)))
+    assert found.promoted.tolist() == [True, True, False, False, False]
+    assert found.promote[:2].tolist() == [10, 10]
+    assert found.rollback[2:].tolist() == [10, 4, 4]
+    five = rules.argo_example(np.array(checks), np.ones((5, 15)))
+    assert (five.promoted.tolist(), five.promote[0]) == ([True, True, True, False, False], 5)
+    assert rules.by_argo(np.array(checks), np.ones((5, 15)), count=10, failure_limit=0).promoted.tolist() == [False] * 5
+
+
+def test_flagger_counts_passed_checks_and_never_forgets_failed_ones() -> None:
+    checks = np.array([[0.5] * 4 + [1.0] * 10, [1.0, 0.5] * 7, [np.nan] * 14])
+    found = rules.flagger(checks, np.ones((3, 14)))
+    assert (found.promote[0], found.rollback[1], found.rollback[2]) == (14, 10, 5)
+    assert rules.flagger_example(checks, np.ones((3, 14))).promote[:2].tolist() == [9, 9]
+
+
+def test_the_page_is_written_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = run("base", 20)
+    monkeypatch.setattr(canary, "_found", dict.fromkeys(SCENARIOS, cells))
+    canary.document(tmp_path)
+    text = (tmp_path / "canary-decisions.md").read_text()
+    assert text.count("| Argo Rollouts, its docs' five |") == len(SCENARIOS) + 1
+    assert "{" not in text
+
+
+def test_a_small_run_of_it() -> None:
+    cells = run("base", 20)
+    assert set(cells) == {(rule, effect) for rule in RULES for effect in EFFECTS}
+    assert cells["ours", 0.20]["promote_pct"] == 100
+    assert cells["ours", 0.0]["latency_blocks_pct"] > 98
+    assert cells["ours", 0.0]["unequal_latency_blocks_pct"] < 10
+    assert cells["ours", -0.03]["promote_pct"] < cells["flagger", 0.0]["rollback_pct"]

@@ -1,0 +1,93 @@
+"""Fields of other releases stay, and what a definition lacks is named."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie.api.crd import build_custom_resource_definition
+from aerie.api.status import Status
+from aerie.api.validation.release_skew import find_dropped_fields, find_missing_crd_fields, preserve_unknown_fields
+
+ARM = {"revision": "a", "replicas": 2, "readyReplicas": 2}
+CONDITION = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Serving",
+    "message": "2 of 2 pods serve",
+    "lastTransitionTime": "2026-11-21T12:00:00.000Z",
+}
+OUTCOME = {
+    "revision": "a",
+    "change": "the drafter",
+    "result": "Promoted",
+    "reason": "it is better.",
+    "startedAt": "2026-11-21T12:00:00.000Z",
+    "endedAt": "2026-11-21T13:00:00.000Z",
+}
+KNOWN = {"phase": "Ready", "replicas": 2, "stable": ARM, "conditions": [CONDITION], "history": [OUTCOME]}
+
+
+def novel() -> dict[str, Any]:
+    """A status with a field of another release in each place."""
+    found: dict[str, Any] = copy.deepcopy(KNOWN)
+    for part in (found, found["stable"], found["conditions"][0], found["history"][0]):
+        part["novel"] = {"of": [1, 2]}
+    return found
+
+
+def test_what_another_release_has_written_stays() -> None:
+    assert Status.from_dict(novel()).to_dict() == Status.from_dict(KNOWN).to_dict()
+    assert preserve_unknown_fields(Status.from_dict(novel()).to_dict(), novel()) == novel()
+
+
+def test_what_it_was_part_of_takes_it_away() -> None:
+    made: dict[str, Any] = copy.deepcopy(KNOWN)
+    made["stable"] = {**ARM, "revision": "b"}
+    made["history"] = [{**OUTCOME, "revision": "b"}, OUTCOME]
+    made["conditions"] = [{**CONDITION, "message": "1 of 2 pods serve"}]
+    found = preserve_unknown_fields(made, novel())
+    assert found["novel"] == {"of": [1, 2]}
+    assert "novel" not in found["stable"]
+    assert ["novel" in one for one in found["history"]] == [False, True]
+    assert found["conditions"][0]["novel"] == {"of": [1, 2]}, "it is the same condition"
+    assert "stable" not in preserve_unknown_fields({"phase": "Ready"}, novel())
+
+
+@given(st.sampled_from(sorted(KNOWN)), st.booleans())
+def test_a_status_of_this_release_is_what_it_is(left_out: str, before: bool) -> None:
+    made = {key: value for key, value in KNOWN.items() if key != left_out}
+    assert preserve_unknown_fields(made, KNOWN if before else made) == made
+
+
+def test_the_definition_of_this_release_lacks_nothing() -> None:
+    assert find_missing_crd_fields(build_custom_resource_definition()) == []
+
+
+@pytest.mark.parametrize("preserved", [True, False])
+def test_an_older_definition_lacks_fields_and_values(preserved: bool) -> None:
+    definition = build_custom_resource_definition()
+    status = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    del status["properties"]["drafters"]
+    del status["properties"]["history"]["items"]["properties"]["against"]
+    status["properties"]["phase"]["enum"].remove("Rechecking")
+    if preserved:
+        status["properties"]["history"]["items"]["x-kubernetes-preserve-unknown-fields"] = True
+    found = ["status.phase: Rechecking", "status.drafters", *([] if preserved else ["status.history[].against"])]
+    assert find_missing_crd_fields(definition) == found
+
+
+@pytest.mark.parametrize("definition", [{}, {"spec": {}}, {"spec": {"versions": [{"name": "v1"}]}}])
+def test_a_definition_without_our_version_lacks_the_status(definition: dict[str, Any]) -> None:
+    assert find_missing_crd_fields(definition) == ["status"]
+
+
+def test_what_was_not_stored_is_named() -> None:
+    stored: dict[str, Any] = copy.deepcopy(KNOWN)
+    del stored["phase"], stored["stable"]["replicas"], stored["history"][0]["change"]
+    assert list(find_dropped_fields(KNOWN, stored)) == ["status.phase", "status.stable.replicas", "status.history[].change"]
+    assert list(find_dropped_fields(KNOWN, novel())) == []

@@ -1,0 +1,277 @@
+"""Leader election, in virtual time, against a Lease kept as the API server keeps one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta, tzinfo
+from typing import Any
+
+import pytest
+
+from aerie.controller import leader_election
+from aerie.controller.kubernetes.client import ApiError, ObjectDict, ResourceKind
+from aerie.controller.leader_election import LeaderElector, LeaseTiming
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+TIMING = LeaseTiming(lease_duration_seconds=12, retry_period_seconds=2, safety_margin_seconds=3, request_timeout_seconds=4)
+
+
+class Server:
+    """One Lease with optimistic locking. `down`: no call is answered. `slow`: seconds that each takes. `back`: until that time of
+    the loop calls wait, and one that is given up takes 1.5 s more to end, as on a machine that has no time."""
+
+    def __init__(self) -> None:
+        self.lease: ObjectDict | None = None
+        self.version = 0
+        self.down = False
+        self.slow = 0.0
+        self.back = 0.0
+
+    async def _answer(self) -> None:
+        if self.down:
+            await asyncio.sleep(3600)
+        try:
+            await asyncio.sleep(max(self.slow, self.back - asyncio.get_running_loop().time()))
+        except asyncio.CancelledError:
+            if self.back:
+                await asyncio.sleep(1.5)
+            raise
+
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> ObjectDict | None:
+        assert (kind.kind, namespace, name) == ("Lease", "aerie", "operator")
+        await self._answer()
+        return copy.deepcopy(self.lease)
+
+    async def create(self, wanted: ObjectDict) -> ObjectDict:
+        await self._answer()
+        if self.lease is not None:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        return self._store(wanted)
+
+    async def replace(self, wanted: ObjectDict) -> ObjectDict:
+        await self._answer()
+        assert self.lease is not None
+        if wanted["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "it has changed")
+        return self._store(wanted)
+
+    def _store(self, wanted: ObjectDict) -> ObjectDict:
+        self.version += 1
+        self.lease = copy.deepcopy(wanted)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
+
+
+class Candidate:
+    """An operator that leads whenever it may, and notes from when to when it acted."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.elector = LeaderElector(server, "aerie", "operator", name, TIMING)
+        self.acting = False
+        self.terms = 0
+        """How often it came to lead."""
+        self.task = asyncio.create_task(self.live())
+
+    async def live(self) -> None:
+        while True:
+            async with self.elector.hold_leadership() as lost:
+                self.acting = True
+                self.terms += 1
+                try:
+                    await lost.wait()
+                finally:
+                    self.acting = False
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def test_one_leads_and_goes_on_leading(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        candidates = [Candidate(server, name) for name in ("a", "b", "c")]
+        for _ in range(100):
+            await asyncio.sleep(7)
+            assert [c.acting for c in candidates] == [True, False, False]
+        assert server.lease is not None
+        assert server.lease["spec"]["leaseTransitions"] == 0
+        for candidate in candidates:
+            await candidate.stop()
+
+    run(work())
+
+
+def test_a_leader_that_ends_hands_over_at_once(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        await asyncio.sleep(10)
+        await first.stop()
+        began = asyncio.get_running_loop().time()
+        while not second.acting:
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - began <= TIMING.retry_period_seconds + 1
+        await second.stop()
+
+    run(work())
+
+
+def test_a_leader_that_died_is_followed_within_the_lease_and_a_retry(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        first = Candidate(server, "a")
+        await asyncio.sleep(5)
+        second = Candidate(server, "b")
+        await asyncio.sleep(10)
+        first.elector._lease_client = DEAD  # as after kill -9: nothing is given back
+        first.task.cancel()
+        began = asyncio.get_running_loop().time()
+        while not second.acting:
+            await asyncio.sleep(0.1)
+        assert (
+            TIMING.lease_duration_seconds - TIMING.retry_period_seconds
+            <= asyncio.get_running_loop().time() - began
+            <= TIMING.lease_duration_seconds + 2 * TIMING.retry_period_seconds
+        )
+        assert server.lease is not None
+        assert server.lease["spec"]["leaseTransitions"] == 1
+        await second.stop()
+
+    run(work())
+
+
+class _Dead(Server):
+    async def _answer(self) -> None:
+        raise ApiError(None, "ClientError", "no answer")
+
+
+DEAD = _Dead()
+
+
+@pytest.mark.parametrize("slow", [0.0, 1.5, 2.5])
+def test_two_never_act_together_when_one_is_cut_off(run: Run, slow: float) -> None:
+    async def work() -> None:
+        server = Server()
+        server.slow = slow
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        await asyncio.sleep(20)
+        assert first.acting != second.acting
+        leader, other = (first, second) if first.acting else (second, first)
+        cut = Server()
+        cut.down = True
+        leader.elector._lease_client = cut
+        cut_at = asyncio.get_running_loop().time()
+        stopped_at = 0.0
+        while not other.acting:
+            await asyncio.sleep(0.1)
+            if not leader.acting and not stopped_at:
+                stopped_at = asyncio.get_running_loop().time()
+        assert 0 < stopped_at <= cut_at + TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
+        assert asyncio.get_running_loop().time() - stopped_at >= TIMING.safety_margin_seconds - 0.2
+        for candidate in (first, second):
+            await candidate.stop()
+
+    run(work())
+
+
+def test_a_lease_taken_by_force_ends_the_leadership(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        first = Candidate(server, "a")
+        await asyncio.sleep(5)
+        assert server.lease is not None
+        forced = copy.deepcopy(server.lease)
+        forced["spec"]["holderIdentity"] = "somebody"
+        server._store(forced)
+        await asyncio.sleep(TIMING.retry_period_seconds + 0.1)
+        assert not first.acting
+        await first.stop()
+        assert server.lease["spec"]["holderIdentity"] == "somebody", "what is not ours is not given back"
+
+    run(work())
+
+
+@pytest.mark.parametrize("slow", [2.0, 3.0])
+def test_a_slow_api_server_costs_nobody_the_lease(run: Run, slow: float) -> None:
+    async def work() -> None:
+        server = Server()
+        server.slow = slow
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        await asyncio.sleep(30)
+        leader, other = (first, second) if first.acting else (second, first)
+        for _ in range(300):
+            await asyncio.sleep(1)
+            assert leader.acting
+            assert not other.acting
+        for candidate in (first, second):
+            await candidate.stop()
+
+    run(work())
+
+
+@pytest.mark.parametrize("into", [0.1, 0.6, 1.1, 1.6])
+def test_a_server_that_answers_nothing_for_six_seconds_costs_nobody_the_lease(run: Run, into: float) -> None:
+    async def work() -> None:
+        server = Server()
+        leader = Candidate(server, "a")
+        await asyncio.sleep(10)
+        version = server.version
+        while server.version == version:  # a renewal
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(into)
+        server.back = asyncio.get_running_loop().time() + 6
+        await asyncio.sleep(30)
+        assert (leader.acting, leader.terms) == (True, 1)
+        await leader.stop()
+
+    run(work())
+
+
+def test_a_jump_of_the_wall_clock_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = itertools.cycle([0, 400, -400])
+
+    class Jumping(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime(2026, 1, 1, tzinfo=tz) + timedelta(days=next(days))
+
+    monkeypatch.setattr(leader_election, "datetime", Jumping)
+
+    async def work() -> None:
+        server = Server()
+        first, second = Candidate(server, "a"), Candidate(server, "b")
+        for _ in range(100):
+            await asyncio.sleep(1)
+            assert (first.acting, second.acting) == (True, False)
+        assert server.lease is not None
+        assert server.lease["spec"]["renewTime"][:4] in ("2024", "2027", "2026")
+        for candidate in (first, second):
+            await candidate.stop()
+
+    run(work())
+
+
+def test_a_leader_knows_by_its_own_clock_that_another_one_may_lead(run: Run) -> None:
+    async def work() -> None:
+        server = Server()
+        elector = LeaderElector(server, "aerie", "operator", "one", TIMING)
+        assert not elector.is_leader()
+        async with elector.hold_leadership() as lost:
+            assert elector.is_leader()
+            await asyncio.sleep(100)
+            assert elector.is_leader(), "it is renewed"
+            server.down = True
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            while elector.is_leader():
+                await asyncio.sleep(0.1)
+            assert loop.time() - began <= TIMING.lease_duration_seconds - TIMING.safety_margin_seconds + 0.2
+            await asyncio.sleep(TIMING.request_timeout_seconds)
+            assert lost.is_set()
+
+    run(work())

@@ -1,0 +1,114 @@
+"""Drift numbers against a naive attention matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.drift import Drift, masses, measure, plot, steps
+from aerie_drafter.evaluate.acceptance import Text
+from aerie_drafter.evaluate.offline import Pair
+from aerie_drafter.evaluate.target import Target
+from aerie_drafter.model import Drafter, Unroll
+
+
+def pair(*, norm_output: bool) -> Pair:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=19,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+    )
+    drafter = Drafter(
+        DrafterConfig(
+            family=Family.LLAMA,
+            hidden_size=32,
+            intermediate_size=40,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=19,
+            draft_vocab_size=19,
+            target_hidden_size=32,
+            aux_layer_ids=(1, 2),
+            norm_output=norm_output,
+        )
+    )
+    return Pair(Target(LlamaForCausalLM(config), (1, 2)), None, drafter.requires_grad_(False))
+
+
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_masses_equal_those_of_the_whole_attention_matrix(norm_output: bool) -> None:
+    drafter = pair(norm_output=norm_output).drafter
+    tokens, aux = torch.randint(19, (2, 9)), torch.randn(2, 9, 64)
+    memory = Unroll()
+    read, hidden = tokens[:, 1:], drafter.fuse(aux[:, :-1])
+    for step in range(4):
+        normed, hidden = drafter(read, hidden, memory)
+        read = drafter.greedy(normed)
+        sink, own = masses(memory)
+        chance = naive(memory)  # [batch, heads, columns, (1 + step) * columns]
+        columns = tokens.shape[1] - 1
+        torch.testing.assert_close(sink, chance[..., 0].mean(1))
+        torch.testing.assert_close(own, chance[..., columns:].sum(-1).mean(1))
+        if not step:
+            assert own.abs().max() == 0
+
+
+def naive(memory: Unroll) -> Tensor:
+    assert memory.query is not None
+    assert memory.first is not None
+    columns = memory.query.shape[2]
+    keys = torch.cat([memory.first, *memory.later], dim=2)
+    visible = torch.cat([torch.ones(columns, columns).tril(), *[torch.eye(columns)] * len(memory.later)], dim=1).bool()
+    scores = memory.query @ keys.transpose(-1, -2) * memory.scale
+    return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+
+
+def test_fed_back_states_keep_their_size_under_norm_output() -> None:
+    """With all norm weights at 1, a state after the norm has the length sqrt(hidden)."""
+    drafter = pair(norm_output=True).drafter
+    for step in steps(drafter, torch.randint(19, (1, 12)), torch.randn(1, 12, 64), 5):
+        torch.testing.assert_close(step.norm, torch.full_like(step.norm, 32**0.5), rtol=1e-3, atol=0)
+
+
+def test_measure_counts_the_columns_that_the_text_decides() -> None:
+    found = pair(norm_output=False)
+    texts = [Text(torch.randint(19, (14,)), prompt=3, end=11), Text(torch.randint(19, (9,)), prompt=2, end=7)]
+    drift = measure(found, texts, k=3)
+    # Columns prompt - 1 .. length - 2 - k: 2..9 and 1..4.
+    assert drift.columns == 8 + 4
+    alone = [measure(found, [text], k=3) for text in texts]
+    for name in ("norm", "sink", "own", "accepted"):
+        for step in range(3):
+            mean = (8 * getattr(alone[0], name)[step] + 4 * getattr(alone[1], name)[step]) / 12
+            assert getattr(drift, name)[step] == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_text_too_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="no answer is longer than 8 tokens"):
+        measure(pair(norm_output=False), [Text(torch.randint(19, (8,)), 3, 8)])
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_picture_is_the_same_for_the_same_numbers(tmp_path: Path, ending: str) -> None:
+    drift = Drift(10, [1.0, 2.0], [0.5, 0.4], [0.0, 0.2], [0.7, 0.5])
+    assert drift.norm_ratio == 2.0
+    pictures: list[Any] = []
+    for number in range(2):
+        file = tmp_path / f"{number}.{ending}"
+        plot({"EAGLE 3": drift, "EAGLE 3.1": drift}, file)
+        pictures.append(file.read_bytes())
+    assert pictures[0] == pictures[1]
+    if ending == "svg":
+        assert b"EAGLE 3.1" in pictures[0] or b"<svg" in pictures[0]

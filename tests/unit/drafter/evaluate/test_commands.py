@@ -1,0 +1,113 @@
+"""`aerie-drafter evaluate` and `aerie-drafter drift` on folders, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from aerie_drafter.checkpoint import Provenance, save
+from aerie_drafter.cli import run
+from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.evaluate.acceptance import Acceptance
+from aerie_drafter.evaluate.offline import as_json, total
+from aerie_drafter.model import Drafter
+from bundle.target import make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target, three, threeone and prompts.jsonl."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = make_tokenizer(["a small text, of small words, for a small model"])
+    torch.manual_seed(0)
+    size = len(tokenizer)
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(root / "target")
+    tokenizer.save_pretrained(root / "target")
+    for name, new in (("three", False), ("threeone", True)):
+        drafter = Drafter(DrafterConfig(Family.LLAMA, 32, 32, 2, 2, 16, size, size, 32, (1, 2), fc_norm=new, norm_output=new))
+        save(root / name, drafter, Provenance(target="target"), embeddings=False)
+    other = Drafter(DrafterConfig(Family.LLAMA, 32, 32, 2, 2, 16, size + 1, size, 32, (1, 2)))
+    save(root / "foreign", other, Provenance(target="another"), embeddings=True)
+    prompts = [
+        {"category": "short", "messages": [{"role": "user", "content": "a small"}]},
+        {"category": "long", "messages": [{"role": "user", "content": "a small text, of small words " * 3}]},
+        {"category": "short", "text": "small words"},
+    ]
+    (root / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    return root
+
+
+def test_evaluate_tells_acceptance_by_category(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = [str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--drafter", str(folders / "threeone")]
+    assert run(["evaluate", *common, "--max-tokens", "12", "-k", "2", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["short", "long", "total"]
+    assert found["total"]["drafts"] == found["short"]["drafts"] + found["long"]["drafts"] > 0
+    assert len(found["short"]["acceptance_per_position"]) == 2
+    assert run(["evaluate", *common, "--max-tokens", "12", "--by-length"]) == 0
+    table = capsys.readouterr().out
+    assert "<= 1024" in table
+    assert "ACC@3" in table
+
+
+def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--max-tokens", "6"]
+    arguments += ["--drafter", str(folders / "three"), "--sampled-drafts", "-o", "json"]
+    assert run(arguments) == 2
+    assert "give --temperature too" in capsys.readouterr().err
+    assert run([*arguments, "--temperature", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["drafts"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--url", "http://127.0.0.1:1"], "it goes with --model"),
+        ([], "--drafter and --target are needed"),
+        (["--drafter", "three"], "--drafter and --target are needed"),
+        (["--drafter", "foreign", "--target", "target"], "it is for a target with vocab_size"),
+        (["--url", "http://127.0.0.1:1", "--model", "m"], "no answer"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    folders: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folders)
+    assert run(["evaluate", "prompts.jsonl", *arguments]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_drift_tells_and_draws_both(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["drift", str(folders / "three"), str(folders / "threeone"), "--target", str(folders / "target")]
+    arguments += ["--prompts", str(folders / "prompts.jsonl"), "--max-tokens", "12", "-k", "4"]
+    assert run([*arguments, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["three (EAGLE 3)", "threeone (EAGLE 3.1)"]
+    assert found["threeone (EAGLE 3.1)"]["norm_ratio"] == pytest.approx(1.0, abs=0.01)
+    assert found["three (EAGLE 3)"]["own"][0] == 0
+    assert run([*arguments, "--plot", str(tmp_path / "drift.svg")]) == 0
+    assert "OWN TOKENS" in capsys.readouterr().out
+    assert (tmp_path / "drift.svg").stat().st_size > 1000
+    assert run([*arguments, "--plot", "drift.doc"]) == 2
+
+
+def test_what_was_never_drafted_is_null_and_not_a_number() -> None:
+    found = {"a": Acceptance(0, (0, 0)), "b": Acceptance(2, (1, 0))}
+    assert as_json(found)["a"]["acceptance_length"] is None
+    assert as_json(found)["b"]["conditional_acceptance"] == [0.5, 0.0]
+    assert total(found) == Acceptance(2, (1, 0))

@@ -1,0 +1,66 @@
+"""Files of prompts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aerie_drafter.errors import DataError
+from aerie_drafter.evaluate import read_prompts
+from aerie_drafter.evaluate.prompts import Prompt, bucket
+
+USER = {"role": "user", "content": "Hello"}
+
+
+def file(tmp_path: Path, *lines: object) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_the_forms_are_read(tmp_path: Path) -> None:
+    found = read_prompts(
+        file(
+            tmp_path,
+            {"category": "coding", "messages": [USER]},
+            "",
+            {"category": "qa", "turns": ["Hello", "And then?"]},
+            {"prompt": "Hello"},
+            {"text": "Once"},
+        )
+    )
+    assert found == [Prompt("coding", (USER,)), Prompt("qa", (USER,)), Prompt("all", (USER,)), Prompt("all", (), "Once")]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "prompts.jsonl:1: no JSON"),
+        ([1], "prompts.jsonl:1: a list; an object"),
+        ({"question": "?"}, "prompts.jsonl:1: it has the keys question; expected is messages"),
+        ({"messages": []}, "expected is messages"),
+        ({"messages": [{"role": "user"}]}, "expected is messages"),
+        ({"messages": [USER, {"role": "assistant", "content": "Hi"}]}, "ends with the assistant"),
+        ("", "no prompt in it"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: object, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        read_prompts(file(tmp_path, line))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.jsonl: cannot be read"):
+        read_prompts(tmp_path / "none.jsonl")
+
+
+def test_buckets_are_those_of_the_next_bound() -> None:
+    assert [bucket(length) for length in (1, 1024, 1025, 32768, 40000)] == [
+        "<= 1024",
+        "<= 1024",
+        "<= 2048",
+        "<= 32768",
+        "> 32768",
+    ]

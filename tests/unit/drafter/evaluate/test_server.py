@@ -1,0 +1,109 @@
+"""Measuring a server, against one that counts like vLLM behind httpx's mock transport."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from aerie_drafter.errors import DataError
+from aerie_drafter.evaluate.acceptance import Acceptance
+from aerie_drafter.evaluate.prompts import Prompt
+from aerie_drafter.evaluate.server import Asked, Counters, Server
+
+PROMPTS = [
+    Prompt("coding", ({"role": "user", "content": "a"},)),
+    Prompt("coding", ({"role": "user", "content": "b"},)),
+    Prompt("qa", text="c"),
+]
+
+
+class Engine:
+    """Every request drafts ten times; a chat has 7, 5 and 2 of them accepted, a completion 4, 1 and 0."""
+
+    def __init__(self) -> None:
+        self.drafts, self.accepted, self.finished = 100, [50, 20, 10], 7
+        self.bodies: list[dict[str, object]] = []
+        self.stranger = False
+        self.late: list[tuple[int, ...]] = []
+
+    def page(self) -> str:
+        lines = [
+            "# TYPE vllm:spec_decode_num_drafts_total counter",
+            f'vllm:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {self.drafts}.0',
+            "# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter",
+        ]
+        lines += [
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="{at}"}} {count}.0'
+            for at, count in enumerate(self.accepted)
+        ]
+        lines += ["# TYPE vllm:request_success_total counter"]
+        lines += [f'vllm:request_success_total{{engine="0",finished_reason="stop"}} {self.finished}.0', ""]
+        return "\n".join(lines)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            page = self.page()
+            for step in self.late:  # counted only after the first reading
+                self.drafts += step[0]
+                self.accepted = [a + b for a, b in zip(self.accepted, step[1:], strict=True)]
+            self.late = []
+            return httpx.Response(200, text=page)
+        self.bodies.append(json.loads(request.content))
+        if request.url.path == "/tokenize":
+            return httpx.Response(200, json={"count": 12})
+        self.finished += 2 if self.stranger else 1
+        self.late.append((10, 7, 5, 2) if "chat" in request.url.path else (10, 4, 1, 0))
+        return httpx.Response(200, json={})
+
+
+def run(engine: Engine) -> Asked:
+    async def inside() -> Asked:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine") as client:
+            return await Server(client, "m", pause=0).evaluate(PROMPTS, max_tokens=9)
+
+    return asyncio.run(inside())
+
+
+def test_each_category_gets_its_own_difference() -> None:
+    engine = Engine()
+    found = run(engine)
+    assert found == Asked({"coding": Acceptance(20, (14, 10, 4)), "qa": Acceptance(10, (4, 1, 0))}, others=0)
+    assert found.found["coding"].length == pytest.approx(1 + 28 / 20)
+    assert [body["max_tokens"] for body in engine.bodies] == [9, 9, 9]
+    assert engine.bodies[2]["prompt"] == "c"
+
+
+def test_requests_of_others_are_told() -> None:
+    engine = Engine()
+    engine.stranger = True
+    assert run(engine).others == 3
+
+
+def test_engines_behind_one_address_add_up() -> None:
+    page = Engine().page()
+    both = page.replace("\n# TYPE", '\nvllm:spec_decode_num_drafts_total{engine="1"} 5.0\n# TYPE', 1)
+    assert Counters.parse(both).drafts == 105
+
+
+def test_a_server_without_speculation_is_refused() -> None:
+    with pytest.raises(DataError, match="runs without --speculative-config"):
+        Counters.parse("# TYPE vllm:request_success_total counter\nvllm:request_success_total 3.0\n")
+
+
+def test_a_restart_in_between_is_refused() -> None:
+    with pytest.raises(DataError, match="started anew"):
+        Counters(3, (1,), 1).since(Counters(4, (1,), 1))
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_refusal_of_the_server_is_told(status: int) -> None:
+    async def inside() -> None:
+        transport = httpx.MockTransport(lambda _: httpx.Response(status, text="no such model"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+            await Server(client, "m").count(PROMPTS[0])
+
+    with pytest.raises(DataError, match=f"/tokenize: status {status}: no such model"):
+        asyncio.run(inside())

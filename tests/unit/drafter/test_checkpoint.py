@@ -1,0 +1,372 @@
+"""Checkpoints: what is saved comes back bit for bit, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aerie_drafter import checkpoint, files
+from aerie_drafter.checkpoint import Provenance, digest, load, save
+from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.errors import CheckpointError, ConfigError, EagleError
+from aerie_drafter.model import Drafter
+from aerie_drafter.weights import read_header, read_tensors, write_tensors
+from tests.unit.drafter.sizes import SIZES
+
+SMALL: dict[str, Any] = {**SIZES, "target_hidden_size": 12, "aux_layer_ids": (1, 3, 5)}
+MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=6)
+
+
+def small(**given: Any) -> Drafter:
+    """A small random drafter with a reduced vocabulary unless said otherwise."""
+    torch.manual_seed(1)
+    drafter = Drafter(DrafterConfig(**{"family": Family.LLAMA, "fc_norm": True, "norm_output": True, **SMALL, **given}))
+    if drafter.config.draft_vocab_size < drafter.config.vocab_size:
+        drafter.set_draft_vocabulary(torch.randperm(drafter.config.vocab_size)[: drafter.config.draft_vocab_size].sort().values)
+    return drafter
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, EAGLE 3": {"fc_norm": False, "norm_output": False},
+    "llama, one norm": {"fc_norm": False, "norm_before_fc": True, "norm_before_residual": True},
+    "qwen3, full vocabulary": {"family": Family.QWEN3, "draft_vocab_size": 40},
+    "mla, five layers": {"family": Family.MLA, "mla": MLA, "aux_layer_ids": (0, 2, 4, 6, 8)},
+    "yarn": {"rope": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_is_saved_comes_back(tmp_path: Path, kind: str, dtype: torch.dtype | None) -> None:
+    drafter = small(**KINDS[kind])
+    save(tmp_path / "d", drafter, Provenance(target="t", horizon=3, notes={"seed": "1"}), dtype=dtype)
+    back = load(tmp_path / "d")
+    assert back.config == drafter.config
+    expected = drafter.to(dtype or torch.float32).state_dict()
+    assert set(back.state_dict()) == set(expected)
+    for name, tensor in back.state_dict().items():
+        assert tensor.dtype == expected[name].dtype
+        assert torch.equal(tensor, expected[name]), name
+    rotary = {name: buffer for name, buffer in small(**KINDS[kind]).named_buffers() if name.endswith("frequencies")}
+    assert rotary
+    assert all(torch.equal(dict(back.named_buffers())[name], buffer) for name, buffer in rotary.items())
+    assert [p.requires_grad for p in back.parameters()] == [p.requires_grad for p in drafter.parameters()]
+
+
+def test_names_are_those_that_vllm_loads(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(), {})
+    names = set(read_header(tmp_path / "d" / "model.safetensors").tensors)
+    assert {"fc.weight", "fc_norm.2.weight", "midlayer.self_attn.q_proj.weight", "d2t", "t2d", "embed_tokens.weight"} <= names
+    assert not any(name.startswith("model.") for name in names)
+    save(tmp_path / "full", small(draft_vocab_size=40), {}, embeddings=False)
+    assert not {"d2t", "t2d", "embed_tokens.weight"} & set(read_header(tmp_path / "full" / "model.safetensors").tensors)
+
+
+def test_same_drafter_same_bytes_and_digest(tmp_path: Path) -> None:
+    provenance = Provenance(target="t", data="d", horizon=3, notes={str(i): "x" for i in range(8)})
+    for name in ("a", "b"):
+        save(tmp_path / name, small(), provenance)
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    os.utime(tmp_path / "b" / "config.json", (1, 1))
+    save(tmp_path / "c", small(), {"target": "another"})
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") == digest(tmp_path / "c")
+    other = small()
+    with torch.no_grad():
+        other.fc.weight[0, 0] += 1e-3
+    save(tmp_path / "d", other, provenance)
+    save(tmp_path / "e", small(norm_output=False), provenance)
+    assert len({digest(tmp_path / name) for name in "ade"}) == 3
+
+
+def test_provenance_is_kept(tmp_path: Path) -> None:
+    given = Provenance(target="t", target_digest="sha256:1", data="books", horizon=3, code="v", notes={"seed": "7"})
+    save(tmp_path / "d", small(), given)
+    assert checkpoint.read_provenance(tmp_path / "d") == given
+    save(tmp_path / "d", small(), {"target": "t", "horizon": 4, "seed": 8})
+    back = checkpoint.read_provenance(tmp_path / "d")
+    assert (back.horizon, back.notes, back.code.split()[0]) == (4, {"seed": "8"}, "aerie")
+
+
+def test_embedding_of_the_target(tmp_path: Path) -> None:
+    drafter = small()
+    save(tmp_path / "d", drafter, {}, embeddings=False)
+    with pytest.raises(CheckpointError, match="give the target's folder too"):
+        load(tmp_path / "d")
+    target = tmp_path / "target"
+    target.mkdir()
+    write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": drafter.embed_tokens.weight}, {})
+    assert torch.equal(load(tmp_path / "d", target=target).embed_tokens.weight, drafter.embed_tokens.weight)
+    write_tensors(target / "model.safetensors", {"model.embed_tokens.weight": torch.zeros(41, 16)}, {})
+    with pytest.raises(
+        CheckpointError, match=r"has shape 41 x 16, and the drafter in .* needs 40 x 16: it is for another target"
+    ):
+        load(tmp_path / "d", target=target)
+
+
+def test_layers_0_is_midlayer(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(), {})
+    edit_tensors(tmp_path / "d", lambda found: {name.replace("midlayer.", "layers.0."): one for name, one in found.items()})
+    assert torch.equal(load(tmp_path / "d").midlayer.mlp.up_proj.weight, small().midlayer.mlp.up_proj.weight)
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    file = folder / "model.safetensors"
+    header = read_header(file)
+    write_tensors(file, change(read_tensors(header)), header.metadata)
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def changed(name: str, tensor: Tensor) -> Callable[[Path], None]:
+    return lambda folder: edit_tensors(folder, lambda found: {**found, name: tensor})
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: edit_tensors(folder, lambda found: {k: v for k, v in found.items() if k != name})
+
+
+def configured(**changes: object) -> Callable[[Path], None]:
+    return lambda folder: edit_config(folder, **changes)
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def longer(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+RISING = torch.arange(20)
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (removed("norm.weight"), r"model.safetensors: norm.weight is missing; expected is a tensor of shape 16\."),
+    "extra": (changed("other.weight", torch.ones(1)), r"other.weight is a tensor that a drafter of this configuration does not"),
+    "bias": (changed("fc.bias", torch.ones(16)), r"fc.bias is a tensor that"),
+    "shape": (changed("fc.weight", torch.ones(16, 24)), r"fc.weight has shape 16 x 24, and the configuration makes it 16 x 36\."),
+    "prefix": (
+        lambda folder: edit_tensors(folder, lambda found: {f"model.{name}": one for name, one in found.items()}),
+        r"model\.\S+ has the prefix `model.`.*aerie-drafter convert",
+    ),
+    "norms without the switch": (
+        configured(fc_norm=False),
+        r"fc_norm.0.weight is there, and the configuration has fc_norm false",
+    ),
+    "the switch without norms": (
+        removed("fc_norm.1.weight"),
+        r"fc_norm.1.weight is missing, and the configuration has fc_norm true",
+    ),
+    "both norms": (configured(norm_before_fc=True, eagle_config={}), r"config.json: fc_norm and norm_before_fc are both true"),
+    "input_norm": (changed("input_norm.weight", torch.ones(36)), r"input_norm.weight is there, .* norm_before_fc false"),
+    "fewer layers": (configured(eagle_aux_hidden_state_layer_ids=[1, 3]), r"fc_norm.2.weight is there, and .* has 2 auxiliary"),
+    "d2t missing": (removed("d2t"), r"d2t is missing; expected is a tensor of shape 20"),
+    "d2t repeats": (
+        changed("d2t", torch.tensor([0, 5, -2] + [5] * 17)),
+        r"d2t sends draft ids 0 and 2 both to token 0, and vLLM keeps the logit of one",
+    ),
+    "d2t too large": (changed("d2t", RISING + 3), r"d2t sends draft id 19 to token 41, and the target's vocabulary is 0 to 39"),
+    "d2t negative": (changed("d2t", torch.full((20,), -1)), r"d2t sends draft id 0 to token -1"),
+    "d2t no numbers": (changed("d2t", torch.ones(20)), r"d2t holds torch.float32; whole numbers are expected"),
+    "t2d": (changed("t2d", torch.zeros(40, dtype=torch.bool)), r"t2d says False for token \d+, and by d2t it is True"),
+    "NaN": (changed("fc.weight", torch.full((16, 36), float("nan"))), r"model.safetensors: fc.weight holds NaN or infinity"),
+    "inf": (changed("norm.weight", torch.full((16,), float("inf"))), r"norm.weight holds NaN or infinity"),
+    "fp8": (changed("fc.weight", torch.ones(16, 36).to(torch.float8_e4m3fn)), r"fc.weight is of type F8_E4M3: quantised"),
+    "quantised": (configured(quantization_config={"quant_method": "fp8"}), r"quantization_config is there"),
+    "cut off": (cut, r"model.safetensors: cut off: \d+ bytes found, \d+ expected"),
+    "cut in the header": (
+        lambda f: (f / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{"),
+        r"no safetensors header",
+    ),
+    "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), r"no safetensors header .*0 bytes in all"),
+    "another kind": (lambda f: (f / "model.safetensors").write_bytes(b"PK\3\4" * 99), r"no safetensors header"),
+    "longer": (longer, r"longer than its header says"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"model.safetensors: missing"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"config.json: missing"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config.json: no JSON"),
+    "no object": (
+        lambda f: (f / "config.json").write_text("[]"),
+        r"config.json: an object is expected, and this is a list",
+    ),
+    "architecture": (configured(architectures=["GPT2"]), r"config.json: architectures is \['GPT2'\]: this package knows Llama"),
+    "layers out of order": (configured(eagle_aux_hidden_state_layer_ids=[5, 3, 1]), r"config.json: eagle_aux.*ascending"),
+    "size in words": (configured(hidden_size="16"), r"config.json: hidden_size is '16': a whole number is expected"),
+    "wrong size": (configured(intermediate_size=32), r"midlayer.mlp.\S+ has shape .*, and the configuration makes it"),
+    "rope": (configured(rope_parameters={"rope_type": "odd"}), r"rope_type is 'odd'"),
+    "rope without its factor": (configured(rope_parameters={"rope_type": "linear", "rope_theta": 1.0}), r"config.json: .*factor"),
+    "rope in words": (configured(rope_parameters="yarn"), r"config.json: "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_one_sentence_that_names_the_place(tmp_path: Path, fault: str) -> None:
+    folder = tmp_path / "d"
+    save(folder, small(), {})
+    break_it, sentence = FAULTS[fault]
+    break_it(folder)
+    with pytest.raises(EagleError, match=sentence) as caught:
+        load(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_draft_tokens_may_stand_in_any_order(tmp_path: Path) -> None:
+    """vLLM scatters logits by d2t, so that each token has to be there once and no more."""
+    save(tmp_path / "d", small(), {})
+    tokens = torch.arange(39, 19, -1)
+    reachable = torch.zeros(40, dtype=torch.bool)
+    reachable[tokens] = True
+    edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": tokens - RISING, "t2d": reachable})
+    loaded = load(tmp_path / "d")
+    assert loaded.draft_tokens.tolist() == tokens.tolist()
+
+
+def test_a_full_vocabulary_moves_no_token(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(draft_vocab_size=40), {})
+    edit_tensors(tmp_path / "d", lambda found: {**found, "d2t": torch.arange(39, -1, -1) - torch.arange(40)})
+    with pytest.raises(CheckpointError, match="d2t moves tokens, and draft_vocab_size and vocab_size are both 40"):
+        load(tmp_path / "d")
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config.json: missing"):
+        load(tmp_path / "none")
+
+
+def test_nan_is_not_saved(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(), {})
+    before = digest(tmp_path / "d")
+    broken = small()
+    with torch.no_grad():
+        broken.norm.weight[3] = float("nan")
+    with pytest.raises(CheckpointError, match=r"norm.weight holds NaN or infinity: the drafter is not saved"):
+        save(tmp_path / "d", broken, {})
+    assert digest(tmp_path / "d") == before
+
+
+def test_a_foreign_folder_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="holds something that no aerie-drafter command wrote"):
+        save(tmp_path, small(), {})
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """The kernel refuses to write past a size, which is as near to a full disk as a test gets without one."""
+    folder = tmp_path / "d"
+    save(folder, small(), {})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    program = (
+        "import resource, signal, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_checkpoint import *\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        f"save(Path({str(folder)!r}), small(norm_output=False), {{}})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cannot be written (File too large); the earlier one is untouched." in done.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_replacing(tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exchanges:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    for norm_output in (True, False):
+        save(tmp_path / "d", small(norm_output=norm_output), {})
+        assert load(tmp_path / "d").config.norm_output is norm_output
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("d")
+    for norm_output in (True, False):
+        save(tmp_path / "link", small(norm_output=norm_output), {})
+        assert load(tmp_path / "d").config.norm_output is norm_output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "link"]
+
+
+def test_a_kill_at_any_time_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Killed while it saves one checkpoint over the other without end, at a different time in every round."""
+    folder = tmp_path / "d"
+    program = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_checkpoint import *\n"
+        "ones = [small(norm_output=norm_output, hidden_size=64) for norm_output in (True, False)]\n"
+        "while True:\n"
+        "    for one in ones:\n"
+        f"        save(Path({str(folder)!r}), one, {{}})\n"
+        "        print('saved', flush=True)\n"
+    )
+    for saves in (3, 8):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        with process:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(saves)] == ["saved\n"] * saves
+            process.kill()
+        assert load(folder).config.hidden_size == 64
+    save(folder, small(), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".d.writing").mkdir()
+    (tmp_path / ".d.writing" / "half").write_text("x")
+    save(tmp_path / "d", small(), {})
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["config.json", "model.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_failed_block_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(), {})
+    before = digest(tmp_path / "d")
+    with (
+        pytest.raises(CheckpointError, match=r"No space left on device\); the earlier one is untouched"),
+        checkpoint.writing(tmp_path / "d"),
+    ):
+        raise OSError(28, "No space left on device")
+    assert digest(tmp_path / "d") == before
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(), {})
+    whole = tmp_path / "d" / "model.safetensors"
+    tensors = read_tensors(read_header(whole))
+    digested = digest(tmp_path / "d")
+    names = sorted(tensors)
+    parts = {"one.safetensors": names[:5], "two.safetensors": names[5:]}
+    for file, inside in parts.items():
+        write_tensors(tmp_path / "d" / file, {name: tensors[name] for name in inside}, {})
+    index = {name: file for file, inside in parts.items() for name in inside}
+    (tmp_path / "d" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    whole.unlink()
+    assert digest(tmp_path / "d") == digested
+    assert torch.equal(load(tmp_path / "d").fc.weight, small().fc.weight)
+    (tmp_path / "d" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index | {"z": "one.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"one.safetensors: z is missing, and model.safetensors.index.json says"):
+        load(tmp_path / "d")
+
+
+def test_config_errors_name_the_file(tmp_path: Path) -> None:
+    save(tmp_path / "d", small(), {})
+    edit_config(tmp_path / "d", num_hidden_layers=2)
+    with pytest.raises(ConfigError, match=r"config.json: num_hidden_layers is 2: this package has drafters of one layer"):
+        load(tmp_path / "d")

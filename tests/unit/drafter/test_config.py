@@ -1,0 +1,82 @@
+"""A configuration comes back from what is written for vLLM, whatever it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aerie_drafter.checks import expected_shapes, shape_faults
+from aerie_drafter.config import DrafterConfig, Family, MlaDims, default_aux_layers
+
+SIZE = st.integers(1, 64)
+ROPES = st.sampled_from(
+    [
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        {"rope_type": "yarn", "rope_theta": 5e4, "factor": 2.0, "original_max_position_embeddings": 1024},
+    ]
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> DrafterConfig:
+    """Any drafter that can be."""
+    family = draw(st.sampled_from(Family))
+    fc_norm = draw(st.booleans())
+    groups, vocabulary = draw(st.integers(1, 4)), draw(st.integers(2, 64))
+    heads = groups * draw(st.integers(1, 4))
+    mla = MlaDims(*(2 * draw(SIZE) for _ in range(5))) if family is Family.MLA else None
+    rope: dict[str, Any] = draw(ROPES.filter(lambda one: mla is None or one["rope_type"] != "linear"))
+    return DrafterConfig(
+        family=family,
+        hidden_size=draw(SIZE) * (1 if family is Family.QWEN3 else heads),
+        intermediate_size=draw(SIZE),
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=2 * draw(SIZE) if mla is None else 2,
+        vocab_size=vocabulary,
+        draft_vocab_size=draw(st.integers(1, vocabulary)),
+        target_hidden_size=draw(SIZE),
+        aux_layer_ids=tuple(sorted(draw(st.sets(st.integers(0, 90), min_size=1, max_size=5)))),
+        fc_norm=fc_norm,
+        norm_output=draw(st.booleans()),
+        norm_before_fc=not fc_norm and mla is None and draw(st.booleans()),
+        norm_before_residual=draw(st.booleans()),
+        rms_norm_eps=draw(st.sampled_from([1e-5, 1e-6])),
+        max_position_embeddings=2048,
+        rope=rope,
+        mla=mla,
+    )
+
+
+@settings(deadline=None)
+@given(configs())
+def test_what_is_written_for_vllm_comes_back(config: DrafterConfig) -> None:
+    back = DrafterConfig.from_serving(json.loads(json.dumps(config.to_serving())))
+    if config.mla is not None:  # has heads of its own, and writes no head_dim
+        assert {**vars(back), "head_dim": 0} == {**vars(config), "head_dim": 0}
+    else:
+        assert back == config
+
+
+@settings(deadline=None)
+@given(configs())
+def test_shapes_of_a_configuration_have_no_fault(config: DrafterConfig) -> None:
+    shapes = expected_shapes(config)
+    assert shape_faults(config, shapes) == []
+    assert len(shape_faults(config, {name: shape for name, shape in shapes.items() if name != "norm.weight"})) == 1
+    assert len([name for name in shapes if name.startswith("fc_norm.")]) == (len(config.aux_layer_ids) if config.fc_norm else 0)
+
+
+@given(st.integers(1, 200))
+def test_default_layers_are_in_the_target(layers: int) -> None:
+    found = default_aux_layers(layers)
+    assert found
+    assert list(found) == sorted(set(found))
+    assert found[0] >= 0
+    assert found[-1] <= layers
+    if layers >= 8:
+        assert found == (2, layers // 2, layers - 3)

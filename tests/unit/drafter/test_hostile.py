@@ -1,0 +1,131 @@
+"""Whatever stands in a checkpoint's files: it is read, or refused in one sentence; never a traceback of something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aerie_drafter.checkpoint import digest, load, save
+from aerie_drafter.config import DrafterConfig, Family
+from aerie_drafter.convert import Wishes, convert
+from aerie_drafter.errors import EagleError
+from aerie_drafter.export import Form, export
+from aerie_drafter.inspect import inspect
+from aerie_drafter.model import Drafter
+
+CONFIG = DrafterConfig(
+    family=Family.LLAMA,
+    hidden_size=8,
+    intermediate_size=8,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    vocab_size=12,
+    draft_vocab_size=6,
+    target_hidden_size=8,
+    aux_layer_ids=(1, 2, 3),
+    fc_norm=True,
+    norm_output=True,
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 2**70)
+    | st.floats()
+    | st.sampled_from(
+        ["", "llama", "qwen3", "LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "yarn"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rope_type", "factor", "x"]), inner, max_size=3),
+    max_leaves=4,
+)
+ANY = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Saved(dict[str, dict[str, bytes]]):
+    """Files by form and name; short where hypothesis writes an example down."""
+
+    def __repr__(self) -> str:
+        return "saved"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """Good files, by form and name."""
+    drafter = Drafter(CONFIG)
+    drafter.set_draft_vocabulary(torch.arange(0, 12, 2))
+    save(tmp_path / "vllm", drafter, {"target": "t"})
+    export(tmp_path / "vllm", tmp_path / "speculators", form=Form.SPECULATORS)
+    return Saved(
+        {
+            form: {name: (tmp_path / form / name).read_bytes() for name in ("config.json", "model.safetensors")}
+            for form in ("vllm", "speculators")
+        }
+    )
+
+
+def try_all(folder: Path, files: dict[str, bytes]) -> None:
+    """Everything that reads a checkpoint."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for read in (load, digest, inspect, lambda one: convert(one, Wishes(target_layers=8))):
+        try:
+            read(folder)
+        except EagleError as error:
+            assert str(folder) in str(error)  # noqa: PT017 - an error is allowed, not expected
+            assert "\n" not in str(error)  # noqa: PT017
+
+
+@ANY
+@given(at=st.integers(0, 2**16), new=st.integers(0, 255), form=st.sampled_from(["vllm", "speculators"]))
+def test_any_byte_of_the_weights(saved: Saved, tmp_path: Path, at: int, new: int, form: str) -> None:
+    files = dict(saved[form])
+    content = bytearray(files["model.safetensors"])
+    end = 8 + int.from_bytes(content[:8], "little") + 64  # the header, and a little of what follows
+    content[at % end] = new
+    try_all(tmp_path / "d", {**files, "model.safetensors": bytes(content)})
+
+
+@ANY
+@given(length=st.integers(0, 2**16))
+def test_cut_off_anywhere(saved: Saved, tmp_path: Path, length: int) -> None:
+    files = dict(saved["vllm"])
+    whole = files["model.safetensors"]
+    try_all(tmp_path / "d", {**files, "model.safetensors": whole[: length % len(whole)]})
+    with pytest.raises(EagleError, match=r"model\.safetensors"):
+        load(tmp_path / "d")
+
+
+@ANY
+@given(data=st.data(), form=st.sampled_from(["vllm", "speculators"]))
+def test_any_value_in_the_configuration(saved: Saved, tmp_path: Path, data: st.DataObject, form: str) -> None:
+    files = dict(saved[form])
+    config = json.loads(files["config.json"])
+    places = [config, *(inner for inner in config.values() if isinstance(inner, dict))]
+    place = data.draw(st.sampled_from(places))
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(VALUES)
+    try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
+
+
+@ANY
+@given(content=st.binary(max_size=64))
+def test_any_bytes_for_the_configuration(saved: Saved, tmp_path: Path, content: bytes) -> None:
+    try_all(tmp_path / "d", {**saved["vllm"], "config.json": content})
+
+
+@pytest.mark.parametrize("form", ["vllm", "speculators"])
+def test_a_vocabulary_of_any_size_takes_no_memory(saved: Saved, tmp_path: Path, form: str) -> None:
+    """20 GiB were taken to check a mapping of six tokens, and the machine ended the process."""
+    files = dict(saved[form])
+    config = json.loads(files["config.json"])
+    place = config if "vocab_size" in config else config["transformer_layer_config"]
+    place["vocab_size"] = 2**40
+    try_all(tmp_path / "d", {**files, "config.json": json.dumps(config).encode()})
+    with pytest.raises(EagleError, match=r"vocab_size is 1099511627776: it has to be at most 16777216\."):
+        convert(tmp_path / "d", Wishes(target_layers=8))

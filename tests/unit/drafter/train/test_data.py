@@ -1,0 +1,192 @@
+"""Conversations to tokens, spans and batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie_drafter.errors import DataError
+from aerie_drafter.train.data import Corpus, assemble, encode, frequent_tokens, load, plan
+
+Tokenizers = Callable[..., Any]
+
+CHAT = [
+    {"role": "system", "content": "be short"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": " héllo "},
+]
+
+
+def learnt(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
+    """The runs of counted tokens, as text."""
+    tokens, counted = encode(tokenizer, messages, "f:1")
+    runs: list[list[int]] = []
+    for place, token in enumerate(tokens):
+        if counted[place]:
+            if place == 0 or not counted[place - 1]:
+                runs.append([])
+            runs[-1].append(token)
+    return [tokenizer.decode(run) for run in runs]
+
+
+def test_every_assistant_turn_with_its_end_is_learnt_and_nothing_else(tokenizer_of: Tokenizers) -> None:
+    assert learnt(tokenizer_of(), CHAT) == ["hello<end>", " héllo <end>"]
+
+
+def test_a_template_that_adds_to_an_answer_has_the_addition_learnt(tokenizer_of: Tokenizers) -> None:
+    template = (
+        "{% for m in messages %}<{{ m['role'] }}>"
+        "{% if m['role'] == 'assistant' and loop.last %}(thought){% endif %}{{ m['content'] | trim }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert learnt(tokenizer_of(template), CHAT) == ["hello<end>", "(thought)héllo<end>"]
+
+
+def test_a_template_that_changes_an_answer_has_all_that_it_wrote_learnt(tokenizer_of: Tokenizers) -> None:
+    template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | upper }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert learnt(tokenizer_of(template), CHAT) == ["HELLO<end>\n", " HÉLLO <end>\n"]
+
+
+def test_a_template_that_forgets_earlier_thinking_has_what_is_left_learnt(tokenizer_of: Tokenizers) -> None:
+    template = (
+        "{% for m in messages %}<{{ m['role'] }}>"
+        "{{ m['content'] if loop.last else m['content'].split('(end)')[-1] }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "(think)(end)b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "(think)(end)d"},
+    ]
+    assert learnt(tokenizer_of(template), chat) == ["b<end>", "(think)(end)d<end>"]
+
+
+def test_a_template_without_a_recognisable_beginning_is_refused(tokenizer_of: Tokenizers) -> None:
+    template = "{{ messages | length }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
+    with pytest.raises(DataError, match=r"^f:1: messages\[2\]: the chat template"):
+        encode(tokenizer_of(template), CHAT, "f:1")
+
+
+def test_what_the_template_refuses_is_said_with_its_words(tokenizer_of: Tokenizers) -> None:
+    with pytest.raises(DataError, match=r"^f:1: the chat template refuses the conversation: no system here$"):
+        encode(tokenizer_of("{{ raise_exception('no system here') }}"), CHAT, "f:1")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "a.jsonl:2: no JSON"),
+        ("[1]", "a.jsonl:2: an object is expected, and this is a list."),
+        ('{"text": "x"}', "a.jsonl:2: `messages`, or `prompt` with or without `response`, are expected; found is text."),
+        ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; a text is expected."),
+        ('{"messages": []}', "a.jsonl:2: messages is an empty list; a list of at least one message is expected."),
+        ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a text; an object with role and content is expected."),
+        ('{"messages": [{"role": "bot", "content": ""}]}', "a.jsonl:2: messages[0].role is 'bot'; expected is one of system,"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "a.jsonl:2: messages[0].content is a number; a text is expected."),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "a.jsonl:2: no message is the assistant's"),
+    ],
+)
+def test_bad_lines_are_named(tokenizer_of: Tokenizers, tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
+    with pytest.raises(DataError) as caught:
+        load([path], tokenizer_of(), max_length=50)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_and_one_that_is_no_text(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none.jsonl: cannot be read \(No such file"):
+        load([tmp_path / "none.jsonl"], tokenizer_of(), max_length=50)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"binary: byte 0 is no UTF-8"):
+        load([tmp_path / "binary"], tokenizer_of(), max_length=50)
+
+
+def test_a_tokenizer_without_template_is_refused(tokenizer_of: Tokenizers, write_conversations: Callable[..., Path]) -> None:
+    with pytest.raises(DataError, match="no chat template"):
+        load([write_conversations()], tokenizer_of(None), max_length=50)
+
+
+def test_long_conversations_are_cut_and_empty_ones_dropped(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [{"prompt": "p" * 30, "response": "r"}, {"prompt": "p", "response": "r" * 30}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    corpus = load([path], tokenizer_of(), max_length=20)
+    assert (len(corpus), corpus.dropped, corpus.lengths) == (1, 1, [20])
+    with pytest.raises(DataError, match="no conversation with an assistant's token in its first 4 tokens"):
+        load([path], tokenizer_of(), max_length=4)
+
+
+def test_the_cache_gives_the_same_and_notices_changes(
+    tokenizer_of: Tokenizers, tmp_path: Path, write_conversations: Callable[..., Path]
+) -> None:
+    path, cache, tokenizer = write_conversations(5), tmp_path / "cache", tokenizer_of()
+    first = load([path], tokenizer, max_length=50, cache=cache)
+    again = load([path], tokenizer, max_length=50, cache=cache)
+    assert torch.equal(first.tokens, again.tokens)
+    assert torch.equal(first.counted, again.counted)
+    assert len(list(cache.iterdir())) == 1
+    kept = next(cache.iterdir()) / "corpus.safetensors"
+    kept.write_bytes(kept.read_bytes()[:40])  # cut off: made anew
+    assert torch.equal(load([path], tokenizer, max_length=50, cache=cache).ends, first.ends)
+    load([path], tokenizer, max_length=40, cache=cache)
+    tokenizer.chat_template = "x" + tokenizer.chat_template
+    load([path], tokenizer, max_length=50, cache=cache)
+    assert len(list(cache.iterdir())) == 3
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 3), st.sampled_from([None, 40, 64])
+)
+def test_an_epoch_has_every_conversation_at_most_once_and_loses_less_than_a_batch(
+    lengths: list[int], rows: int, epoch: int, pack: int | None
+) -> None:
+    batches = plan(lengths, rows=rows, seed=1, epoch=epoch, pack=pack)
+    used = [index for batch in batches for row in batch for index in row]
+    assert len(used) == len(set(used))
+    assert all(len(batch) == rows for batch in batches)
+    assert batches == plan(lengths, rows=rows, seed=1, epoch=epoch, pack=pack)
+    if pack is None:
+        assert len(used) == len(lengths) // rows * rows
+    else:
+        assert all(sum(lengths[index] for index in row) <= pack for batch in batches for row in batch)
+        left_out = set(range(len(lengths))) - set(used)
+        assert sum(lengths[index] for index in left_out) <= (rows - 1) * pack  # less than a batch of rows
+
+
+def test_epochs_differ_and_batches_hold_like_lengths() -> None:
+    lengths = [1 + index % 50 for index in range(400)]
+    first, second = (plan(lengths, rows=4, seed=0, epoch=epoch) for epoch in (0, 1))
+    assert first != second
+    spread = [max(lengths[i] for (i,) in batch) - min(lengths[i] for (i,) in batch) for batch in first]
+    assert sum(spread) / len(spread) < 3
+
+
+def test_rows_are_put_end_to_end_and_padded() -> None:
+    pairs = [(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 1])), (torch.tensor([4]), torch.tensor([1]))]
+    corpus = Corpus.of(pairs)
+    tokens, counted = assemble(corpus, [(0, 1), (1,)])
+    assert tokens.tolist() == [[1, 2, 3, 4], [4, 0, 0, 0]]
+    assert counted.tolist() == [[False, True, True, True], [True, False, False, False]]
+    assert corpus.select([1]).tokens.tolist() == [4]
+
+
+def test_the_draft_vocabulary_is_what_the_assistant_writes_most() -> None:
+    tokens = torch.tensor([5, 5, 5, 7, 7, 2, 9, 9])
+    counted = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    corpus = Corpus.of([(tokens, counted)])
+    assert frequent_tokens(corpus, 2, 12).tolist() == [7, 9]
+    assert frequent_tokens(corpus, 5, 12).tolist() == [0, 1, 2, 7, 9]

@@ -1,0 +1,131 @@
+"""Answers of the target: what it would say by itself, in batches, and a run that goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aerie_drafter.errors import DataError
+from aerie_drafter.train.generate import Sampling, generate
+
+FORM = [
+    {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "old"}]},
+    {
+        "messages": [
+            {"role": "system", "content": "long system text"},
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": "old"},
+            {"role": "user", "content": "c"},
+            {"role": "assistant", "content": "old"},
+        ]
+    },
+    {"prompt": "d", "response": "old"},
+    {"prompt": "e", "response": "old"},
+    {"prompt": "f", "response": "old"},
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in FORM))
+    return path
+
+
+@pytest.fixture(scope="module")
+def asked(target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]) -> tuple[Any, Any]:
+    """A target that writes plain letters, so that what it says can be read again, and its tokenizer."""
+    model, tokenizer = target_of(initializer_range=0.3), tokenizer_of()
+    letters = torch.tensor([tokenizer.convert_tokens_to_ids(letter) for letter in "abcdefgh"] + [256])
+    others = torch.ones(264, dtype=torch.bool)
+    others[letters] = False
+    model.lm_head.weight.data[others] = 0.0
+    return model, tokenizer
+
+
+def read(path: Path) -> list[list[dict[str, str]]]:
+    return [json.loads(line)["messages"] for line in path.read_text().splitlines()]
+
+
+def greedy_answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], length: int) -> str:
+    """One conversation, one token at a time, without cache or padding."""
+    tokens = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
+    begun = len(tokens)
+    while len(tokens) < begun + length:
+        with torch.no_grad():
+            best = int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
+        if best == tokenizer.eos_token_id:
+            break
+        tokens.append(best)
+    return str(tokenizer.decode(tokens[begun:], skip_special_tokens=True))
+
+
+def test_every_turn_is_the_targets_own_on_top_of_its_own(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = asked
+    output = tmp_path / "answers.jsonl"
+    assert generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=6), rows=3) == 5
+    answered = read(output)
+    assert [[m["role"] for m in messages] for messages in answered][1] == ["system", "user", "assistant", "user", "assistant"]
+    said = set()
+    for messages in answered:
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                assert message["content"] == greedy_answer(model, tokenizer, messages[:index], 6)
+                said.add(message["content"])
+    assert len(said) > 1
+    assert "old" not in said
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_run_that_was_stopped_goes_on_to_the_same_file(
+    source: Path, asked: tuple[Any, Any], tmp_path: Path, temperature: float
+) -> None:
+    model, tokenizer = asked
+    output, how = tmp_path / "answers.jsonl", Sampling(max_tokens=6, temperature=temperature, seed=3)
+    generate(model, tokenizer, source, output, sampling=how, rows=2)
+    whole = output.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:3]) + lines[3][:5])  # killed in the middle of the second batch
+    seen: list[int] = []
+    assert generate(model, tokenizer, source, output, sampling=how, rows=2, report=seen.append) == 3
+    assert output.read_bytes() == whole
+    assert seen == [4, 5]
+    assert generate(model, tokenizer, source, output, sampling=how, rows=2) == 0
+
+
+def test_sampling_draws_and_another_seed_draws_otherwise(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = asked
+    texts = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        sampling = Sampling(max_tokens=12, temperature=2.0, seed=seed)
+        generate(model, tokenizer, source, tmp_path / name, sampling=sampling, rows=2)
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_question_alone_gets_an_answer(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
+    """Prompts are what people have: a conversation that ends with a question is answered like one with an answer to replace."""
+    questions = tmp_path / "questions.jsonl"
+    alone = [{"prompt": "d"}, {"messages": FORM[1]["messages"][:-1]}]  # type: ignore[index]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in alone))
+    for name, file in (("one", questions), ("other", source)):
+        generate(*asked, file, tmp_path / name, sampling=Sampling(max_tokens=6), rows=1)
+    d, long = read(tmp_path / "one")
+    assert [d, long] == [read(tmp_path / "other")[2], read(tmp_path / "other")[1]]
+
+
+def test_a_file_of_another_run_is_refused(source: Path, asked: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = asked
+    output = tmp_path / "answers.jsonl"
+    generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=2))
+    source.write_text(json.dumps(FORM[0]) + "\n")
+    with pytest.raises(DataError, match=r"answers.jsonl: has 5 lines, and only 1 are asked for"):
+        generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=2))
+    source.write_text("".join(json.dumps(FORM[index]) + "\n" for index in (1, 0, 2, 3, 4)))
+    with pytest.raises(DataError, match=r"answers.jsonl:1: answers another conversation than .*prompts.jsonl:1"):
+        generate(model, tokenizer, source, output, sampling=Sampling(max_tokens=2))

@@ -1,0 +1,80 @@
+"""The YAML file of a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aerie_drafter.errors import ConfigError
+from aerie_drafter.train.settings import commented, parse, read
+
+LEAST: dict[str, Any] = {"target": {"model": "t"}, "data": {"train": ["a.jsonl"]}, "output": {"folder": "o"}}
+
+
+def with_field(name: str, value: Any) -> dict[str, Any]:
+    group, field = name.split(".")
+    return {**LEAST, group: {**LEAST.get(group, {}), field: value}}
+
+
+def test_the_commented_file_says_every_field_and_reads_back_as_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(commented())
+    found, least = read(path), parse(LEAST, "least")
+    assert (found.loss, found.drafter, found.optimizer) == (least.loss, least.drafter, least.optimizer)
+    raw = yaml.safe_load(commented())
+    for group, fields in raw.items():
+        assert set(fields) == set(getattr(found, group).model_dump())
+    fields = sum(len(group) for group in raw.values())
+    assert commented().count("  # ") == fields
+
+
+def test_defaults_are_the_recipe() -> None:
+    settings = parse(LEAST, "least")
+    assert (settings.loss.horizon, settings.loss.decay, settings.optimizer.clip) == (7, 0.8, 0.5)
+    assert settings.drafter.fc_norm
+    assert settings.drafter.norm_output
+    assert not settings.drafter.norm_before_fc
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (with_field("loss.horzion", 3), "f: loss.horzion is no field; known are horizon, decay."),
+        ({**LEAST, "extra": 1}, "f: extra is no field; known are target, drafter, data, loss, optimizer, output."),
+        (with_field("loss.horizon", 0), "f: loss.horizon is 0: input should be greater than or equal to 1."),
+        (with_field("optimizer.learning_rate", "fast"), "f: optimizer.learning_rate is 'fast': input should be a valid number"),
+        (with_field("drafter.family", "gpt"), "f: drafter.family is 'gpt': input should be 'llama', 'qwen3' or 'deepseek_v2'."),
+        (
+            {"target": {}, "data": {"train": ["a"]}, "output": {"folder": "o"}},
+            "f: target.model is missing; `aerie-drafter train --init`",
+        ),
+        (with_field("output.tokens", 8), "f: output.tokens is 8, and loss.horizon 7"),
+        (with_field("drafter.norm_before_fc", True), "f: drafter.fc_norm and drafter.norm_before_fc are both true"),
+        (
+            {**LEAST, "target": {"model": "t", "states": "s"}, "data": {"train": ["a"], "packing": True}},
+            "f: data.packing is true, and target.states names files",
+        ),
+        ({**LEAST, "target": {"model": "t", "states": "s", "shard": True}}, "f: target.shard is true"),
+    ],
+)
+def test_a_fault_is_one_sentence_with_field_and_value(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(raw, "f")
+    assert str(caught.value).startswith(said)
+
+
+def test_files_that_are_no_settings(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"none.yaml cannot be read \(No such file or directory\): give a YAML file. `aerie-drafter train"
+    ):
+        read(tmp_path / "none.yaml")
+    path = tmp_path / "f.yaml"
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        read(path)
+    path.write_text("- 1")
+    with pytest.raises(ConfigError, match="groups target, drafter, data"):
+        read(path)

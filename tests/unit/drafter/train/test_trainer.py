@@ -1,0 +1,341 @@
+"""The loop: repeatable, resumable after a kill, equal over processes, and safe on a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from aerie_drafter import checkpoint
+from aerie_drafter.errors import CheckpointError, ConfigError, DataError, EagleError, TargetError, TrainingError
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
+from aerie_drafter.evaluate.target import Target
+from aerie_drafter.train import data
+from aerie_drafter.train.settings import Settings, parse
+from aerie_drafter.train.setup import prepare
+from aerie_drafter.train.states import InProcess, load_model, load_tokenizer
+from aerie_drafter.train.trainer import Measured, Stepped, learning_rate
+
+Write = Callable[..., Path]
+
+
+class Listener:
+    """Keeps what it is told; calls `at` before each step is over."""
+
+    def __init__(self, at: Callable[[int], None] | None = None) -> None:
+        self.steps: list[Stepped] = []
+        self.measurements: list[Measured] = []
+        self.at = at or (lambda _: None)
+
+    def stepped(self, news: Stepped) -> None:
+        self.steps.append(news)
+        self.at(news.step)
+
+    def measured(self, news: Measured) -> None:
+        self.measurements.append(news)
+
+
+@pytest.fixture
+def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write) -> Callable[..., Settings]:
+    """Settings of a training of seconds; fields by `group__field`."""
+    path = write_conversations(24)
+
+    def make(output: str = "out", **fields: Any) -> Settings:
+        raw: dict[str, Any] = {
+            "target": {"model": str(target_folder)},
+            "drafter": {"draft_vocab_size": 48},
+            "data": {"train": [str(path)], "held_out_share": 0.2},
+            "loss": {"horizon": 3},
+            "optimizer": {"epochs": 2, "rows": 2, "learning_rate": 3e-3},
+            "output": {"folder": str(tmp_path / output), "evaluate_every": 4},
+        }
+        for name, value in fields.items():
+            group, field = name.split("__")
+            raw[group][field] = value
+        return parse(raw, "test")
+
+    return make
+
+
+Make = Callable[..., Settings]
+
+
+def test_a_training_learns_and_keeps_the_best_and_the_last(settings_of: Make) -> None:
+    settings, listener = settings_of(optimizer__epochs=6), Listener()
+    place = prepare(settings, report=listener).run()
+    assert place.step == len(listener.steps) == listener.steps[0].of
+    assert listener.steps[-1].loss < listener.steps[0].loss / 3
+    assert place.best == max(news.acceptance_length for news in listener.measurements)
+    best = checkpoint.load(settings.output.folder / "best")
+    assert best.config.kind == "EAGLE 3.1"
+    provenance = checkpoint.read_provenance(settings.output.folder / "best")
+    assert provenance.horizon == 3
+    assert provenance.target_digest.startswith("sha256:")
+    assert provenance.notes["acceptance_length"] == f"{place.best:.4f}"
+
+
+def test_a_new_drafter_begins_as_the_target_where_it_can(settings_of: Make, target_of: Callable[..., Any]) -> None:
+    drafter, target = prepare(settings_of()).drafter, target_of()
+    assert torch.equal(drafter.embed_tokens.weight, target.model.embed_tokens.weight)
+    assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_tokens])
+    assert drafter.config.aux_layer_ids == (2, 3)
+    assert all(parameter.eq(1).all() for name, parameter in drafter.named_parameters() if "norm" in name)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_same_settings_give_the_same_bits(settings_of: Make, *, packing: bool) -> None:
+    digests = []
+    for name in ("one", "two"):
+        settings = settings_of(name, data__packing=packing, data__max_length=96, optimizer__accumulate=2)
+        prepare(settings).run()
+        digests.append(checkpoint.digest(settings.output.folder / "last"))
+    assert digests[0] == digests[1]
+
+
+_CHILD = """
+import os, signal, sys
+from pathlib import Path
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
+from aerie_drafter.evaluate.target import Target
+from aerie_drafter.train import data
+from aerie_drafter.train.settings import read
+from aerie_drafter.train.setup import prepare
+
+class Kill:
+    def stepped(self, news):
+        if news.step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def measured(self, news):
+        pass
+
+prepare(read(Path(sys.argv[1])), report=Kill()).run()
+"""
+
+
+def run_child(program: str, settings: Settings, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A Python program in a process of its own, with the settings' file as its first argument."""
+    file, script = folder / "train.yaml", folder / "program.py"
+    file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+    script.write_text(program)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [sys.executable, *command, str(script), str(file)], capture_output=True, text=True, env=environment, timeout=240
+    )
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(settings_of: Make, tmp_path: Path) -> None:
+    whole, killed = settings_of("whole", optimizer__accumulate=1), settings_of("killed", optimizer__accumulate=1)
+    prepare(whole).run()
+    ended = run_child(_CHILD, killed, tmp_path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    again = prepare(killed)
+    assert again.resume()
+    assert again.place.step == 4  # of the seven that were done, those up to the last save
+    again.run()
+    for name in ("last", "best"):
+        assert checkpoint.digest(killed.output.folder / name) == checkpoint.digest(whole.output.folder / name)
+
+
+def test_the_measure_that_chooses_is_the_acceptance_length_of_serving(settings_of: Make) -> None:
+    """On answers that the target gave greedily, the walk counts the drafts and tokens that `aerie_drafter.evaluate` counts."""
+    trainer = prepare(settings_of(optimizer__epochs=20, optimizer__rows=4, drafter__draft_vocab_size=264, output__tokens=3))
+    target = trainer.settings.target.model
+    model = load_model(target, None, torch.float32, torch.device("cpu"))
+    pair = Pair(Target(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
+    prompts = [list(range(3 + index, 20 + 2 * index)) for index in range(24)]
+    answered = texts(pair, prompts, Asking(k=3, max_tokens=24))
+    marked = []
+    for prompt, text in zip(prompts, answered, strict=True):
+        counted = torch.zeros(len(text.tokens), dtype=torch.bool)
+        counted[len(prompt) : text.end] = True
+        marked.append((text.tokens, counted))
+    trainer.corpus = trainer.held_out = data.Corpus.of(marked)
+    trainer.lengths = trainer.corpus.lengths
+    trainer.run()
+    emitted = sum(int(counted.sum()) - 1 for _, counted in marked)  # the first token of each comes with the prompt
+    found = acceptance(pair, answered, 3)
+    assert found.accepted[1] > 0  # so that walks with accepted tokens are compared
+    assert trainer.measure()[0] == emitted / found.drafts
+
+
+def test_a_finished_training_started_again_changes_nothing(settings_of: Make) -> None:
+    settings = settings_of()
+    first = prepare(settings).run()
+    digest = checkpoint.digest(settings.output.folder / "last")
+    listener = Listener()
+    assert prepare(settings, report=listener).run() == first
+    assert listener.steps == []
+    assert checkpoint.digest(settings.output.folder / "last") == digest
+
+
+def test_other_settings_do_not_go_on_with_a_training(settings_of: Make) -> None:
+    prepare(settings_of()).run()
+    with pytest.raises(TrainingError, match=r"last: that training had loss.decay 0.8, and now it is 0.5; name another"):
+        prepare(settings_of(loss__decay=0.5)).run()
+
+
+_FULL = """
+import resource, sys
+from pathlib import Path
+from aerie_drafter.errors import CheckpointError
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
+from aerie_drafter.evaluate.target import Target
+from aerie_drafter.train import data
+from aerie_drafter.train.settings import read
+from aerie_drafter.train.setup import prepare
+
+class Fill:
+    def stepped(self, news):
+        if news.step == 6:  # after the save of step 4, before that of step 8
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    def measured(self, news):
+        pass
+
+try:
+    prepare(read(Path(sys.argv[1])), report=Fill()).run()
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_takes_no_more_costs_no_earlier_checkpoint(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of()
+    ended = run_child(_FULL, settings, tmp_path)
+    assert "cannot be written" in ended.stdout, ended.stderr
+    assert "the earlier one is untouched" in ended.stdout
+    again = prepare(settings)
+    assert again.resume()
+    assert again.place.step == 4
+    checkpoint.load(settings.output.folder / "best")
+    assert sorted(path.name for path in settings.output.folder.iterdir()) == ["best", "last"]
+
+
+def test_accumulated_batches_are_one_larger_batch(settings_of: Make) -> None:
+    """Up to rounding: the loss is a mean over positions, however they are grouped."""
+    losses = []
+    for name, rows, accumulate in (("one", 4, 1), ("two", 2, 2)):
+        listener = Listener()
+        fields = {"optimizer__rows": rows, "optimizer__accumulate": accumulate, "data__packing": True, "data__max_length": 64}
+        prepare(settings_of(name, **fields), report=listener).run()
+        losses.append([news.loss for news in listener.steps])
+    # Packed rows come in one order, so the same rows make a step either way.
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
+
+
+_TWO = """
+import sys
+from pathlib import Path
+from aerie_drafter.train import processes
+from aerie_drafter.evaluate.offline import Asking, Pair, acceptance, texts
+from aerie_drafter.evaluate.target import Target
+from aerie_drafter.train import data
+from aerie_drafter.train.settings import read
+from aerie_drafter.train.setup import prepare
+from aerie_drafter.train.states import InProcess, load_model, load_tokenizer
+from aerie_drafter.train.trainer import Silent
+
+class Tell(Silent):
+    def stepped(self, news):
+        print("loss", news.loss, news.gradient, flush=True)
+
+settings = read(Path(sys.argv[1]))
+with processes.join() as mine:
+    for shard in (False, True):
+        output = settings.output.model_copy(update={"folder": settings.output.folder / f"sharded {shard}"})
+        target = settings.target.model_copy(update={"shard": shard})
+        prepare(settings.model_copy(update={"output": output, "target": target}), processes=mine, report=Tell()).run()
+"""
+
+
+def test_two_processes_are_one_with_twice_the_rows_also_with_a_sharded_target(settings_of: Make, tmp_path: Path) -> None:
+    listener = Listener()
+    alone = settings_of("alone", optimizer__rows=4, optimizer__epochs=1)
+    prepare(alone, report=listener).run()
+    both = settings_of("both", optimizer__rows=2, optimizer__epochs=1)
+    ended = run_child(_TWO, both, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert ended.returncode == 0, ended.stderr
+    found = [tuple(map(float, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("loss ")]
+    count = len(listener.steps)
+    assert len(found) == 2 * count
+    for part in (found[:count], found[count:]):
+        assert [loss for loss, _ in part] == pytest.approx([news.loss for news in listener.steps], rel=1e-4)
+        assert [norm for _, norm in part] == pytest.approx([news.gradient for news in listener.steps], rel=1e-3)
+    target = Path(both.target.model)
+    one = checkpoint.load(alone.output.folder / "last", target=target)
+    for shard in (False, True):
+        two = checkpoint.load(both.output.folder / f"sharded {shard}" / "last", target=target)
+        for name, parameter in one.named_parameters():
+            torch.testing.assert_close(two.get_parameter(name), parameter, rtol=1e-3, atol=1e-4)
+
+
+def test_states_from_files_train_as_the_target_does(
+    settings_of: Make, tmp_path: Path, target_of: Callable[..., Any], tokenizer_of: Callable[..., Any]
+) -> None:
+    inside = settings_of("inside")
+    corpus = data.load(inside.data.train, tokenizer_of(), max_length=2048)
+    source, folder = InProcess(target_of(), (2, 3, 6)), tmp_path / "states"
+    folder.mkdir()
+    for index in range(len(corpus)):
+        tokens = corpus[index][0].long()
+        hidden = source.states(tokens.unsqueeze(0)).aux[0].view(len(tokens), 3, -1).contiguous()
+        save_file({"token_ids": tokens, "hidden_states": hidden}, folder / f"{index}.safetensors")
+    losses = []
+    for settings in (inside, settings_of("files", target__states=str(folder))):
+        listener = Listener()
+        prepare(settings, report=listener).run()
+        losses.append([news.loss for news in listener.steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
+
+
+def test_a_training_from_a_checkpoint_keeps_its_shape(settings_of: Make) -> None:
+    first = settings_of("first", drafter__fc_norm=False, drafter__norm_output=False)
+    prepare(first).run()
+    best = first.output.folder / "best"
+    second = prepare(settings_of("second", drafter__start=str(best)))
+    assert second.drafter.config.kind == "EAGLE 3"
+    assert torch.equal(second.drafter.fc.weight, checkpoint.load(best).fc.weight)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "said"),
+    [
+        ({"optimizer__rows": 40}, TrainingError, r"fewer rows than one step takes \(40 rows x 1 batches\)"),
+        ({"data__train": ["none.jsonl"]}, DataError, "none.jsonl: cannot be read"),
+        ({"target__model": "/none"}, TargetError, "target.model /none: its tokenizer cannot be loaded"),
+        ({"target__shard": True}, ConfigError, "target.shard is true, and this is one process: start it with torchrun"),
+        ({"drafter__aux_layer_ids": [2, 9]}, TargetError, "aux_layer_ids names layer 9, and the target has 6"),
+        ({"drafter__draft_vocab_size": 300}, ConfigError, "draft_vocab_size 300 is larger than vocab_size 264"),
+        ({"drafter__family": "deepseek_v2"}, TargetError, "the target's configuration has no kv_lora_rank"),
+        ({"drafter__start": "/none"}, CheckpointError, "/none"),
+        ({"data__chat_template": "/none"}, ConfigError, "data.chat_template /none: cannot be read"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(settings_of: Make, fields: dict[str, Any], kind: type[EagleError], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        prepare(settings_of(**fields))
+
+
+def test_a_gradient_that_is_no_number_ends_the_training(settings_of: Make) -> None:
+    trainer = prepare(settings_of())
+    with torch.no_grad():
+        trainer.drafter.fc.weight[0, 0] = float("nan")
+    with pytest.raises(TrainingError, match=r"step 1: the gradient is nan"):
+        trainer.run()
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(step, 100, 0.1, 2.0) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[10] == 2.0
+    assert 0 < rates[-1] < 0.01
+    assert rates[55] == pytest.approx(1.0)

@@ -1,0 +1,290 @@
+"""The loss of training-time test against a naive unroll, finite differences and an example by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aerie_drafter.config import DrafterConfig, Family, MlaDims
+from aerie_drafter.model import Drafter
+from aerie_drafter.train.ttt import Batch, Tally, TrainingTimeTest, survival, walk
+
+MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=8)
+
+
+def config(**changes: Any) -> DrafterConfig:
+    base: dict[str, Any] = {
+        "family": Family.LLAMA,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 23,
+        "draft_vocab_size": 17,
+        "target_hidden_size": 12,
+        "aux_layer_ids": (1, 2, 4),
+    }
+    return DrafterConfig(**base | changes)
+
+
+def drafter_of(settings: DrafterConfig, seed: int = 0) -> Drafter:
+    torch.manual_seed(seed)
+    drafter = Drafter(settings).double()
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    kept = torch.randperm(settings.vocab_size)[: settings.draft_vocab_size].sort().values
+    drafter.set_draft_vocabulary(kept)
+    return drafter
+
+
+def batch_of(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: int = 1) -> tuple[Batch, Tensor]:
+    torch.manual_seed(seed)
+    wide = settings.target_hidden_size
+    counted = torch.rand(rows, length) < 0.7
+    counted[-1, -2:] = False  # padding
+    batch = Batch(
+        tokens=torch.randint(settings.vocab_size, (rows, length)),
+        counted=counted,
+        aux=torch.randn(rows, length, len(settings.aux_layer_ids) * wide, dtype=torch.float64),
+        final=torch.randn(rows, length, wide, dtype=torch.float64),
+    )
+    return batch, torch.randn(settings.vocab_size, wide, dtype=torch.float64)
+
+
+class NaiveMemory:
+    """One softmax over all keys of all steps side by side, under the mask that says which of them a query may see."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        return torch.tensor([len(self.keys) + column for column in range(length)], device=device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.keys.append(key)
+        self.values.append(value)
+        length = query.shape[2]
+        visible = torch.zeros(length, len(self.keys) * length, dtype=torch.bool)
+        for t in range(length):
+            for step in range(len(self.keys)):
+                for j in range(length):
+                    visible[t, step * length + j] = j <= t if step == 0 else j == t
+        scores = query @ torch.cat(self.keys, 2).transpose(-1, -2) * scale
+        return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ torch.cat(self.values, 2)
+
+
+def naive(drafter: Drafter, batch: Batch, teacher: Tensor, horizon: int, decay: float) -> tuple[Tensor, list[float], Tensor]:
+    """(weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
+    rows, length = batch.tokens.shape
+    memory, hidden = NaiveMemory(), drafter.fuse(batch.aux[:, :-1])
+    total = torch.zeros((), dtype=torch.float64)
+    counts = [0.0] * horizon
+    agreed = torch.zeros(horizon, rows, length - 1, dtype=torch.bool)
+    kept = drafter.draft_tokens.tolist()
+    for step in range(horizon):
+        read = torch.zeros(rows, length - 1, dtype=torch.long)
+        for t in range(length - 1):
+            if t + 1 + step < length:
+                read[:, t] = batch.tokens[:, t + 1 + step]
+        normed, hidden = drafter(read, hidden, memory)
+        for row in range(rows):
+            for t in range(length - 1):
+                predicted = t + 2 + step
+                if predicted >= length or not batch.counted[row, predicted]:
+                    continue
+                full = teacher @ batch.final[row, t + 1 + step]
+                logits = drafter.lm_head(normed[row, t])
+                agreed[step, row, t] = kept[int(logits.argmax())] == int(full.argmax())
+                if int(full.argmax()) not in kept:
+                    continue
+                p, q = full[kept].softmax(0), logits.softmax(0)
+                total = total + decay**step * (p * (p.log() - q.log())).sum()
+                counts[step] += 1
+    return total, counts, agreed
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eagle3": {},
+    "eagle3.1": {"fc_norm": True, "norm_output": True},
+    "norm_before_fc": {"norm_before_fc": True, "norm_before_residual": True},
+    "qwen3": {"family": Family.QWEN3, "fc_norm": True, "norm_output": True},
+    "mla": {"family": Family.MLA, "mla": MLA, "fc_norm": True, "norm_output": True},
+    "whole vocabulary": {"draft_vocab_size": 23},
+}
+
+
+@pytest.mark.parametrize("slice_elements", [2**20, 23 * 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_elements: int) -> None:
+    settings = config(**VARIANTS[variant])
+    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    expected, counts, agreed = naive(drafter, batch, teacher, 4, 0.8)
+    expected.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.requires_grad}
+    drafter.zero_grad()
+
+    found = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
+    found.total.backward()
+
+    torch.testing.assert_close(found.total, expected, rtol=1e-10, atol=1e-10)
+    assert found.tally.values[0].tolist() == counts
+    assert torch.equal(found.agreed, agreed)
+    for name, parameter in drafter.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
+    assert drafter.embed_tokens.weight.grad is None
+
+
+def test_gradcheck() -> None:
+    settings = config(hidden_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=4, intermediate_size=4)
+    settings = dataclasses.replace(settings, target_hidden_size=3, aux_layer_ids=(1,), vocab_size=6, draft_vocab_size=5)
+    drafter = drafter_of(dataclasses.replace(settings, norm_output=True))
+    batch, teacher = batch_of(settings, rows=1, length=6)
+    loss = TrainingTimeTest(drafter, teacher, horizon=3)
+    names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
+
+    def total(*values: Tensor) -> Tensor:
+        found = torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch,))
+        assert isinstance(found.total, Tensor)
+        return found.total
+
+    values = tuple(loss.get_parameter(name).detach().clone().requires_grad_() for name in names)
+    assert torch.autograd.gradcheck(total, values)
+
+
+def test_without_gradients_the_figures_are_the_same() -> None:
+    settings = config()
+    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    loss = TrainingTimeTest(drafter, teacher, horizon=3)
+    with torch.no_grad():
+        quiet = loss(batch)
+    assert not quiet.total.requires_grad
+    assert torch.equal(quiet.total, loss(batch).total)
+
+
+def test_a_batch_with_nothing_counted_has_loss_and_gradients_of_zero() -> None:
+    settings = config()
+    drafter, (batch, teacher) = drafter_of(settings), batch_of(settings)
+    batch = dataclasses.replace(batch, counted=torch.zeros_like(batch.counted))
+    found = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
+    found.total.backward()
+    assert found.total.item() == 0
+    assert found.tally.positions == 0
+    assert found.tally.conditional == [0, 0, 0]
+    assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters() if p.requires_grad)
+
+
+class Echo(torch.nn.Module):
+    """A drafter of two tokens that says which token it read: logits (0, ln 3) after token 1, (ln 3, 0) after token 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(1, 1, bias=False)
+        self.lm_head = torch.nn.Linear(2, 2, bias=False)
+        torch.nn.init.eye_(self.lm_head.weight)
+        self.draft_tokens = torch.arange(2)
+        self.t2d = torch.ones(2, dtype=torch.bool)
+        self.read: list[list[int]] = []
+
+    def fuse(self, aux: Tensor) -> Tensor:
+        return aux
+
+    def forward(self, tokens: Tensor, hidden: Tensor, _: object) -> tuple[Tensor, Tensor]:
+        self.read.append(tokens[0].tolist())
+        return torch.nn.functional.one_hot(tokens, 2).float() * torch.log(torch.tensor(3.0)), hidden
+
+
+def test_position_shifts_by_hand() -> None:
+    """Tokens x0..x4 = 0 1 1 0 1, of which x3 and x4 are to be learnt; horizon 2, decay 0.5.
+
+    The target is sure at once: its state at a place is 40 times the one-hot of the token it predicts, and its lm_head is the
+    identity. At place 2 it predicts 1 (the text says x3 = 0), at place 3 it predicts 1 (x4 = 1); the other places predict 0.
+
+    Columns t = 0..3. In step 0 they read x1 x2 x3 x4 = 1 1 0 1, in step 1 x2 x3 x4 - = 1 0 1 0 (the last ran out of text).
+    x3 is predicted at place 2: taught in step 0 to column 1, which reads x2 = 1; in step 1 to column 0, which reads x2 = 1.
+    x4 is predicted at place 3: taught in step 0 to column 2, which reads x3 = 0; in step 1 to column 1, which reads x3 = 0.
+
+    After reading 1 the drafter gives token 1 the chance 3/4, after reading 0 it gives it 1/4. The target says 1 both times:
+        step 0:  ln 4/3 + ln 4 = ln 16/3           step 1: the same, with weight 1/2
+        total = 1.5 x ln 16/3 = 2.5110
+    It agrees where it read 1: step 0 in column 1, step 1 in column 0.
+    Columns counted in step 0: 1 and 2, of which 1 agrees. Counted in steps 0 and 1: only column 1, which agreed in step 0 and
+    not in step 1. So per step: conditional 1/2 and 0/1, unconditional 1/2 and 0/1.
+    """
+    final = torch.zeros(1, 5, 2)
+    for place, token in enumerate([0, 0, 1, 1, 0]):
+        final[0, place, token] = 40.0
+    batch = Batch(
+        tokens=torch.tensor([[0, 1, 1, 0, 1]]),
+        counted=torch.tensor([[False, False, False, True, True]]),
+        aux=torch.zeros(1, 5, 1),
+        final=final,
+    )
+    echo = Echo()
+    found = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
+    assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
+    assert found.total.item() == pytest.approx(2.5110, abs=1e-4)
+    assert found.tally.positions == 2
+    assert found.agreed[:, 0].tolist() == [[False, True, False, False], [True, False, False, False]]
+    assert found.tally.conditional == [0.5, 0.0]
+    assert found.tally.unconditional == [0.5, 0.0]
+
+
+def test_survival_counts_only_columns_whose_steps_are_all_counted() -> None:
+    counted = torch.tensor([[False, False, True, True, True, False]])
+    agreed = torch.ones(3, 1, 5, dtype=torch.bool)
+    agreed[1, 0, 0] = False
+    # Columns 0, 1 and 2 predict tokens 2, 3 and 4; with a second step only 0 and 1 stay inside, with a third only 0.
+    assert survival(agreed, counted).tolist() == [[3, 2, 1], [3, 2, 0], [3, 1, 0]]
+
+
+def test_a_walk_goes_on_after_the_accepted_tokens_and_the_bonus() -> None:
+    # Tokens 2..9 counted; 2 is the prompt's. Column t drafts token t + 2.
+    counted = torch.tensor([[False, False] + [True] * 8])
+    agreed = torch.zeros(3, 1, 9, dtype=torch.bool)
+    agreed[:2, 0, 1] = True  # drafts 3 and 4: both accepted, 5 is the bonus
+    agreed[1, 0, 4] = True  # drafts 6: its first is refused, so the second does not help; 6 is emitted by verification
+    agreed[:, 0, 5] = True  # drafts 7, 8, 9: all accepted, and the bonus would be beyond the end
+    assert walk(agreed, counted, 3) == (3 + 1 + 3, 3)
+    # K = 1: drafts at 3 (4 the bonus), 5, 6 (its draft is refused), 7 (8 the bonus), 9
+    assert walk(agreed, counted, 1) == (2 + 1 + 1 + 2 + 1, 5)
+
+
+def test_tallies_add_up() -> None:
+    one = Tally(torch.arange(10, dtype=torch.float64).view(5, 2))
+    assert torch.equal((one + Tally.empty(2) + one).values, 2 * one.values)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm then takes its plain form
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_bfloat16_the_loss_is_about_the_same(variant: str) -> None:
+    settings = config(**VARIANTS[variant])
+    drafter, (batch, teacher) = drafter_of(settings).float(), batch_of(settings)
+    exact = Batch(batch.tokens, batch.counted, batch.aux.float(), batch.final.float())
+    rounded = Batch(batch.tokens, batch.counted, batch.aux.bfloat16(), batch.final.bfloat16())
+    expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).total.item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
+    found.total.backward()
+    assert found.total.dtype == torch.float32
+    assert found.total.item() == pytest.approx(expected, rel=0.03)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters() if p.requires_grad)
+
+
+def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
+    settings = config()
+    drafter, other = drafter_of(settings), drafter_of(settings)
+    order = torch.randperm(settings.draft_vocab_size)
+    other.lm_head.weight.data = drafter.lm_head.weight.data[order]
+    other.d2t = drafter.draft_tokens[order] - torch.arange(settings.draft_vocab_size)
+    batch, teacher = batch_of(settings, rows=8, length=20)
+    expected, found = (TrainingTimeTest(one, teacher)(batch) for one in (drafter, other))
+    assert expected.agreed.any()
+    assert torch.equal(found.agreed, expected.agreed)
+    torch.testing.assert_close(found.total, expected.total)

@@ -1,0 +1,210 @@
+"""The catalog: its own rows, who matches what, what is chosen, and a user's rows with their faults."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aerie.engine.models.drafter_catalog import (
+    CatalogEntry,
+    CatalogError,
+    DrafterCatalog,
+    DrafterKind,
+    NoMatchingDrafter,
+    load_published_catalog,
+    parse_catalog,
+)
+
+LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
+KIMI = {"model_type": "kimi_k25", "text_config": {"hidden_size": 7168, "num_hidden_layers": 61, "vocab_size": 163840}}
+
+
+def test_published_rows_are_sound() -> None:
+    entries = load_published_catalog().entries
+    assert len(entries) > 50
+    pairs = [(target, entry.repo, entry.kind) for entry in entries for target in entry.targets]
+    assert len(set(pairs)) == len(pairs)
+    for entry in entries:
+        assert all("/" in target for target in entry.targets)
+        assert entry.repo is None or "/" in entry.repo
+        assert all(1 <= value <= (entry.tokens or 15) + 1 for value in entry.acceptance.values()), entry
+    assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 8
+
+
+@pytest.mark.parametrize(
+    ("target", "repo", "by"),
+    [
+        ("moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "name"),
+        ("moonshotai/kimi-k2.6@0123456789", "lightseekorg/kimi-k2.6-eagle3.1-mla", "name"),
+        ("Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "name"),
+        ("nvidia/Kimi-K2.6-NVFP4", "lightseekorg/kimi-k2.6-eagle3.1-mla", "name"),
+        ("someone/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla", "copy"),
+        ("someone/Kimi-K2.6-FP8-dynamic", "lightseekorg/kimi-k2.6-eagle3.1-mla", "copy"),
+        ("moonshotai/Kimi-K2.7-Code", "lightseekorg/kimi-k2.7-coder-eagle3.1-mla", "copy"),
+        ("openai/gpt-oss-120b", "Dogacel/specdrift-gpt-oss-120b-eagle3", "name"),
+        ("RedHatAI/Qwen3-8B-quantized.w4a16", "RedHatAI/Qwen3-8B-speculator.eagle3", "copy"),
+        ("deepseek-ai/DeepSeek-V3", None, "name"),
+    ],
+)
+def test_best_match_by_name(target: str, repo: str | None, by: str) -> None:
+    best = load_published_catalog().find_matches(target)[0]
+    assert (best.entry.repo, best.reason) == (repo, by)
+
+
+def test_eagle31_comes_first_and_what_aerie_does_not_run_last() -> None:
+    kinds = [match.entry.kind for match in load_published_catalog().find_matches("openai/gpt-oss-20b")]
+    assert kinds == [DrafterKind.EAGLE31, DrafterKind.EAGLE3, DrafterKind.P_EAGLE]
+    assert [kind.is_supported for kind in kinds] == [True, True, False]
+
+
+def test_a_model_under_another_name_is_recognised_by_its_sizes() -> None:
+    assert load_published_catalog().find_matches("/models/mine") == []
+    by_sizes = load_published_catalog().find_matches("/models/mine", LLAMA)
+    assert {match.reason for match in by_sizes} == {"sizes"}
+    assert {match.entry.targets[0] for match in by_sizes} == {"meta-llama/Llama-3.1-8B-Instruct"}
+    assert load_published_catalog().find_matches("/models/mine", KIMI)[0].entry.kind is DrafterKind.EAGLE31
+    assert load_published_catalog().find_matches("/models/mine", LLAMA | {"vocab_size": 7}) == []
+
+
+def test_omitted_drafter_is_the_eagle31_of_this_very_target() -> None:
+    for target in ("nvidia/Kimi-K2.6-NVFP4", "moonshotai/Kimi-K2.6"):
+        chosen = load_published_catalog().select_drafter(target)
+        assert isinstance(chosen, CatalogEntry)
+        assert chosen.repo == "lightseekorg/kimi-k2.6-eagle3.1-mla"
+        assert chosen.kind is DrafterKind.EAGLE31
+        assert chosen.revision is not None
+
+
+@given(st.sampled_from(sorted({target for entry in load_published_catalog().entries for target in entry.targets})))
+def test_what_is_chosen_can_be_run_and_is_pinned(target: str) -> None:
+    chosen = load_published_catalog().select_drafter(target)
+    if isinstance(chosen, CatalogEntry):
+        assert chosen.kind.is_supported
+        assert chosen.repo is not None
+        assert chosen.revision is not None
+    else:
+        assert "To serve without a drafter, write spec.speculation.tokens: 0." in chosen.message
+
+
+@pytest.mark.parametrize(
+    ("target", "repo"),
+    [
+        ("moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"),
+        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+    ],
+)
+def test_widely_used_targets_have_a_drafter_at_a_commit(target: str, repo: str) -> None:
+    chosen = load_published_catalog().select_drafter(target)
+    assert isinstance(chosen, CatalogEntry)
+    assert chosen.repo == repo
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "said"),
+    [
+        (
+            "Qwen/Qwen3-32B",
+            None,
+            "that is pinned to a commit; it has RedHatAI/Qwen3-32B-speculator.eagle3 (EAGLE 3), ",
+        ),
+        (
+            "openai/gpt-oss-20b",
+            None,
+            "it has Dogacel/specdrift-gpt-oss-20b-eagle3 (EAGLE 3.1), RedHatAI/gpt-oss-20b-speculator.eagle3 (EAGLE 3): write ",
+        ),
+        (
+            "openai/gpt-oss-20b",
+            None,
+            "one of them as spec.drafter.source.huggingFace, such as {repo: Dogacel/specdrift-gpt-oss-20b-eagle3, revision: <its",
+        ),
+        ("Qwen/Qwen3-9B", None, "the nearest targets that it has are Qwen/Qwen3-8B, "),
+        ("x/y", None, "no drafter for x/y; name a drafter in spec.drafter.source, or train one."),
+        ("/models/mine", KIMI, "no drafter for /models/mine; it has lightseekorg/kimi-k2.6-eagle3.1-mla, "),
+        ("/models/mine", KIMI, " for models of the same sizes: name one in spec.drafter.source if it is for this model."),
+        ("deepseek-ai/DeepSeek-V3", None, "the nearest targets that it has are deepseek-ai/DeepSeek-V3"),
+    ],
+)
+def test_no_drafter_is_chosen_by_sizes_or_of_another_kind_or_without_a_commit(
+    target: str, config: dict[str, object] | None, said: str
+) -> None:
+    chosen = load_published_catalog().select_drafter(target, config)
+    assert isinstance(chosen, NoMatchingDrafter)
+    assert said in chosen.message
+
+
+def test_users_rows_come_first_among_equals() -> None:
+    row = """
+        targets = ["moonshotai/Kimi-K2.6"]
+        repo = "me/kimi-drafter"
+        kind = "eagle3.1"
+        tokens = 5
+        revision = "0123456789012345678901234567890123456789"
+        acceptance = { "our traffic" = 3 }
+        shape = { model_type = "kimi_k2", hidden_size = 7168, layers = 61, vocab_size = 163840 }
+    """
+    chosen = load_published_catalog().with_user_entries({"mine": row}).select_drafter("moonshotai/Kimi-K2.6")
+    assert isinstance(chosen, CatalogEntry)
+    assert (chosen.repo, chosen.tokens, chosen.acceptance, chosen.source) == (
+        "me/kimi-drafter",
+        5,
+        {"our traffic": 3.0},
+        "your own entry",
+    )
+    assert chosen.revision is not None
+    assert chosen.shape is not None
+    assert chosen.shape.model_type == ("kimi_k2",)
+
+
+GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"kind": None},
+            "the catalog entry 'mine' has no 'kind': it must be one of eagle3.1, eagle3, p-eagle, dflash, dspark, mtp.",
+        ),
+        ({"kind": '"eagle4"'}, "the catalog entry 'mine': 'kind' is 'eagle4': it must be one of eagle3.1, "),
+        ({"targets": '"a/b"'}, "'targets' is 'a/b': it must be a list of repositories"),
+        ({"targets": "[]"}, "'targets' is []: it must be"),
+        ({"targets": '["a b"]'}, "'targets' is ['a b']"),
+        ({"repo": None}, "has no 'repo': it must be the drafter's repository"),
+        ({"repo": '"/etc/passwd"'}, "'repo' is '/etc/passwd'"),
+        ({"tokens": "0"}, "'tokens' is 0: it must be a whole number from 1 to 64"),
+        ({"tokens": "true"}, "'tokens' is True"),
+        ({"acceptance": "2.5"}, "'acceptance' is 2.5: it must be a table of workloads"),
+        ({"acceptance": "{ a = 0.5 }"}, "'acceptance' is {'a': 0.5}"),
+        ({"revision": '"main"'}, "'revision' is 'main': it must be a full commit"),
+        ({"shape": '"llama"'}, "'shape' is 'llama': it must be a table with model_type, hidden_size, layers, vocab_size"),
+        ({"shape": "{ model_type = 3 }"}, "the catalog entry 'mine': 'shape' is {'model_type': 3}: it must have model_type"),
+        ({"notes": "3"}, "'notes' is 3: it must be a text"),
+        ({"color": "3"}, "has the field 'color', which there is not: its fields are targets, repo, "),
+        ({"kind": "eagle3"}, "the catalog entry 'mine' is not TOML: "),
+    ],
+)
+def test_faults_of_a_users_row_name_row_and_field(changes: dict[str, str | None], said: str) -> None:
+    fields = {**GOOD, **changes}
+    text = "\n".join(f"{name} = {value}" for name, value in fields.items() if value is not None)
+    with pytest.raises(CatalogError) as caught:
+        load_published_catalog().with_user_entries({"mine": text})
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("the catalog entry 'mine'")
+
+
+def test_faults_of_the_catalog_name_the_row() -> None:
+    with pytest.raises(CatalogError, match=r"the catalog's row 1 \(c/d\) has no 'source'"):
+        parse_catalog('[[drafter]]\ntargets = ["a/b"]\nkind = "eagle3"\nrepo = "c/d"')
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(
+    st.text(max_size=60),
+    st.dictionaries(st.sampled_from(["model_type", "hidden_size", "text_config"]), st.integers() | st.none()),
+)
+def test_any_target_has_an_answer(target: str, config: dict[str, object]) -> None:
+    assert isinstance(load_published_catalog().select_drafter(target, config), CatalogEntry | NoMatchingDrafter)
+    assert DrafterCatalog(()).find_matches(target, config) == []

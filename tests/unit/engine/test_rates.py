@@ -1,0 +1,300 @@
+"""What windows say, and what they refuse to say: against real pages, and against engines whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from aerie.engine.metrics import rates
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.histogram import Histogram, Quantile
+from aerie.engine.metrics.rates import Bounds, Unknown
+from aerie.engine.metrics.sample import Counters, SpeculationCounters, diff_samples
+from aerie.engine.speculation import Adaptive, Off, Schedule, ScheduleTier, SpeculationSetting, Static
+
+EMPTY = Histogram((1.0, math.inf), (0.0, 0.0), 0.0)
+
+
+def window(
+    speculation: SpeculationCounters | None = None,
+    *,
+    requests: int = 0,
+    cached: int = 0,
+    preemptions: int = 0,
+    **more: float,
+) -> Counters:
+    base = Counters(
+        generation_tokens=0.0,
+        prompt_tokens=100.0 * requests,
+        computed_prompt_tokens=100.0 * requests - cached,
+        prefix_cache_queries=0.0,
+        prefix_cache_hits=0.0,
+        preemptions=preemptions,
+        finished={},
+        request_steps=0.0,
+        step_seconds=0.0,
+        iterations=0.0,
+        queued_requests=0.0,
+        queue_seconds=0.0,
+        time_to_first_token=Histogram((1.0, math.inf), (float(requests), float(requests)), 0.5 * requests),
+        time_per_output_token=EMPTY,
+        speculation=speculation,
+    )
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def counted(drafts: list[tuple[int, int]], positions: int) -> SpeculationCounters:
+    """What vLLM's counters say after these drafts, each (draft tokens, accepted)."""
+    accepted = [sum(1.0 for _, kept in drafts if kept > position) for position in range(positions)]
+    return SpeculationCounters(float(len(drafts)), float(sum(k for k, _ in drafts)), sum(accepted), tuple(accepted))
+
+
+def drafts_of(lengths: list[int]) -> st.SearchStrategy[list[tuple[int, int]]]:
+    one = st.sampled_from(lengths).flatmap(lambda length: st.tuples(st.just(length), st.integers(0, length)))
+    return st.lists(one, min_size=1, max_size=60)
+
+
+def truth(drafts: list[tuple[int, int]], position: int) -> float | None:
+    """The share accepted at this position of the drafts that reached it."""
+    reached = [kept for length, kept in drafts if length > position]
+    return sum(kept > position for kept in reached) / len(reached) if reached else None
+
+
+# ------------------------------------------------------------------------------------------------------------- acceptance
+def test_real_vllm() -> None:
+    data = Path(__file__).parent / "data"
+    scrapes = [parse_exposition((data / f"vllm-0.32.0-ngram-{n}.prom").read_bytes()) for n in (1, 2)]
+    real = diff_samples(scrapes[0], scrapes[1])
+    assert isinstance(real, Counters)
+    assert rates.acceptance_length(real, Static(3)) == Bounds(1 + 224 / 177, 1 + 224 / 177)
+    assert rates.mean_draft_length(real) == 425 / 177
+    assert rates.draft_coverage(real, Static(3)) == Bounds(177 / 303, 177 / 303)
+    assert rates.mean_batch(real) == Bounds(303 / 107, 303 / 107)
+    assert rates.tokens_per_step(real) == 512 / 303
+    # Accepted tokens behind the end of a request are counted and not emitted.
+    assert 512 / 303 < 1 + 224 / 303
+    tpot = rates.time_per_output_token(real)
+    interval = rates.mean_step_interval(real)
+    assert isinstance(tpot, float)
+    assert isinstance(interval, float)
+    assert tpot == pytest.approx(interval / (512 / 303))
+    survival = rates.survival_by_position(real, Static(3))
+    assert isinstance(survival, tuple)
+    # Prompt lookup finds fewer than 3 tokens at times, so that deep positions are bounded only.
+    assert [bounds.low for bounds in survival] == [125 / 177, 61 / 177, 38 / 177]
+    assert not survival[2].is_exact
+
+
+@given(drafts_of([3]), st.integers(0, 20), st.integers(0, 20))
+def test_dummy_drafts_are_bounded(drafts: list[tuple[int, int]], dummies: int, more_requests: int) -> None:
+    """Whatever share of the requests was padded, the truth lies between the bounds."""
+    seen = counted(drafts + [(3, 0)] * dummies, 3)
+    made = window(seen, requests=dummies + more_requests, cached=100 * dummies)
+    length = rates.acceptance_length(made, Static(3))
+    assert isinstance(length, Bounds)
+    assert length.low <= 1 + sum(kept for _, kept in drafts) / len(drafts) + 1e-9
+    assert 1 + sum(kept for _, kept in drafts) / len(drafts) <= length.high + 1e-9
+    survival = rates.survival_by_position(made, Static(3))
+    assert isinstance(survival, tuple)
+    for position, bounds in enumerate(survival):
+        expected = truth(drafts, position)
+        assert expected is not None
+        assert bounds.low - 1e-9 <= expected <= bounds.high + 1e-9
+
+
+def test_dummy_drafts_as_real_vllm_counted_them() -> None:
+    """8 equal prompts of one block and one token, 1 token of output each, K = 3: no verification at all, and 7 drafts counted.
+
+    vLLM 0.32.0 as in data/README.md, in a run of its own.
+    """
+    seen = window(SpeculationCounters(7, 21, 0, (0, 0, 0)), requests=8, prompt_tokens=8 * 129.0, computed_prompt_tokens=136.0)
+    assert rates.true_drafts(seen, Static(3)) == Bounds(0, 7)
+    assert rates.acceptance_length(seen, Static(3)) == Bounds(1, 4)
+
+
+@given(drafts_of([1, 2, 3]))
+def test_cut_drafts_are_bounded(drafts: list[tuple[int, int]]) -> None:
+    survival = rates.survival_by_position(window(counted(drafts, 3)), Static(3))
+    assert isinstance(survival, tuple)
+    for position, bounds in enumerate(survival):
+        expected = truth(drafts, position)
+        assert bounds.low <= bounds.high <= 1
+        if expected is not None:
+            assert bounds.low - 1e-9 <= expected <= bounds.high + 1e-9
+
+
+@given(drafts_of([3]), st.integers(0, 50))
+def test_without_cached_prompts_or_cut_drafts_all_is_exact(drafts: list[tuple[int, int]], requests: int) -> None:
+    made = window(counted(drafts, 3), requests=requests)
+    length = rates.acceptance_length(made, Static(3))
+    survival = rates.survival_by_position(made, Static(3))
+    assert isinstance(length, Bounds)
+    assert length.is_exact
+    assert isinstance(survival, tuple)
+    assert all(bounds.is_exact for bounds in survival)
+    assert [bounds.low for bounds in survival] == [truth(drafts, position) for position in range(3)]
+    assert length.low == pytest.approx(1 + sum(bounds.low for bounds in survival))
+
+
+TWO_TIERS = Schedule((ScheduleTier(1, 4, 4), ScheduleTier(5, 64, 2)), 4)
+
+
+@given(drafts_of([2, 4]), st.integers(0, 50))
+def test_two_tiers_are_solved_exactly(drafts: list[tuple[int, int]], requests: int) -> None:
+    """Also with prompts from the cache: nothing is padded under a schedule."""
+    survival = rates.survival_by_position(window(counted(drafts, 4), requests=requests, cached=100 * requests), TWO_TIERS)
+    assert isinstance(survival, tuple)
+    for position, bounds in enumerate(survival):
+        expected = truth(drafts, position)
+        if expected is None:  # no draft reached this position
+            assert bounds.low == 0
+        else:
+            assert bounds.low == pytest.approx(expected)
+            assert bounds.is_exact
+
+
+def test_one_tier_that_drafts_is_like_a_fixed_number() -> None:
+    schedule = Schedule((ScheduleTier(1, 8, 3), ScheduleTier(9, 64, 0)), 3)
+    survival = rates.survival_by_position(window(counted([(3, 3), (3, 1)], 3), requests=9, cached=900), schedule)
+    assert survival == (Bounds(1, 1), Bounds(0.5, 0.5), Bounds(0.5, 0.5))
+
+
+def test_three_tiers_are_bounded() -> None:
+    schedule = Schedule((ScheduleTier(1, 2, 5), ScheduleTier(3, 8, 3), ScheduleTier(9, 64, 1)), 5)
+    found = rates.survival_by_position(window(counted([(5, 2), (1, 1)], 5)), schedule)  # or two drafts of 3
+    assert found == (Bounds(1, 1), Bounds(0.5, 1), Bounds(0, 0), Bounds(0, 1), Bounds(0, 1))
+    wrong = rates.survival_by_position(window(counted([(5, 2), (9, 9)], 5)), schedule)
+    assert isinstance(wrong, Unknown)
+    assert "drafts of 1 and 5" in wrong.message
+
+
+@given(st.lists(st.sampled_from([(1, 1), (3, 2), (3, 3), (5, 1), (5, 5)]), min_size=1, max_size=30))
+def test_the_bounds_of_three_tiers_hold_the_truth(drafts: list[tuple[int, int]]) -> None:
+    schedule = Schedule((ScheduleTier(1, 2, 5), ScheduleTier(3, 8, 3), ScheduleTier(9, 64, 1)), 5)
+    offered = rates.drafts_by_position(window(counted(drafts, 5)), schedule)
+    assert isinstance(offered, tuple)
+    for position, bounds in enumerate(offered):
+        true = sum(length > position for length, _ in drafts)
+        assert bounds.low - 1e-9 <= true <= bounds.high + 1e-9
+    assert rates.acceptance_length(window(counted([(5, 2), (1, 1)], 5)), schedule) == Bounds(2.5, 2.5)
+
+
+@pytest.mark.parametrize("drafts", [[(1, 0), (1, 1)], [(3, 0), (1, 0), (1, 0)]])
+def test_drafted_tokens_that_no_two_tiers_make(drafts: list[tuple[int, int]]) -> None:
+    found = rates.survival_by_position(window(counted(drafts, 4)), TWO_TIERS)
+    assert isinstance(found, Unknown)
+    assert "do not come from drafts of 2 and 4" in found.message
+
+
+def test_few_cut_drafts_do_not_hide_a_tier() -> None:
+    drafts = [(2, 1)] * 500 + [(1, 0)]
+    survival = rates.survival_by_position(window(counted(drafts, 4)), TWO_TIERS)
+    assert isinstance(survival, tuple)
+    assert survival[0].low == 500 / 501
+
+
+@given(drafts_of([3]), st.data())
+def test_adaptive_verification_gives_lower_bounds(drafts: list[tuple[int, int]], data: st.DataObject) -> None:
+    """What the device trims is booked as not accepted: the truth without trimming is never below the bound."""
+    trimmed = [(3, data.draw(st.integers(0, kept))) for _, kept in drafts]
+    length = rates.acceptance_length(window(counted(trimmed, 3)), Adaptive(3))
+    survival = rates.survival_by_position(window(counted(trimmed, 3)), Adaptive(3))
+    assert isinstance(length, Bounds)
+    assert length.low <= 1 + sum(kept for _, kept in drafts) / len(drafts) <= length.high == 4
+    assert isinstance(survival, tuple)
+    for position, bounds in enumerate(survival):
+        expected = truth(drafts, position)
+        assert expected is not None
+        assert bounds.low <= expected <= bounds.high == 1
+
+
+@pytest.mark.parametrize("setting", [Static(3), Adaptive(3), Schedule((ScheduleTier(1, 4, 3),), 3)])
+def test_no_drafts_no_acceptance(setting: SpeculationSetting) -> None:
+    for speculation, why in ((None, rates.NOT_SPECULATING), (SpeculationCounters(0, 0, 0, (0, 0, 0)), rates.NO_DRAFTS)):
+        assert rates.acceptance_length(window(speculation), setting) == why
+        assert rates.survival_by_position(window(speculation), setting) == why
+        assert rates.mean_draft_length(window(speculation)) == why
+
+
+def test_off_has_no_acceptance_even_where_counters_are() -> None:
+    assert rates.acceptance_length(window(counted([(3, 1)], 3)), Off()) == rates.NOT_SPECULATING
+
+
+def test_the_positions_are_those_of_the_setting() -> None:
+    found = rates.survival_by_position(window(counted([(3, 1)], 3)), Static(5))
+    assert found == Unknown("the engine counts 3 positions, not the 5 of the setting '5'.")
+
+
+def test_everything_padded_bounds_to_everything() -> None:
+    made = window(counted([(3, 0)] * 4, 3), requests=9, cached=900)
+    assert rates.acceptance_length(made, Static(3)) == Bounds(1, 4)
+    assert rates.survival_by_position(made, Static(3)) == (Bounds(0, 1),) * 3
+
+
+def test_preempted_requests_may_be_padded_again() -> None:
+    assert rates.true_drafts(window(counted([(3, 1)] * 9, 3), requests=2, cached=1, preemptions=3), Static(3)) == Bounds(5, 9)
+
+
+# --------------------------------------------------------------------------------------------------- batch, latency, load
+def test_several_api_servers_bound_the_batch() -> None:
+    made = window(requests=4, request_steps=600.0, iterations=300.0)
+    assert rates.mean_batch(made) == Bounds(2, 2)
+    assert rates.mean_batch(made, api_servers=3) == Bounds(2, 6)
+    assert rates.mean_prefill_tokens(made, api_servers=2) == Bounds(400 / 300, 800 / 300)
+    with pytest.raises(ValueError, match="at least 1 API-server"):
+        rates.mean_batch(made, api_servers=0)
+    with pytest.raises(ValueError, match="at least 1 API-server"):
+        rates.mean_prefill_tokens(made, api_servers=0)
+
+
+@given(st.integers(1, 50), st.integers(1, 200), st.integers(1, 5), st.floats(0.001, 0.1))
+def test_time_per_token_is_the_step_over_its_tokens(requests: int, steps: int, tokens: int, seconds: float) -> None:
+    """Requests that get `tokens` each step: the step interval says nothing of it, the time per token does."""
+    assume(requests * steps > 0)
+    made = window(
+        requests=requests,
+        generation_tokens=float(requests * (1 + steps * tokens)),
+        request_steps=float(requests * steps),
+        step_seconds=requests * steps * seconds,
+    )
+    assert rates.mean_step_interval(made) == pytest.approx(seconds)
+    assert rates.time_per_output_token(made) == pytest.approx(seconds / tokens)
+    assert rates.tokens_per_step(made) == pytest.approx(tokens)
+
+
+def test_a_window_without_traffic_says_so() -> None:
+    idle = window()
+    assert rates.mean_batch(idle) == rates.NO_STEPS
+    assert rates.mean_prefill_tokens(idle) == rates.NO_STEPS
+    assert rates.draft_coverage(window(counted([(3, 1)], 3)), Static(3)) == rates.NO_STEPS
+    assert rates.draft_coverage(idle, Off()) == rates.NOT_SPECULATING
+    assert rates.mean_step_interval(idle) == rates.NO_STEPS
+    assert rates.time_per_output_token(idle) == rates.NO_STEPS
+    assert rates.time_per_output_token_quantile(idle, 0.95) == rates.NO_REQUESTS
+    assert rates.time_to_first_token_quantile(idle, 0.95) == rates.NO_REQUESTS
+    assert rates.mean_time_to_first_token(idle) == rates.NO_REQUESTS
+    assert rates.mean_queue_time(idle) == rates.NO_REQUESTS
+    assert rates.error_share(idle) == rates.NO_REQUESTS
+    assert isinstance(rates.prefix_cache_hit_share(idle), Unknown)
+
+
+def test_load() -> None:
+    made = replace(
+        window(requests=4, queued_requests=4.0, queue_seconds=2.0, prefix_cache_queries=8.0, prefix_cache_hits=2.0),
+        finished={"stop": 6.0, "error": 2.0},
+    )
+    assert rates.finished_requests(made) == 8
+    assert rates.error_share(made) == 0.25
+    assert rates.mean_queue_time(made) == 0.5
+    assert rates.mean_time_to_first_token(made) == 0.5
+    assert rates.time_to_first_token_quantile(made, 0.5) == Quantile(0, 1, 0.5)
+    assert rates.prefix_cache_hit_share(made) == 0.25
+    assert rates.rate_per_second(made.first_tokens, 8.0) == 0.5
+    for length in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="a window lasts longer"):
+            rates.rate_per_second(1.0, length)

@@ -1,0 +1,234 @@
+"""Versions: reading and ordering them, image tags, the feature table."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import InvalidVersion
+from packaging.version import Version as Pep440
+
+from aerie.engine.releases import (
+    MIN_SECURE_VERSION,
+    NEWEST_VERIFIED_VERSION,
+    RECOMMENDED_VERSION,
+    EngineVersion,
+    Feature,
+    UnknownVersion,
+    Version,
+    VersionError,
+    describe_missing_feature,
+    parse_image_version,
+    resolve_engine_version,
+    supports,
+)
+
+parse = Version.parse
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("0.33.0", "0.33.0"),
+        ("v0.33.0", "0.33.0"),
+        ("0.33", "0.33.0"),
+        ("0.33.0rc1", "0.33.0rc1"),
+        ("v0.33.0-rc.1", "0.33.0rc1"),
+        ("0.32.0+cpu", "0.32.0+cpu"),
+        ("0.29.0.post1", "0.29.0.post1"),
+        ("0.29.0-1", "0.29.0.post1"),
+        ("0.33.1.dev12+g0abc123", "0.33.1.dev12+g0abc123"),
+        ("0.10.1.1", "0.10.1.1"),
+        ("v0.25.1-rocm", "0.25.1+rocm"),
+        ("v0.28.0-cu130-ubuntu2404", "0.28.0+cu130.ubuntu2404"),
+        ("v0.11.2-x86_64", "0.11.2+x86.64"),
+        (" V0.33.0 ", "0.33.0"),
+    ],
+)
+def test_reading(text: str, canonical: str) -> None:
+    assert str(parse(text)) == canonical
+    assert parse(canonical) == parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "latest", "1", "0.33.0.0.1", "0.33.x", "0.33.0+", "0.33.0-", "25.10-3py", "v", "0.3\u00b3.0", "\u0660.1.2"]
+)
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(VersionError, match=r"is not a vLLM version: write it like 0\.\d+\.\d+\.$"):
+        parse(text)
+
+
+_RELEASES = st.lists(st.integers(0, 40), min_size=2, max_size=4).map(lambda parts: ".".join(map(str, parts)))
+_TEXTS = st.builds(
+    lambda *parts: "".join(parts),
+    st.sampled_from(["", "v"]),
+    _RELEASES,
+    st.sampled_from(["", "a1", "b2", "rc1", "-rc.2", ".pre3", "c1"]),
+    st.sampled_from(["", ".post1", "-2", ".rev3", "post"]),
+    st.sampled_from(["", ".dev0", "dev3"]),
+    st.sampled_from(["", "+cpu", "+cu130.5", "+5", "+g0abc123", "+cpu.7", "-rocm", "-cu130"]),
+)
+
+
+@given(st.lists(_TEXTS, min_size=2, max_size=6))
+def test_the_order_is_total_and_that_of_pep_440(texts: list[str]) -> None:
+    for left, right in itertools.product(texts, repeat=2):
+        ours, theirs = parse(left), parse(right)
+        assert (ours < theirs) + (ours == theirs) + (ours > theirs) == 1
+        assert (hash(ours) == hash(theirs)) or ours != theirs
+        try:
+            reference = (Pep440(left), Pep440(right))
+        except InvalidVersion:  # a vendor's suffix: only Aerie reads it
+            continue
+        assert (ours < theirs, ours == theirs) == (reference[0] < reference[1], reference[0] == reference[1])
+
+
+@given(_TEXTS)
+def test_a_version_survives_being_written(text: str) -> None:
+    assert parse(str(parse(text))) == parse(text)
+
+
+@given(st.text(max_size=20))
+def test_reading_never_fails_but_with_a_sentence(text: str) -> None:
+    with contextlib.suppress(VersionError):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.33.0", "0.33.0"),
+        ("vllm/vllm-openai:v0.33.0@sha256:" + "0" * 64, "0.33.0"),
+        ("docker.io/vllm/vllm-openai:v0.25.1-rocm", "0.25.1+rocm"),
+        ("registry.example:5000/vllm/vllm-openai:v0.33.0rc1", "0.33.0rc1"),
+        ("localhost:5000/vllm-openai:0.32.0", "0.32.0"),
+        ("registry.example/vllm/vllm-openai-rocm:v0.30.0", "0.30.0"),
+        ("vllm-openai:v0.10.1.1", "0.10.1.1"),
+        ("rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210", "0.11.2"),
+    ],
+)
+def test_image_tags(image: str, version: str) -> None:
+    found = parse_image_version(image)
+    assert isinstance(found, Version)
+    assert str(found) == str(parse(version))
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        ("vllm/vllm-openai:latest", "the tag 'latest', which is no vLLM version"),
+        ("vllm/vllm-openai:nightly", "the tag 'nightly'"),
+        ("vllm/vllm-openai:nightly-0123456789abcdef", "the tag 'nightly-0123456789abcdef'"),
+        ("vllm/vllm-openai:25.10-py3", "not a full vLLM version"),
+        ("vllm/vllm-openai:25.10.1-py3", "a version of something else than vLLM"),
+        ("nvcr.io/nvidia/vllm:25.10-py3", "of a repository whose tags need not be versions of vLLM"),
+        (
+            "registry.example/dlc/vllm:0.27.0-gpu-py312-cu130-ubuntu22.04-v1.5",
+            "of a repository whose tags need not be versions of vLLM",
+        ),
+        ("ghcr.io/llm-d/llm-d-cuda:v0.4.0", "of a repository whose tags need not be versions of vLLM"),
+        ("kserve/huggingfaceserver:v0.16.0-gpu", "of a repository whose tags need not be versions of vLLM"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.7.1", "of a repository whose tags need not be versions of vLLM"),
+        ("lmcache/vllm-openai:v0.3.9", "of a repository whose tags need not be versions of vLLM"),
+        ("docker.io/lmcache/vllm-openai:v0.3.9", "of a repository whose tags need not be versions of vLLM"),
+        ("mycorp/vllm:0.30.1", "of a repository whose tags need not be versions of vLLM"),
+        ("vllm/vllm-openai", "has no tag"),
+        ("registry.example:5000/vllm-openai", "has no tag"),
+        ("vllm/vllm-openai@sha256:" + "0" * 64, "has only a digest"),
+    ],
+)
+def test_tags_that_name_no_version_say_what_to_set(image: str, why: str) -> None:
+    found = parse_image_version(image)
+    assert isinstance(found, UnknownVersion)
+    assert why in found.message
+    assert found.message.startswith(f"spec.engine.image '{image}'")
+    assert found.message.endswith(f"set spec.engine.version to the vLLM version inside, like {NEWEST_VERIFIED_VERSION}.")
+
+
+def test_no_image_at_all() -> None:
+    found = parse_image_version("")
+    assert isinstance(found, UnknownVersion)
+    assert "names no image" in found.message
+
+
+def test_the_declared_version_goes_before_the_tag() -> None:
+    assert resolve_engine_version("x/y:latest", "v0.30.0") == EngineVersion(parse("0.30.0"))
+    assert resolve_engine_version("vllm/vllm-openai:v0.30.0") == EngineVersion(parse("0.30.0"))
+    assert resolve_engine_version("vllm/vllm-openai:v0.30.0-rocm", "0.30.0") == EngineVersion(parse("0.30.0"))
+    assert isinstance(resolve_engine_version("x/y:latest"), UnknownVersion)
+    disagree = resolve_engine_version("vllm/vllm-openai:v0.30.0", "0.29.0")
+    assert isinstance(disagree, EngineVersion)
+    assert disagree.version == parse("0.29.0")
+    assert "spec.engine.version is 0.29.0 but the tag of spec.engine.image" in disagree.warnings[0]
+
+
+def test_a_declared_version_that_is_none_is_named() -> None:
+    found = resolve_engine_version("vllm/vllm-openai:v0.30.0", "newest")
+    assert isinstance(found, UnknownVersion)
+    assert found.message.startswith("spec.engine.version is 'newest', which is no vLLM version")
+
+
+@pytest.mark.parametrize("newer", ["0.34.0", "1.0.0", "0.40.2"])
+def test_a_newer_release_is_taken_for_the_newest_known_with_a_warning(newer: str) -> None:
+    found = resolve_engine_version("x/y:latest", newer)
+    assert isinstance(found, EngineVersion)
+    assert f"it is taken for {NEWEST_VERIFIED_VERSION}" in found.warnings[0]
+    assert [supports(found.version, feature) for feature in Feature] == [
+        supports(NEWEST_VERIFIED_VERSION, feature) for feature in Feature
+    ]
+
+
+@pytest.mark.parametrize("known", ["0.33.0", "0.33.4", "0.25.1", "0.33.0rc1"])
+def test_known_releases_warn_of_nothing(known: str) -> None:
+    assert resolve_engine_version("x/y:latest", known) == EngineVersion(parse(known))
+
+
+@pytest.mark.parametrize(
+    ("feature", "without", "with_it"),
+    [
+        (Feature.EAGLE31_LLAMA, "0.21.0", "0.22.0"),
+        (Feature.EAGLE31_MLA, "0.22.1", "0.23.0"),
+        (Feature.EAGLE31_QWEN3, "0.23.0", "0.24.0"),
+        (Feature.EAGLE31_SPECULATORS, "0.24.0", "0.25.0"),
+        (Feature.SCHEDULE, "0.23.0", "0.24.0+cpu"),
+        (Feature.SCHEDULE, "0.24.0rc1", "0.24.0.post1"),
+        (Feature.SCHEDULE_DATA_PARALLEL_GUARD, "0.25.1", "0.26.0"),
+        (Feature.ADAPTIVE_DSPARK, "0.27.1", "0.28.0"),
+        (Feature.ADAPTIVE, "0.29.0", "0.30.0"),
+        (Feature.PIPELINE_PARALLEL, "0.29.0", "0.30.0"),
+        (Feature.HOT_DRAFTER_WEIGHTS, "0.25.1", "0.26.0"),
+        (Feature.PER_REQUEST_METRICS, "0.28.0", "0.29.0"),
+        (Feature.SYNTHETIC_ACCEPTANCE, "0.19.1", "0.20.0"),
+        (Feature.MEDUSA, "0.33.0", "0.32.0+cpu"),
+        (Feature.MEDUSA, "0.33.0rc1", "0.32.0"),
+        (Feature.P_EAGLE, "0.15.1", "0.16.0"),
+    ],
+)
+def test_features_come_and_go(feature: Feature, without: str, with_it: str) -> None:
+    assert supports(parse(with_it), feature)
+    assert not supports(parse(without), feature)
+    assert without in describe_missing_feature(parse(without), feature)
+
+
+@pytest.mark.parametrize("feature", Feature)
+def test_every_row_is_whole(feature: Feature) -> None:
+    assert feature.since <= NEWEST_VERIFIED_VERSION
+    assert feature.removed_in is None or feature.since < feature.removed_in <= NEWEST_VERIFIED_VERSION
+    assert feature.description
+    assert feature.source.startswith(("vllm/", "pull request "))
+
+
+def test_no_two_rows_are_one() -> None:
+    """Two equal values of an Enum are one member with two names."""
+    assert len(Feature.__members__) == len(list(Feature))
+
+
+def test_floors() -> None:
+    assert MIN_SECURE_VERSION < RECOMMENDED_VERSION < NEWEST_VERIFIED_VERSION
+    assert all(
+        supports(RECOMMENDED_VERSION, feature)
+        for feature in (Feature.EAGLE31_LLAMA, Feature.EAGLE31_MLA, Feature.EAGLE31_QWEN3, Feature.EAGLE31_SPECULATORS)
+    )

@@ -1,0 +1,89 @@
+"""A whole command line of `vllm serve`: the model, the drafter, and what cannot be taken from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aerie.engine.arguments import ArgumentError
+from aerie.engine.serve_command import parse_serve_command
+
+EAGLE: dict[str, Any] = {"method": "eagle3", "model": "me/eagle", "num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("args", "model", "revision"),
+    [
+        (["me/llama"], "me/llama", None),
+        (["me/llama", "--model-impl=vllm", "--revision", "abc"], "me/llama", "abc"),
+        (["--model", "/models/llama", "--port=80"], "/models/llama", None),
+        (["--port=80", "--model=a/b", "--model=c/d"], "c/d", None),
+        (["me/llama", "--model=a/b"], "me/llama", None),
+        (["--port=80"], None, None),
+        ([], None, None),
+    ],
+)
+def test_the_model(args: list[str], model: str | None, revision: str | None) -> None:
+    found = parse_serve_command(args)
+    assert (found.model, found.revision, found.speculative_config) == (model, revision, {})
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--speculative-config", json.dumps(EAGLE)],
+        ["--speculative_config=" + json.dumps(EAGLE)],
+        ["-sc", json.dumps({"num-speculative-tokens": 5, "method": "eagle3", "model": "me/eagle"})],
+        ["-sc.method=eagle3", "-sc.model", "me/eagle", "-sc.num_speculative_tokens=5"],
+        ["--speculative-config.method=eagle3", "--speculative-config.model=me/eagle", "--spec-tokens=5"],
+        ["--spec-method=eagle3", "--spec-model", "me/eagle", "--spec-tokens", "5"],
+    ],
+)
+def test_every_way_to_write_the_drafter(args: list[str]) -> None:
+    found = parse_serve_command(["me/llama", "-tp=4", *args])
+    assert found.speculative_config == EAGLE
+    assert found.arguments.tensor_parallel == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["a/b", "c/d"], "begins with 2 words, and vLLM takes one model there"),
+        (["--model"], "has --model with 0 values, and vLLM takes one there"),
+        (["-sc", "{"], "sets --speculative-config to what cannot be read as JSON"),
+        (["-sc", "[1]"], "sets --speculative-config to [1]: vLLM takes an object there"),
+        (["-sc", '{"num_speculative_tokens": 0}'], "sets num_speculative_tokens to 0: vLLM takes a whole number above 0"),
+        (["-sc", '{"num_speculative_tokens": true}'], "sets num_speculative_tokens to True"),
+        (["--spec-tokens", "many"], "sets num_speculative_tokens to 'many'"),
+        (["-sc", '{"model": ["a"]}'], "sets model in --speculative-config to ['a']: write a text"),
+        (["-sc", '{"method": "eagle3"}', "--spec-method=mtp"], "has --spec-method and method in --speculative-config"),
+        (["--tensor-parallel-size=$TP"], "sets --tensor-parallel-size to $TP: vLLM takes a whole number above 0"),
+        (["-sc", "[" * 100_000], "cannot be read as JSON"),
+    ],
+)
+def test_what_vllm_would_refuse(args: list[str], said: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        parse_serve_command(args)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("args", "spread"),
+    [
+        ([], ""),
+        (["--distributed-executor-backend=mp", "--nnodes=1"], ""),
+        (["--distributed-executor-backend=ray"], "--distributed-executor-backend=ray"),
+        (["-n", "2"], "-n"),
+        (["--data-parallel-size=16", "--data-parallel-size-local=8"], "--data-parallel-size-local=8"),
+    ],
+)
+def test_an_engine_of_several_pods(args: list[str], spread: str) -> None:
+    assert parse_serve_command(args).multi_pod_flag == spread
+
+
+def test_flags_in_a_file_are_not_known() -> None:
+    assert parse_serve_command(["--config", "/etc/vllm.yaml"]).has_config_file
+    assert not parse_serve_command(["--port=80"]).has_config_file

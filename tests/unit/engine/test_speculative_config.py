@@ -1,0 +1,240 @@
+"""The keys of vLLM's speculative config: the table against the published releases, and what is refused with which sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.engine_options import ENGINE_OPTIONS, ENGINE_OPTIONS_BY_NAME
+from aerie.api.validation.admission import find_manifest_errors
+from aerie.engine.arguments import parse_arguments
+from aerie.engine.command_line import DrafterArguments, build_speculative_config, check_lossless, find_unsupported_reasons
+from aerie.engine.releases import Version
+from aerie.engine.speculation import Adaptive, Off, Static
+from aerie.engine.speculative_config import ConfigProblem, find_config_problems, find_runner_problems, validate_engine_options
+from aerie.manifests.revision_hash import compute_revision
+
+PUBLISHED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "data" / "speculative_config.json").read_text())
+"""By key: its annotation from a release of 0.26.0 to 0.33.0 on (data/README.md)."""
+TAKEN = {
+    "attention_backend": "FLASH_ATTN",
+    "code_revision": "0" * 40,
+    "draft_tensor_parallel_size": 1,
+    "kv_cache_dtype": "fp8",
+    "max_model_len": 4096,
+    "moe_backend": "triton",
+    "quantization": "fp8",
+    "rejection_sample_method": "block",
+    "draft_lm_head_quantization": "nvfp4",
+}
+OTHERS: dict[str, Any] = {"boolean": True, "integer": 3, "number": 0.5, "string": "x", "array": [1.0], "object": {}}
+
+
+def shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def manifest(**speculation: Any) -> dict[str, Any]:
+    source = {"huggingFace": {"repo": "me/model", "revision": "0" * 40}}
+    return {
+        "apiVersion": "aerie.dev/v1alpha1",
+        "kind": "SpeculativeDeployment",
+        "metadata": {"name": "chat", "namespace": "default", "uid": "1"},
+        "spec": {
+            "replicas": 1,
+            "model": {"source": source},
+            "engine": {"image": "vllm/vllm-openai:v0.33.0"},
+            "drafter": {"source": source},
+            "speculation": speculation,
+        },
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- the table
+def test_the_table_has_the_keys_of_every_release_and_no_others() -> None:
+    assert {key.name for key in ENGINE_OPTIONS} == PUBLISHED.keys()
+    assert len(ENGINE_OPTIONS_BY_NAME) == len(ENGINE_OPTIONS)
+    for name, by_version in PUBLISHED.items():
+        first, since = Version.parse(next(iter(by_version))), Version.parse(ENGINE_OPTIONS_BY_NAME[name].since_version)
+        assert since == first if first > Version.parse("0.26.0") else since <= first, name
+
+
+@pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
+def test_kinds_words_and_bounds_are_those_of_the_release(key: Any) -> None:
+    latest = [annotation for annotation in PUBLISHED[key.name].values() if annotation][-1]
+    kinds = {
+        "bool": "boolean",
+        "int": "integer",
+        "float": "number",
+        "list": "array",
+        "SkipValidation": "object",
+        "LoadConfig": "object",
+    }
+    assert key.json_type == next((kind for begin, kind in kinds.items() if latest.startswith(begin)), "string")
+    if key.allowed_values:
+        assert set(key.allowed_values) <= set(re.findall(r"'(\w+)'", latest))
+    if key.minimum is not None:
+        assert latest.endswith(f">= {key.minimum}")
+    assert bool(key.description) != bool(key.rejection_reason)
+
+
+def test_no_word_that_is_taken_is_lossy() -> None:
+    for key in ENGINE_OPTIONS:
+        if not key.rejection_reason:
+            assert all(check_lossless({key.name: value}) is None for value in key.allowed_values or (OTHERS[key.json_type],)), (
+                key.name
+            )
+        elif "what the model answers" in key.rejection_reason:
+            assert check_lossless({key.name: OTHERS[key.json_type]}) is not None
+
+
+# ---------------------------------------------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize("key", ENGINE_OPTIONS, ids=lambda key: key.name)
+def test_each_row_is_taken_or_refused_by_name_value_and_way_out(key: Any) -> None:
+    value = TAKEN.get(key.name, OTHERS[key.json_type])
+    said = validate_engine_options({key.name: value})
+    at_apply = find_manifest_errors(manifest(engineOptions={key.name: value}))
+    if not key.rejection_reason:
+        assert said == ()
+        assert at_apply == []
+        return
+    assert said == (f"spec.speculation.engineOptions has {key.name}: {shown(value)}: {key.rejection_reason}.",)
+    if key.json_type not in ("array", "object"):
+        assert at_apply == [f"spec.speculation.engineOptions.{key.name}: {key.rejection_reason}."]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"fly_windows": 3}, "knows no such key"),
+        ({"disable_by_batch_size": 3}, "knows no such key"),
+        ({"enforce_eager": "yes"}, "write true or false"),
+        ({"max_model_len": True}, "write a whole number"),
+        ({"max_model_len": 0}, "write 1 or more"),
+        ({"quantization": 8}, "write a text"),
+        ({"rejection_sample_method": "fly"}, "write one of standard, block"),
+        ({"rejection_sample_method": "synthetic"}, "write one of standard, block"),
+        ({"code_revision": "main"}, "write a text that matches"),
+    ],
+)
+def test_what_is_unknown_or_of_another_kind_is_refused(options: dict[str, Any], why: str) -> None:
+    (sentence,) = validate_engine_options(options)
+    ((name, value),) = options.items()
+    assert sentence.startswith(f"spec.speculation.engineOptions has {name}: {shown(value)}")
+    assert why in sentence
+    assert find_unsupported_reasons(
+        Static(3), DrafterArguments("x", engine_options=options), Version.parse("0.33.0"), parse_arguments([])
+    ) == (sentence,)
+
+
+def test_the_definition_keeps_unknown_keys_for_the_operator_to_refuse() -> None:
+    document = manifest(engineOptions={"fly_windows": 3})
+    assert find_manifest_errors(document) == []
+    assert SpeculativeDeployment.from_dict(document).spec.speculation.engine_options == {"fly_windows": 3}
+
+
+# ------------------------------------------------------------------------------------------------------ against a version
+def of(config: dict[str, Any], version: str) -> list[ConfigProblem]:
+    return list(find_config_problems(config, Version.parse(version), tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "what", "way_out"),
+    [
+        (
+            {"draft_sample_method": "probabilistic"},
+            "0.20.2",
+            "draftSampling is Probabilistic (draft_sample_method), a key that vLLM 0.20.2 does not have",
+            "use vLLM 0.22.0 or newer, or leave draftSampling out",
+        ),
+        ({"kv_cache_dtype": "fp8"}, "0.25.1", "a key that vLLM 0.25.1 does not have", "use vLLM 0.26.0 or newer"),
+        ({"rejection_sample_method": "block"}, "0.24.0", "does not know", "use vLLM 0.25.0 or newer"),
+        (
+            {"draft_sample_method": "probabilistic", "use_local_argmax_reduction": True},
+            "0.33.0",
+            "no draft logits to draw from",
+            "leave use_local_argmax_reduction out",
+        ),
+        (
+            {"draft_sample_method": "probabilistic", "use_heterogeneous_vocab": True},
+            "0.33.0",
+            "greedy drafts alone",
+            "leave use_heterogeneous_vocab out",
+        ),
+        ({"method": "medusa", "draft_sample_method": "probabilistic"}, "0.32.0", "does not draw", "leave draftSampling out"),
+        ({"method": "dflash", "draft_lm_head_quantization": "fp8"}, "0.33.0", "method dflash does not take", "leave"),
+        ({"draft_tensor_parallel_size": 3}, "0.33.0", "vLLM takes 1 or the target's, 2", "write one of them"),
+    ],
+)
+def test_what_a_version_refuses(config: dict[str, Any], version: str, what: str, way_out: str) -> None:
+    (fault,) = of(config, version)
+    assert what in fault.description
+    assert fault.fix.startswith(way_out)
+
+
+def test_what_a_version_takes() -> None:
+    sampled = {"method": "eagle3", "draft_sample_method": "probabilistic"}
+    assert of(sampled | {"rejection_sample_method": "block", "draft_tensor_parallel_size": 2}, "0.33.0") == []
+    assert of(sampled | {"use_local_argmax_reduction": False}, "0.22.0") == []
+    assert of({"draft_sample_method": "greedy", "use_local_argmax_reduction": True}, "0.33.0") == []
+
+
+def test_what_a_model_runner_ignores() -> None:
+    drawn = {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
+    (fault,) = find_runner_problems(drawn, 1, "asked for")
+    assert "then drafts greedily" in fault.description
+    assert not fault.prevents_start
+    assert list(find_runner_problems(drawn, 2, "asked for")) == []
+    (fault,) = find_runner_problems({"draft_lm_head_quantization": "fp8"}, 1, "asked for")
+    assert fault.prevents_start
+    (fault,) = find_runner_problems({"disable_padded_drafter_batch": True}, 2, "asked for")
+    assert not fault.prevents_start
+    assert list(find_runner_problems({"disable_padded_drafter_batch": False, "parallel_drafting": True}, 2, "asked for")) == []
+
+
+# --------------------------------------------------------------------------------------------------------- what is written
+def test_the_speculative_config_has_them_last_and_in_order() -> None:
+    drafter = DrafterArguments("x", draft_sampling="Probabilistic", engine_options={"quantization": "fp8", "enforce_eager": True})
+    found = build_speculative_config(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([]))
+    assert list(found or {}) == [
+        "method",
+        "model",
+        "num_speculative_tokens",
+        "draft_sample_method",
+        "enforce_eager",
+        "quantization",
+    ]
+    assert (found or {})["draft_sample_method"] == "probabilistic"
+    assert (
+        find_unsupported_reasons(
+            Off(), DrafterArguments("x", engine_options={"nothing": 1}), Version.parse("0.33.0"), parse_arguments([])
+        )
+        == ()
+    )
+
+
+def test_adaptive_verification_needs_the_draft_logits() -> None:
+    drafter = DrafterArguments("x", engine_options={"use_local_argmax_reduction": True})
+    (reason,) = find_unsupported_reasons(Adaptive(3), drafter, Version.parse("0.33.0"), parse_arguments([]))
+    assert "adaptive verification needs the draft logits" in reason
+    assert find_unsupported_reasons(Static(3), drafter, Version.parse("0.33.0"), parse_arguments([])) == ()
+
+
+def test_a_change_is_another_revision_and_nothing_written_is_the_old_one() -> None:
+    def revision_of(setting: Static | Off, **speculation: Any) -> str:
+        return compute_revision(SpeculativeDeployment.from_dict(manifest(**speculation)), setting)
+
+    plain = revision_of(Static(3))
+    assert plain == revision_of(Static(3), engineOptions={})
+    others = [
+        revision_of(Static(3), draftSampling="Greedy"),
+        revision_of(Static(3), draftSampling="Probabilistic"),
+        revision_of(Static(3), engineOptions={"enforce_eager": True}),
+    ]
+    assert len({plain, *others}) == 4
+    assert revision_of(Off(), draftSampling="Probabilistic") == revision_of(Off())

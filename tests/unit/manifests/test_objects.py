@@ -1,0 +1,238 @@
+"""The objects that Aerie makes of a resource."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.engine.speculation import Off, Static
+from aerie.manifests import deployment, naming, network
+from aerie.manifests.pod import engine_pod
+from aerie.manifests.pod.pod_template_policy import PodTemplateError
+from aerie.manifests.revision_hash import compute_revision
+
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+DRAFT = {"method": "eagle3", "model": "/models/drafter", "num_speculative_tokens": 3}
+
+
+def resource(**spec: Any) -> SpeculativeDeployment:
+    whole = {
+        "replicas": 4,
+        "model": {"source": {"huggingFace": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}}},
+        "engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=8192"]},
+        "drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle31"}}},
+        **spec,
+    }
+    document = {"apiVersion": "aerie.dev/v1alpha1", "kind": "SpeculativeDeployment", "metadata": {"name": "chat"}, "spec": whole}
+    return SpeculativeDeployment.from_dict(document)
+
+
+def engine(template: dict[str, Any]) -> dict[str, Any]:
+    (container,) = [c for c in template["spec"]["containers"] if c["name"] == naming.ENGINE_CONTAINER]
+    return dict(container)
+
+
+def test_the_command_line_names_target_drafter_and_the_users_own() -> None:
+    assert engine(engine_pod.build_pod_template(resource(), DRAFT))["args"] == [
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "--served-model-name",
+        "chat",
+        "--port",
+        "8000",
+        "--revision",
+        COMMIT,
+        "--shutdown-timeout",
+        "105",
+        "--max-model-len=8192",
+        "--speculative-config",
+        '{"method":"eagle3","model":"/models/drafter","num_speculative_tokens":3}',
+    ]
+
+
+def test_without_a_drafter_there_is_neither_flag_nor_volume() -> None:
+    template = engine_pod.build_pod_template(resource(), None)
+    assert not [one for one in engine(template)["args"] if "speculative" in one]
+    assert [volume["name"] for volume in template["spec"]["volumes"]] == ["cache", "shm"]
+
+
+def test_claims_and_images_are_mounted_read_only() -> None:
+    image = {"image": {"reference": f"registry.example/llama@sha256:{'0' * 64}", "path": "/models/llama"}}
+    template = engine_pod.build_pod_template(resource(model={"source": image}), DRAFT)
+    volumes = {volume.pop("name"): volume for volume in template["spec"]["volumes"]}
+    assert volumes["target"]["image"]["reference"] == image["image"]["reference"]
+    assert volumes["drafter"] == {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+    mounts = {mount["name"]: mount for mount in engine(template)["volumeMounts"]}
+    assert mounts["target"] == {"name": "target", "mountPath": "/models/target", "readOnly": True, "subPath": "models/llama"}
+    assert mounts["drafter"]["subPath"] == "eagle31"
+    assert engine(template)["args"][0] == "/models/target"
+
+
+@pytest.mark.parametrize(("grace", "timeout"), [(None, 105), (600, 585), (20, 5), (3, 1)])
+def test_answers_get_what_the_grace_period_leaves(grace: int | None, timeout: int) -> None:
+    given = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": grace}}} if grace else {}
+    template = engine_pod.build_pod_template(resource(engine={"image": "vllm/vllm-openai:v0.33.0", **given}), DRAFT)
+    arguments = engine(template)["args"]
+    assert arguments[arguments.index("--shutdown-timeout") + 1] == str(timeout)
+    assert template["spec"]["terminationGracePeriodSeconds"] == (grace or engine_pod.DEFAULT_GRACE_PERIOD_SECONDS)
+
+
+def test_the_users_environment_goes_before_ours_and_the_token_comes_from_its_secret() -> None:
+    given = {
+        "image": "vllm/vllm-openai:v0.33.0",
+        "env": [{"name": "HF_HOME", "value": "/elsewhere"}],
+        "tokenSecret": {"name": "hub"},
+        "cache": {"claimName": "cache"},
+    }
+    template = engine_pod.build_pod_template(resource(engine=given), DRAFT)
+    environment = {variable["name"]: variable for variable in engine(template)["env"]}
+    assert environment["HF_HOME"]["value"] == "/elsewhere"
+    assert environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]["value"] == "3900"
+    assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}} in template["spec"]["volumes"]
+
+
+def test_the_pod_template_is_merged_over_the_pod_but_not_over_our_labels() -> None:
+    given = {
+        "metadata": {"labels": {"team": "chat", naming.REVISION_LABEL: "forged"}, "annotations": {"inject": "true"}},
+        "spec": {"nodeSelector": {"gpu": "h200"}, "containers": [{"name": "engine", "workingDir": "/tmp"}, {"name": "log"}]},
+    }
+    template = engine_pod.build_pod_template(resource(engine={"image": "vllm/vllm-openai:v0.33.0", "podTemplate": given}), DRAFT)
+    made = deployment.build_deployment(resource(), template, "abc", "canary", 1)
+    assert made["spec"]["template"]["metadata"] == {
+        "labels": {"team": "chat", naming.NAME_LABEL: "chat", naming.REVISION_LABEL: "abc", naming.CONTROL_LABEL: "false"},
+        "annotations": {"inject": "true"},
+    }
+    assert engine(template)["workingDir"] == "/tmp"
+    assert engine(template)["image"] == "vllm/vllm-openai:v0.33.0"
+    assert [c["name"] for c in template["spec"]["containers"]] == ["engine", "log"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"restartPolicy": "Never"}, "spec.engine.podTemplate.spec.restartPolicy is Never, and engines are restarted always"),
+        ({"containers": [{"name": "engine", "$patch": "delete"}]}, "removes the container engine, which is the engine"),
+        ({"containers": [{"name": "engine", "$patch": "replace", "image": "a"}]}, "would replace those by which the engine gets"),
+        ({"containers": [{"name": "log"}, {"$patch": "replace"}]}, "removes the container engine"),
+        ({"containers": None}, "removes the container engine"),
+        ({"containers": [{"name": "engine", "args": ["serve"]}]}, "containers[engine].args would replace"),
+        ({"containers": [{"name": "engine", "args": None}]}, "write spec.engine.args"),
+        ({"containers": [{"name": "engine", "image": "mine:1"}]}, "write spec.engine.image"),
+        ({"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "api"}]}]}, "the port 8000 named http"),
+        ({"containers": [{"name": "engine", "ports": [{"containerPort": 9000, "name": "http"}]}]}, "the port 8000 named http"),
+        ({"containers": [{"name": "engine", "ports": None}]}, "the port 8000 named http"),
+        ({"containers": [{"name": "engine", "readinessProbe": None}]}, "readinessProbe cannot be removed, because requests"),
+        ({"containers": [{"name": "engine", "startupProbe": None}]}, "startupProbe cannot be removed, because engines"),
+        ({"volumes": [{"name": "target", "emptyDir": {}}]}, "write spec.model.source or spec.drafter.source"),
+        ({"volumes": None}, "write spec.model.source or spec.drafter.source"),
+        (
+            {"containers": [{"name": "engine", "volumeMounts": [{"mountPath": "/models/drafter", "name": "mine"}]}]},
+            "write spec.model.source or spec.drafter.source",
+        ),
+    ],
+)
+def test_what_the_engine_needs_cannot_be_taken_away(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(PodTemplateError, match=re.escape(says)):
+        engine_pod.build_pod_template(on_claims(podTemplate={"spec": spec}), DRAFT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"command": ["/opt/run.sh", "vllm", "serve"]},
+        {"ports": [{"containerPort": 9100, "name": "side"}]},
+        {"livenessProbe": None},
+        {"startupProbe": {"failureThreshold": 3}},
+        {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm2"}]},
+        {"env": [{"name": "A", "value": "b"}], "resources": {"limits": {"cpu": "1"}}, "lifecycle": {"preStop": None}},
+    ],
+)
+def test_the_rest_may_change(changes: dict[str, Any]) -> None:
+    spec = {
+        "restartPolicy": "Always",
+        "initContainers": [{"name": "warm", "image": "a"}],
+        "containers": [{"name": "engine", **changes}, {"name": "log", "image": "b", "args": ["c"]}],
+        "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "16Gi"}}, {"name": "mine", "emptyDir": {}}],
+    }
+    template = engine_pod.build_pod_template(on_claims(podTemplate={"spec": spec}), DRAFT)
+    made = engine(template)
+    for name, value in changes.items():
+        assert (
+            (name not in made)
+            if value is None
+            else made[name] != engine(engine_pod.build_pod_template(on_claims(), DRAFT)).get(name)
+        )
+    assert [one["name"] for one in template["spec"]["containers"]] == ["engine", "log"]
+
+
+def on_claims(**of_engine: Any) -> SpeculativeDeployment:
+    """A resource whose models are volumes of the pod."""
+    source = {"source": {"volumeClaim": {"claimName": "models", "path": "a"}}}
+    return resource(model=source, drafter=source, engine={"image": "vllm/vllm-openai:v0.33.0", **of_engine})
+
+
+def test_arms_of_one_revision_have_pods_apart_and_a_promoted_canary_keeps_its_pods() -> None:
+    template = engine_pod.build_pod_template(resource(), DRAFT)
+    canary, stable, control = (
+        deployment.build_deployment(resource(), template, "abc", arm, 1) for arm in ("canary", "stable", "control")
+    )
+    assert canary["metadata"]["name"] == stable["metadata"]["name"] == "chat-abc"
+    assert canary["spec"] == stable["spec"], "promotion changes a label of the Deployment and nothing of its pods"
+    assert control["metadata"]["name"] == "chat-abc-control"
+    assert control["spec"]["selector"] != stable["spec"]["selector"]
+    budget = deployment.build_disruption_budget(resource(), "abc")["spec"]["selector"]["matchLabels"]
+    for made in (canary, control):
+        labels = made["spec"]["template"]["metadata"]["labels"]
+        assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert network.build_main_service(resource())["spec"]["selector"].items() <= labels.items()
+        assert (budget.items() <= labels.items()) == (made is canary), "what a control pod loses is time alone"
+    assert (
+        network.build_arm_service(resource(), "control", "abc")["spec"]["selector"] == control["spec"]["selector"]["matchLabels"]
+    )
+
+
+def test_the_route_has_a_weight_for_each_arm_and_no_time_limit() -> None:
+    gateway = {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["chat.example.com"]}
+    rollout = {"traffic": {"mode": "Gateway", "gateway": gateway}}
+    made = network.build_http_route(resource(rollout=rollout), {"stable": 80, "canary": 10, "control": 10})
+    assert made["spec"]["parentRefs"] == gateway["parentRefs"]
+    (rule,) = made["spec"]["rules"]
+    assert [(backend["name"], backend["weight"]) for backend in rule["backendRefs"]] == [
+        ("chat-stable", 80),
+        ("chat-canary", 10),
+        ("chat-control", 10),
+    ]
+    assert rule["timeouts"] == {"request": "0s"}
+    with pytest.raises(ValueError, match="chat has no gateway"):
+        network.build_http_route(resource(), {"stable": 100})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": {"image": "vllm/vllm-openai:v0.33.1"}},
+        {"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]}},
+        {"drafter": {"source": {"volumeClaim": {"claimName": "models", "path": "eagle3"}}}},
+        {"model": {"servedName": "other", "source": {"volumeClaim": {"claimName": "models"}}}},
+    ],
+)
+def test_what_changes_a_pod_changes_the_revision(change: dict[str, Any]) -> None:
+    assert compute_revision(resource(**change), Static(3)) != compute_revision(resource(), Static(3))
+
+
+def test_the_setting_is_part_of_the_revision_and_the_way_to_it_is_not() -> None:
+    assert len({compute_revision(resource(), setting) for setting in (Off(), Static(3), Static(4))}) == 3
+    other = resource(replicas=7, rollout={"paused": True, "progressDeadline": "1h"}, metrics={"interval": "5s"})
+    assert compute_revision(other, Static(3)) == compute_revision(resource(), Static(3))
+
+
+def test_how_a_pod_is_built_changes_with_intent() -> None:
+    """When this fails, new revisions' pods are built otherwise, and those that run stay as they are (rollout/revision/pod_template.py). See
+    that the operator reads both, say in the CHANGELOG who should renew their pods, and write the new digest here."""
+    text = json.dumps(engine_pod.build_pod_template(resource(), DRAFT), sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == "91d5af419361"

@@ -1,0 +1,130 @@
+"""What an analysis keeps between two looks: every block once, whatever is shown twice or comes late."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie.analysis.criteria import TIME_PER_OUTPUT_TOKEN, TOKENS_PER_STEP, AnalysisGoal, build_criteria
+from aerie.analysis.measurement.blocks import ClosedBlock
+from aerie.api.rollout import AnalysisSpec
+from aerie.api.status import Arm, SettingStatus
+from aerie.rollout.canary.analysis_run import AnalysisRun, build_block_rule, explain_incomparable_acceptance, start_analysis
+from tests.unit.rollout.world import side
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+T0 = NOW.timestamp()
+
+
+def arm(tokens: int = 3, target: str = "acme/big@00000000", mode: str = "Static") -> Arm:
+    setting = SettingStatus.model_validate({"mode": mode, "tokens": tokens})
+    return Arm(revision="r", target=target, drafter="acme/drafter@11111111", setting=setting)
+
+
+def evidence(attempt: int = 0) -> AnalysisRun:
+    return start_analysis(AnalysisSpec(), (arm(), arm()), (1, 1), None, attempt, None, NOW)
+
+
+def blocks(count: int, better: float = 0.0) -> list[ClosedBlock]:
+    return [
+        ClosedBlock(T0 + 120 * n, T0 + 120 * (n + 1), side(2.5 * (1 + better) + n % 3 / 100), side(2.5)) for n in range(count)
+    ]
+
+
+@given(st.lists(st.integers(1, 12), max_size=8))
+def test_a_block_counts_once_however_often_it_is_shown(shown: list[int]) -> None:
+    found = evidence()
+    for count in shown:
+        found = AnalysisRun.unpack(found.with_blocks(reversed(blocks(count))).pack()) or found
+    assert found.state.blocks == max(shown, default=0)
+    assert found.counted_until == T0 + 120 * max(shown, default=0)
+
+
+def test_a_block_that_began_before_is_not_counted() -> None:
+    later = start_analysis(AnalysisSpec(), (arm(), arm()), (1, 1), None, 0, None, NOW + timedelta(seconds=90))
+    assert later.with_blocks(blocks(3)).state.blocks == 2
+
+
+def test_it_comes_back_from_the_status_as_it_was() -> None:
+    found = evidence(attempt=2).with_blocks(blocks(7, 0.1)).reset_guard(NOW + timedelta(minutes=14)).with_blocks(blocks(12, 0.1))
+    assert AnalysisRun.unpack(found.pack()) == found
+    assert found.guard_state is not None
+    assert (found.state.blocks, found.guard_state.blocks) == (7, 5)
+    assert len(found.pack()) < 4000
+
+
+@pytest.mark.parametrize("text", ["", "not base64!", "aGVsbG8=", evidence().pack()[:-8]])
+def test_what_another_release_wrote_is_no_evidence(text: str) -> None:
+    assert AnalysisRun.unpack(text) is None
+
+
+def test_what_it_was_accepted_with_stays_while_it_is_watched() -> None:
+    found = evidence().with_blocks(blocks(5)).reset_guard(NOW + timedelta(minutes=10))
+    found, judgement = found.with_blocks(blocks(30, -0.3)).check_guardrails(NOW + timedelta(hours=1), [])
+    assert judgement.outcome == "Rollback"
+    assert found.state.blocks == 5
+
+
+@pytest.mark.parametrize(
+    ("canary", "control", "why"),
+    [
+        (arm(), arm(), ""),
+        (arm(5), arm(3), "the canary drafts 5 tokens at a time and the stable revision 3;"),
+        (arm(target="acme/other@0"), arm(), "another target"),
+        (arm(0, mode="Off"), arm(), "the canary serves without a drafter"),
+        (arm(), arm(0, mode="Off"), "the stable revision serves without a drafter"),
+        (arm(mode="Adaptive"), arm(), "the canary drafts by the rule Adaptive"),
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), "compared only while as many requests are in flight on both."),
+        (arm(5, mode="Adaptive"), arm(mode="Adaptive"), "Time per output token decides."),
+    ],
+)
+def test_what_may_be_compared(canary: Arm, control: Arm, why: str) -> None:
+    found = explain_incomparable_acceptance(canary, control)
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("canary", "control", "judged"),
+    [
+        (arm(), arm(), (TOKENS_PER_STEP, 3)),
+        (arm(5), arm(), (TIME_PER_OUTPUT_TOKEN, 3)),
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), (TIME_PER_OUTPUT_TOKEN, 3)),
+        (arm(target="acme/other@0"), arm(), (TIME_PER_OUTPUT_TOKEN, 3)),
+    ],
+)
+def test_what_decides(canary: Arm, control: Arm, judged: tuple[str, int]) -> None:
+    """With unlike numbers of tokens drafts are shown at the common positions."""
+    terms = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW).plan
+    assert (next(one for one in build_criteria(terms) if one.promote_tests).name, terms.kept.positions) == judged
+
+
+@pytest.mark.parametrize(
+    ("canary", "control", "goal", "compared"),
+    [
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), None, True),
+        (arm(mode="Adaptive"), arm(mode="Adaptive"), "Faster", False),
+        (arm(5, mode="Adaptive"), arm(mode="Adaptive"), None, False),
+        (arm(target="acme/other@0", mode="Adaptive"), arm(mode="Adaptive"), None, False),
+        (arm(mode="Adaptive"), arm(), None, False),
+    ],
+)
+def test_adaptive_arms_are_compared_in_tokens_per_step_besides_time(
+    canary: Arm, control: Arm, goal: AnalysisGoal | None, compared: bool
+) -> None:
+    terms = start_analysis(AnalysisSpec(), (canary, control), (1, 1), None, 0, None, NOW, goal=goal).plan
+    assert (TOKENS_PER_STEP in {one.name for one in build_criteria(terms)}) == compared
+
+
+def test_short_blocks_need_fewer_drafts_and_long_ones_no_more() -> None:
+    def rule(seconds: float) -> tuple[float, float]:
+        terms = start_analysis(AnalysisSpec(block=timedelta(seconds=seconds)), (arm(), arm()), (1, 1), None, 0, None, NOW).plan
+        found = build_block_rule(terms, 15)
+        return found.min_drafts, found.min_finished_requests
+
+    assert rule(120) == rule(600) == (2000, 20)
+    assert rule(30) == (500, 5)
+    assert rule(5) == pytest.approx((2000 / 24, 3))

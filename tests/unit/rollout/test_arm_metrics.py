@@ -1,0 +1,190 @@
+"""When the figures of an arm are written, and when the status is left as it is."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.api.status import Arm, Status
+from aerie.engine.metrics.exposition import parse_exposition
+from aerie.engine.metrics.sample import CounterReset, diff_samples
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.rollout.facts.arm_metrics import ArmMetrics, MetricSums, compute_arm_metrics, debounce_metrics, with_arm_metrics
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.reconcile import build_reconcile_plan
+from aerie.rollout.revision.desired import resolve_desired_revision
+
+DATA = Path(__file__).parents[1] / "engine" / "data"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SOME = ArmMetrics(2.4, 0.012, 0.3)
+
+
+def test_figures_of_a_window_are_what_the_engines_counters_say() -> None:
+    before, after = (parse_exposition((DATA / f"vllm-0.32.0-ngram-{number}.prom").read_bytes()) for number in (1, 2))
+    window = diff_samples(before, after)
+    assert not isinstance(window, CounterReset)
+    assert window.speculation is not None
+    assert window.speculation.accepted / window.speculation.drafts == pytest.approx(1.27, abs=0.005)
+    # 1.824 s in 303 request-steps that gave 528 - 16 tokens; 0.378 s for 16 first tokens
+    assert compute_arm_metrics(window) == ArmMetrics(2.27, 0.00356, 0.0237)
+    assert compute_arm_metrics(window + window) == compute_arm_metrics(window)
+
+
+def test_an_engine_without_a_drafter_and_one_without_traffic() -> None:
+    before, after = (parse_exposition((DATA / f"vllm-0.32.0-two-api-servers-{number}.prom").read_bytes()) for number in (0, 2))
+    idle = diff_samples(before, before)
+    assert not isinstance(idle, CounterReset)
+    assert compute_arm_metrics(idle) == ArmMetrics()
+    plain = after.counters.__class__(
+        **{name: getattr(after.counters, name) for name in after.counters.__slots__ if name != "speculation"}
+    )
+    found = compute_arm_metrics(plain)
+    assert found.acceptance_length is None
+    assert found.time_per_output_token is not None
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (ArmMetrics(2.4, 0.012, 0.3), SOME),
+        (ArmMetrics(2.46, 0.0131, 0.35), SOME),  # each inside its tolerance
+        (ArmMetrics(2.34, 0.0109, 0.25), SOME),
+        (ArmMetrics(), SOME),  # nothing known
+        (ArmMetrics(2.48, 0.0121, 0.31), ArmMetrics(2.48, 0.0121, 0.31)),  # one has moved: all are new
+        (ArmMetrics(2.41, 0.0134, 0.31), ArmMetrics(2.41, 0.0134, 0.31)),
+        (ArmMetrics(2.41, 0.0121, 0.37), ArmMetrics(2.41, 0.0121, 0.37)),
+        (ArmMetrics(None, 0.02, None), ArmMetrics(2.4, 0.02, 0.3)),  # what is not known stays
+    ],
+)
+def test_figures_stay_until_one_has_moved(found: ArmMetrics, shown: ArmMetrics) -> None:
+    assert debounce_metrics(SOME, found) == shown
+
+
+def test_the_first_figure_is_shown_at_once() -> None:
+    assert debounce_metrics(ArmMetrics(), SOME) == SOME
+    assert debounce_metrics(ArmMetrics(None, 0.012, 0.3), SOME) == SOME
+
+
+def test_a_fall_to_1_00_is_shown_however_small_and_the_way_back_as_any_other() -> None:
+    assert debounce_metrics(ArmMetrics(1.02), ArmMetrics(1.0)) == ArmMetrics(1.0)
+    assert debounce_metrics(ArmMetrics(1.0), ArmMetrics(1.0)) == ArmMetrics(1.0)
+    assert debounce_metrics(ArmMetrics(1.0), ArmMetrics(1.02)) == ArmMetrics(1.0)
+    assert debounce_metrics(ArmMetrics(1.0), ArmMetrics(1.04)) == ArmMetrics(1.04)
+
+
+def test_a_few_rejected_drafts_tell_nothing() -> None:
+    def length(drafts: float, accepted: float) -> float | None:
+        return MetricSums(3, drafts, accepted, 0.0, 0.0, 0.0, 0.0).arm_metrics.acceptance_length
+
+    assert (length(49, 0), length(50, 0), length(3, 1)) == (None, 1.0, 1.33)
+
+
+def test_steady_traffic_moves_nothing() -> None:
+    """Means of 500 requests at the least, with the spread that the tolerances are made for; 1,000 windows without overlap."""
+    chance = random.Random(1)  # noqa: S311 - has to be the same each time
+
+    def mean(value: float, spread: float) -> float:
+        return value * (1 + chance.gauss(0, spread / 500**0.5))
+
+    windows = [ArmMetrics(mean(2.4, 0.15), mean(0.012, 0.5), mean(0.3, 1.0)) for _ in range(1000)]
+    shown, writes = ArmMetrics(2.4, 0.012, 0.3), 0
+    for found in windows:
+        writes += (after := debounce_metrics(shown, found)) != shown
+        shown = after
+    assert writes <= 2  # four standard errors are one in 16,000
+
+
+def test_another_revision_starts_without_figures() -> None:
+    known = Arm(revision="r1", acceptance_length=2.4)
+    assert with_arm_metrics(Arm(revision="r2"), known, None).acceptance_length is None
+    assert with_arm_metrics(Arm(revision="r1"), known, None).acceptance_length == 2.4
+    assert with_arm_metrics(Arm(revision="r2"), known, ArmMetrics(3.0)).acceptance_length == 3.0
+
+
+def test_a_status_that_is_written_anyway_shows_the_latest_figures() -> None:
+    """Or two arms, each within its tolerance, contradict their comparison."""
+    arm = Arm(revision="r1", acceptance_length=2.4, time_per_output_token=0.04)
+    assert with_arm_metrics(arm, arm, ArmMetrics(2.41)).acceptance_length == 2.4
+    latest = with_arm_metrics(arm, arm, ArmMetrics(2.41), status_changes=True)
+    assert (latest.acceptance_length, latest.time_per_output_token) == (2.41, 0.04)
+
+
+# ------------------------------------------------------------------------------------------------------------- through decide
+def resource(**status: Any) -> SpeculativeDeployment:
+    source = {"source": {"volumeClaim": {"claimName": "models", "path": "a"}}}
+    engine = {"image": "vllm/vllm-openai:v0.33.0"}
+    return SpeculativeDeployment.from_dict(
+        {
+            "metadata": {"name": "chat", "namespace": "default", "uid": "u1", "generation": 1},
+            "spec": {"replicas": 1, "model": source, "drafter": source, "engine": engine},
+            **({"status": status} if status else {}),
+        }
+    )
+
+
+def looked(status: dict[str, Any], found: ArmMetrics | None, after: float) -> Status:
+    """The status that a pass writes over this one."""
+    one = resource(**status)
+    stable = one.status.stable.revision if one.status and one.status.stable else ""
+    figures = {} if found is None else {f"chat-{stable}": found}
+    return build_reconcile_plan(
+        Snapshot(one, metrics_by_deployment=figures), PreflightJobConfig("image"), NOW + timedelta(seconds=after)
+    ).status
+
+
+def test_the_status_shows_the_figures_and_is_rewritten_only_when_they_move() -> None:
+    revision = resolve_desired_revision(resource()).revision
+    status = looked({"stable": {"revision": revision}}, None, 0).to_dict()
+    assert "acceptanceLength" not in status["stable"]
+    status = looked(status, SOME, 15).to_dict()
+    assert status["stable"]["acceptanceLength"] == 2.4
+    assert status["stable"]["timePerOutputToken"] == 0.012
+    assert status["stable"]["timeToFirstToken"] == 0.3
+    for seconds, found in (
+        (30, ArmMetrics(2.43, 0.0125, 0.33)),
+        (45, ArmMetrics(2.37, 0.0115, 0.28)),
+        (60, None),
+        (75, ArmMetrics()),
+    ):
+        assert looked(status, found, seconds).to_dict() == status
+    assert looked(status, ArmMetrics(2.6, 0.012, 0.3), 90).to_dict() != status
+
+
+def test_a_canary_shows_its_own_figures_and_a_promoted_one_not_those_of_before() -> None:
+    revision = resolve_desired_revision(resource()).revision
+    canary = {"revision": revision, "change": "drafter", "startedAt": "2026-01-01T00:00:00Z", "phase": "Promoting"}
+    status = {"stable": {"revision": "old", "acceptanceLength": 2.0}, "canary": canary}
+    job = {
+        "kind": "Job",
+        "metadata": {"name": f"chat-{revision}-preflight"},
+        "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+    }
+    figures = {"chat-old": ArmMetrics(2.01), f"chat-{revision}": ArmMetrics(2.9)}
+    rolling = build_reconcile_plan(
+        Snapshot(resource(**status), (job,), metrics_by_deployment=figures), PreflightJobConfig("image"), NOW
+    ).status
+    assert rolling.stable is not None
+    assert rolling.canary is not None
+    assert (rolling.stable.acceptance_length, rolling.canary.acceptance_length) == (2.0, 2.9)
+
+    labels = {"aerie.dev/name": "chat", "aerie.dev/revision": revision, "aerie.dev/control": "false"}
+    serving = {
+        "metadata": {"name": "chat-0", "labels": labels},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    for known in (figures, {}):
+        promoted = build_reconcile_plan(
+            Snapshot(resource(**rolling.to_dict()), (job,), pods=(serving,), metrics_by_deployment=known),
+            PreflightJobConfig("image"),
+            NOW,
+        ).status
+        assert promoted.stable is not None
+        assert (promoted.stable.revision, promoted.stable.acceptance_length) == (revision, 2.9), (
+            "its own, not those of the revision before"
+        )
+        assert promoted.canary is None

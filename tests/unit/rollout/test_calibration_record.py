@@ -1,0 +1,288 @@
+"""What stable pods told: when it is written down, that it stays, and that the next analysis goes by it."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie.analysis.baseline import BaselineCalibration
+from aerie.analysis.criteria import AnalysisPlan
+from aerie.analysis.measurement import codec
+from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
+from aerie.analysis.measurement.counts import EngineCounts
+from aerie.manifests import calibration_config_map as child
+from aerie.rollout.canary import calibration_record
+from aerie.rollout.canary.analysis_run import build_block_rule
+from aerie.rollout.canary.calibration_record import (
+    CALIBRATION_WRITE_INTERVAL_SECONDS,
+    StoredCalibration,
+    is_calibration_write_due,
+)
+from tests.unit.rollout.world import START, World, canarying, serving, side
+
+PLACE = ("ConfigMap", "chat-aerie-history")
+
+
+def lived(world: World, blocks: int, seconds: float = 120.0) -> None:
+    """So many blocks of two stable pods that scatter by 2 %, as the operator would have counted them."""
+    resource = world.observed().resource
+    assert resource.status is not None
+    assert resource.status.stable is not None
+    terms = calibration_record.build_calibration_plan(resource, resource.status.stable)
+    engine = calibration_record.read_engine_identity(world.observed(), resource.status.stable.revision)
+    memory = (world.memory or BaselineCalibration(terms)).compatible_with(terms, engine)
+    for _ in range(blocks):
+        began = world.now.timestamp()
+        world.now += timedelta(seconds=seconds)
+        pods = {name: side(2.5 * (1 + world.chance.gauss(0, 0.02))).counts for name in ("a", "b")}
+        block = ClosedBlock(began, world.now.timestamp(), None, ArmCounts(2, EngineCounts(), None, pods))
+        memory = memory.add_block(block, build_block_rule(terms, 60.0))
+    world.memory = memory
+
+
+def blocks_written(world: World) -> int:
+    return int(world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY])
+
+
+def analysis(world: World) -> Any:
+    world.drafter("eagle31")
+    for _ in range(3):
+        world.step()
+        world.check()
+    world.schedule()
+    world.ready()
+    world.step()
+    world.now += timedelta(minutes=5)
+    world.step()
+    assert world.status["phase"] == "Analyzing"
+    return world.status["analysis"]
+
+
+# ------------------------------------------------------------------------------------------------------------- when it is due
+def test_it_is_written_when_it_has_doubled_and_later_once_an_hour() -> None:
+    world = serving()
+    assert PLACE not in world.objects
+    written = []
+    for number in range(1, 241):
+        lived(world, 1)
+        before = world.status
+        if world.step().objects_to_apply:
+            written.append(number)
+        assert world.status == before, "the resource itself is left alone"
+        assert not world.step().objects_to_apply
+    assert written == [1, 2, 4, 8, 16, 32, 62, 92, 122, 152, 182, 212]
+
+
+def test_it_is_the_resources_and_goes_with_it() -> None:
+    world = serving()
+    lived(world, 3)
+    world.step()
+    made = world.objects[PLACE]
+    assert made["metadata"]["labels"]["aerie.dev/name"] == "chat"
+    assert [one["uid"] for one in made["metadata"]["ownerReferences"]] == ["u1"]
+    assert made["data"][child.BLOCK_COUNT_KEY] == "3"
+    assert made["data"][child.LAST_BLOCK_END_KEY] == (START + timedelta(minutes=6)).isoformat(timespec="milliseconds")
+    assert BaselineCalibration.unpack(made["data"][child.CALIBRATION_KEY]) == world.memory
+
+
+@pytest.mark.parametrize("hand", ["deleted", "edited", "emptied"])
+def test_what_a_hand_has_done_to_it_is_made_good_from_what_the_operator_holds(hand: str) -> None:
+    world = serving()
+    lived(world, 3)
+    world.step()
+    if hand == "deleted":
+        del world.objects[PLACE]
+    elif hand == "edited":
+        world.objects[PLACE]["data"][child.BLOCK_COUNT_KEY] = "many"
+    else:
+        del world.objects[PLACE]["data"]
+    assert [item["metadata"]["name"] for item in world.step().objects_to_apply] == ["chat-aerie-history"]
+    assert blocks_written(world) == 3
+
+
+def test_an_operator_that_holds_nothing_leaves_it_alone() -> None:
+    world = serving()
+    lived(world, 3)
+    world.step()
+    world.memory = None
+    plan = world.step()
+    assert not plan.objects_to_apply
+    assert not plan.objects_to_delete
+    assert PLACE in world.objects
+
+
+def test_nothing_is_written_in_a_pause() -> None:
+    world = serving()
+    lived(world, 3)
+    world.edit(rollout={"paused": True})
+    world.step()
+    assert PLACE not in world.objects
+
+
+def test_when_it_began_anew_it_is_written_over_the_old_one() -> None:
+    world = serving()
+    lived(world, 200)
+    world.step()
+    world.edit(rollout={"analysis": {"block": "60s"}})
+    lived(world, 1, 60.0)
+    world.step()
+    assert blocks_written(world) == 1
+
+
+@given(st.lists(st.floats(2.0, 20_000.0), min_size=1, max_size=200))
+def test_writes_are_few_and_a_crash_costs_half_or_an_hour(lengths: list[float]) -> None:
+    memory, written, writes, now = BaselineCalibration(AnalysisPlan()), StoredCalibration(), 0, 0.0
+    for number, seconds in enumerate(lengths, start=1):
+        now += seconds
+        memory = BaselineCalibration(AnalysisPlan(), blocks=number, until=now)
+        if is_calibration_write_due(memory, written, canary_active=False):
+            written, writes = StoredCalibration(memory.blocks, memory.until), writes + 1
+        assert memory.blocks - written.blocks <= written.blocks
+        assert memory.until - written.counted_until < CALIBRATION_WRITE_INTERVAL_SECONDS
+        assert not is_calibration_write_due(memory, StoredCalibration(memory.blocks, memory.until), canary_active=True)
+    assert writes <= 1 + math.log2(len(lengths)) + now / CALIBRATION_WRITE_INTERVAL_SECONDS
+
+
+# ----------------------------------------------------------------------------------------------------------- what becomes of it
+def test_the_next_analysis_goes_by_it_and_says_so() -> None:
+    world = serving()
+    lived(world, 720)
+    found = analysis(world)
+    assert found["historyBlocks"] == 720
+    assert 1 <= found["inflation"] < 2
+    assert blocks_written(world) == 720
+
+
+def test_without_it_an_analysis_is_cautious_and_says_so() -> None:
+    world, _ = canarying("Analyzing")
+    assert "historyBlocks" not in world.status["analysis"]
+    assert world.status["analysis"]["inflation"] == 3.0
+
+
+def test_with_it_the_same_figures_decide_sooner() -> None:
+    def blocks(known: int) -> int:
+        world = serving(rollout={"analysis": {"soak": "0s"}})
+        lived(world, known)
+        analysis(world)
+        for number in range(1, 60):
+            world.measure(1, +0.1)
+            if world.status["phase"] == "Ramping":
+                return number
+        raise AssertionError("never")
+
+    assert blocks(720) < blocks(0)
+
+
+def test_what_came_since_the_last_write_is_written_when_a_canary_begins_and_survives_its_operator() -> None:
+    world = serving()
+    lived(world, 130)
+    world.step()
+    lived(world, 20)
+    assert not world.step().objects_to_apply
+    world.drafter("eagle31")
+    for _ in range(3):
+        world.step()
+        world.check()
+    assert blocks_written(world) == 150
+    world.memory = None  # killed
+    world.schedule()
+    world.ready()
+    world.step()
+    world.now += timedelta(minutes=5)
+    world.step()
+    assert world.status["analysis"]["historyBlocks"] == 150
+
+
+def test_an_analysis_under_way_keeps_what_it_began_with() -> None:
+    world = serving()
+    lived(world, 150)
+    began = analysis(world)
+    world.memory = None
+    del world.objects[PLACE]
+    world.measure(3, 0.0)
+    now = world.status["analysis"]
+    assert (now["historyBlocks"], now["inflation"]) == (began["historyBlocks"], began["inflation"])
+
+
+def test_it_stays_over_a_promotion_and_a_rollback() -> None:
+    world, _ = canarying("Promoting")
+    lived(world, 5)
+    world.settle()
+    assert world.status["stable"]["revision"] == world.wanted
+    assert blocks_written(world) == 5
+    world.memory = None
+    world.drafter("eagle3")
+    world.settle()
+    assert PLACE in world.objects
+
+
+def test_a_resource_made_anew_does_not_inherit_it() -> None:
+    world = serving()
+    lived(world, 150)
+    world.step()
+    world.memory = None
+    assert recalled(world) is not None
+    world.document["metadata"]["uid"] = "u2"
+    assert recalled(world) is None
+    assert calibration_record.read_stored_calibration(world.observed()) == StoredCalibration()
+
+
+# ------------------------------------------------------------------------------------------------------------- another engine
+def recalled(world: World) -> BaselineCalibration | None:
+    observed = world.observed()
+    assert observed.resource.status is not None
+    assert observed.resource.status.stable is not None
+    return calibration_record.find_calibration(observed, observed.resource.status.stable)
+
+
+def test_the_engine_of_a_history_is_its_image_and_the_version_that_is_written() -> None:
+    world = serving()
+    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "vllm/vllm-openai:v0.33.0"
+    assert calibration_record.read_engine_identity(world.observed(), "another") == ""
+    world = serving(engine={"image": "registry/vllm:latest", "version": "0.33.0"})
+    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest 0.33.0"
+    del world.objects["ConfigMap", f"chat-{world.wanted}-preflight"]
+    assert calibration_record.read_engine_identity(world.observed(), world.wanted) == "registry/vllm:latest"
+
+
+@pytest.mark.parametrize(
+    "engine", [{"image": "vllm/vllm-openai:v0.34.0"}, {"image": "vllm/vllm-openai:v0.33.0", "version": "0.34.0"}]
+)
+def test_an_analysis_of_another_engine_does_not_go_by_what_was_written_of_the_one_before(engine: dict[str, Any]) -> None:
+    world = serving()
+    lived(world, 720)
+    world.step()
+    held = world.memory
+    world.edit(engine=engine)
+    world.settle_until("Starting")
+    world.annotate(promote=world.wanted)
+    for _ in range(20):
+        world.schedule()
+        world.ready()
+        world.now += timedelta(minutes=10)
+        world.step()
+    assert world.status["stable"]["revision"] == world.wanted
+    for memory in (held, None):
+        world.memory = memory
+        assert recalled(world) is None
+    lived(world, 1)
+    assert world.memory is not None
+    assert world.memory.blocks == 1
+
+
+def test_what_an_earlier_release_wrote_says_of_no_engine_and_is_dropped() -> None:
+    world = serving()
+    lived(world, 150)
+    world.step()
+    world.memory = None
+    data = world.objects[PLACE]["data"]
+    found = codec.unpack(data[child.CALIBRATION_KEY])
+    del found["engine"]
+    data[child.CALIBRATION_KEY] = codec.pack(found)
+    assert recalled(world) is None
+    assert "historyBlocks" not in analysis(world)

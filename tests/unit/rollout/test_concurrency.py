@@ -1,0 +1,270 @@
+"""Many rollouts at the same time: who waits, who comes first, and what waits for nobody."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerie.engine.speculation import Static
+from aerie.rollout.canary.messages import PROMOTE_ANNOTATION
+from aerie.rollout.facts.concurrency import (
+    ConcurrencyLimits,
+    ResourceName,
+    SlotClaim,
+    StartPermission,
+    allocate_slots,
+    read_slot_claim,
+)
+from tests.unit.rollout.test_effective_setting import MINUTE, advise, tuned, until
+from tests.unit.rollout.world import World, canarying, serving
+
+NOT_YET = StartPermission(frozenset())
+FULL = StartPermission(frozenset(), "as many rollouts are under way as --max-concurrent-rollouts allows (3)")
+
+
+def waits(minute: int, purpose: Any = "Rollout") -> SlotClaim:
+    return SlotClaim(purpose, f"2026-01-01T00:{minute:02}:00Z", holds_slot=False)
+
+
+HOLDS = SlotClaim("Rollout", "2026-01-01T00:00:00Z", holds_slot=True)
+
+
+def names_of(granted: frozenset[ResourceName]) -> set[str]:
+    return {"/".join(place) for place in granted}
+
+
+# --------------------------------------------------------------------------------------------------------------------- allotting
+def test_without_a_limit_everybody_may_begin() -> None:
+    turn = allocate_slots({("a", "x"): HOLDS}, ConcurrencyLimits()).permission_for(("a", "y"), None)
+    assert turn.allowed_purposes == {"Rollout", "Trial"}
+
+
+def test_what_has_waited_for_longest_comes_first() -> None:
+    claims = {("a", "late"): waits(9), ("a", "early"): waits(1), ("a", "middle"): waits(5), ("a", "going"): HOLDS}
+    assert names_of(allocate_slots(claims, ConcurrencyLimits(max_rollouts=3)).granted_resources) == {"a/early", "a/middle"}
+
+
+def test_a_namespace_with_many_does_not_keep_another_one_waiting() -> None:
+    claims = {("many", f"{number:03}"): waits(1) for number in range(500)} | {("few", "only"): waits(59)}
+    granted = allocate_slots(claims, ConcurrencyLimits(max_rollouts=2)).granted_resources
+    assert names_of(granted) == {"many/000", "few/only"}
+
+
+def test_a_namespace_has_a_limit_of_its_own() -> None:
+    claims = {("a", str(number)): waits(number) for number in range(9)} | {("b", "0"): waits(50)}
+    allotment = allocate_slots(claims, ConcurrencyLimits(max_rollouts=6, max_rollouts_per_namespace=2))
+    assert names_of(allotment.granted_resources) == {"a/0", "a/1", "b/0"}
+    assert (
+        "in namespace a as --max-concurrent-rollouts-per-namespace allows (2)"
+        in allotment.permission_for(("a", "5"), waits(5)).wait_reason
+    )
+
+
+def test_trials_and_rollouts_have_slots_apart() -> None:
+    claims = {("a", "0"): HOLDS, ("a", "1"): waits(1), ("a", "2"): waits(2, "Trial"), ("a", "3"): waits(3, "Trial")}
+    allotment = allocate_slots(claims, ConcurrencyLimits(max_rollouts=1, max_trials=1))
+    assert names_of(allotment.granted_resources) == {"a/2"}
+    assert allotment.permission_for(("a", "2"), claims["a", "2"]).allowed_purposes == {"Trial"}
+    assert "--max-concurrent-trials allows (1)" in allotment.permission_for(("a", "3"), claims["a", "3"]).wait_reason
+    assert "--max-concurrent-rollouts allows (1)" in allotment.permission_for(("a", "1"), claims["a", "1"]).wait_reason
+
+
+CLAIMS = st.dictionaries(
+    st.tuples(st.sampled_from("abc"), st.sampled_from([f"{number}" for number in range(20)])),
+    st.builds(
+        SlotClaim,
+        st.sampled_from(["Rollout", "Trial"]),
+        st.sampled_from(["2026-01-01", "2026-01-02", "2026-01-03"]),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+MOST = st.none() | st.integers(min_value=0, max_value=8)
+
+
+@given(CLAIMS, st.builds(ConcurrencyLimits, MOST, MOST, MOST))
+def test_no_limit_is_passed_and_no_slot_stays_empty(claims: dict[ResourceName, SlotClaim], limits: ConcurrencyLimits) -> None:
+    granted = allocate_slots(claims, limits).granted_resources
+    assert all(not claims[place].holds_slot for place in granted)
+    for purpose, most, within in (
+        ("Rollout", limits.max_rollouts, limits.max_rollouts_per_namespace),
+        ("Trial", limits.max_trials, None),
+    ):
+        mine = {place: claim for place, claim in claims.items() if claim.purpose == purpose}
+        busy = Counter(place[0] for place, claim in mine.items() if claim.holds_slot or place in granted)
+        held = Counter(place[0] for place, claim in mine.items() if claim.holds_slot)
+        assert most is None or sum(busy.values()) <= max(most, sum(held.values()))
+        assert within is None or all(count <= max(within, held[name]) for name, count in busy.items())
+        left = [place for place, claim in mine.items() if not claim.holds_slot and place not in granted]
+        if most is None or sum(busy.values()) < most:
+            assert all(within is not None and busy[namespace] >= within for namespace, _ in left)
+        for namespace, _ in granted & set(mine):
+            earlier = [mine[place].since for place in granted & set(mine) if place[0] == namespace]
+            assert all(mine[place].since >= max(earlier) for place in left if place[0] == namespace)
+
+
+# --------------------------------------------------------------------------------------------------------------------- claiming
+def test_a_canary_holds_a_slot_until_it_waits_for_a_person_or_goes() -> None:
+    world, _ = canarying("Analyzing")
+    assert read_slot_claim(world.document) == SlotClaim("Rollout", world.status["canary"]["startedAt"], holds_slot=True)
+    for phase in ("Held", "AwaitingApproval", "RollingBack"):
+        world.document["status"]["canary"]["phase"] = phase
+        assert read_slot_claim(world.document) is None
+    world.document["status"]["canary"]["phase"] = "Promoting"
+    assert read_slot_claim(world.document) is not None
+    world.edit(rollout={"paused": True})
+    assert read_slot_claim(world.document) is None
+
+
+def test_a_first_revision_neither_waits_nor_holds_a_slot() -> None:
+    world = World()
+    world.turn = NOT_YET
+    world.settle_until("Starting")
+    assert read_slot_claim(world.document) is None
+
+
+def test_a_change_claims_a_slot_and_begins_when_its_turn_comes() -> None:
+    world = serving()
+    world.turn = NOT_YET
+    world.drafter("eagle31")
+    world.settle()
+    since = world.status["queued"]["since"]
+    assert world.status["queued"] == {"purpose": "Rollout", "since": since}
+    assert (world.status["phase"], world.condition("Progressing")) == ("Preflight", ("True", "Preflight"))
+    assert read_slot_claim(world.document) == SlotClaim("Rollout", since, holds_slot=False)
+    world.turn = FULL
+    world.now += timedelta(minutes=5)
+    plan = world.step()
+    assert (world.status["phase"], world.condition("Progressing")) == ("Queued", ("True", "Queued"))
+    assert "waits for its turn: as many rollouts are under way as --max-concurrent-rollouts allows (3)" in world.message(
+        "Progressing"
+    )
+    assert [event.reason for event in plan.events] == ["Queued"]
+    assert world.condition("Ready") == ("True", "Serving")
+    world.now += timedelta(days=3)
+    assert not world.step().objects_to_apply
+    assert world.status["queued"]["since"] == since, "it keeps its place"
+    assert len(world.deployments()) == 1, "no pod is asked for meanwhile"
+    world.turn = StartPermission(frozenset({"Rollout"}))
+    world.step()
+    assert (world.status["phase"], world.status.get("queued")) == ("Starting", None)
+
+
+def test_who_waits_gives_its_place_up_with_another_spec_or_a_pause() -> None:
+    world = serving()
+    world.turn = FULL
+    world.drafter("eagle31")
+    world.settle()
+    world.edit(rollout={"paused": True})
+    world.settle()
+    assert "queued" not in world.status
+    world.edit(rollout={})
+    world.settle()
+    assert "queued" in world.status
+    world.drafter("eagle3")
+    world.settle()
+    assert (world.status["phase"], world.status.get("queued")) == ("Ready", None)
+
+
+def test_a_rollback_and_a_return_to_the_stable_revision_wait_for_nobody() -> None:
+    world, old = canarying("Analyzing")
+    world.turn = FULL
+    world.drafter("eagle3")
+    world.settle()
+    assert (world.status["phase"], world.status["stable"]["revision"]) == ("Ready", old)
+
+
+def test_a_canary_under_way_goes_on_when_there_are_too_many() -> None:
+    world, _ = canarying("Starting")
+    world.turn = FULL
+    world.schedule()
+    world.ready()
+    world.step()
+    assert world.status["phase"] == "WarmingUp"
+
+
+def test_a_person_who_asks_for_the_promotion_does_not_wait() -> None:
+    world = serving()
+    world.turn = FULL
+    world.drafter("eagle31")
+    world.settle()
+    world.annotate(**{PROMOTE_ANNOTATION.removeprefix("aerie.dev/"): world.wanted})
+    world.step()
+    assert world.status["phase"] == "Starting"
+
+
+def test_what_is_to_replace_a_revision_that_serves_nobody_does_not_wait() -> None:
+    world = serving()
+    world.turn = FULL
+    world.ready(value="False")
+    world.drafter("eagle31")
+    for _ in range(4):
+        world.step()
+        world.check()
+    assert "queued" not in world.status
+    assert world.status["canary"]["revision"] == world.wanted
+
+
+def test_a_trial_waits_for_its_turn_and_its_canary_has_it_then() -> None:
+    world = tuned()
+    world.turn = StartPermission(frozenset({"Rollout"}))
+    advise(world)
+    world.step()
+    assert world.status["queued"]["purpose"] == "Trial"
+    assert read_slot_claim(world.document) == SlotClaim("Trial", world.status["queued"]["since"], holds_slot=False)
+    world.turn = StartPermission(frozenset(), "as many trials of settings are under way as --max-concurrent-trials allows (1)")
+    advise(world)
+    world.step()
+    assert world.condition("Tuned") == ("False", "Queued")
+    world.turn = StartPermission(frozenset({"Trial"}))
+    advise(world)
+    world.step()
+    claim = read_slot_claim(world.document)
+    assert claim is not None
+    assert (claim.purpose, claim.holds_slot, world.status.get("queued")) == ("Trial", True, None)
+    world.turn = NOT_YET  # of rollouts
+    until(world, "Analyzing")
+    assert world.status["canary"]["setting"]["tokens"] == Static(5).tokens
+
+
+def test_forty_resources_that_change_at_once_go_by_turns() -> None:
+    """What is allotted follows from the statuses alone, as it does for a leader that has just begun."""
+    limits = ConcurrencyLimits(max_rollouts=4, max_rollouts_per_namespace=3)
+    rollout = {"canary": {"ramp": [], "scaleDownDelay": "0s"}}
+    first = serving(replicas=1, rollout=rollout)
+    worlds = {(f"team-{number % 3}", f"chat-{number}"): copy.deepcopy(first) for number in range(40)}
+    for world in worlds.values():
+        world.drafter("eagle31")
+        world.turn = NOT_YET
+        world.settle()
+    began: Counter[ResourceName] = Counter()
+    most = 0
+    for _ in range(200):
+        claims = {place: claim for place, world in worlds.items() if (claim := read_slot_claim(world.document))}
+        allotment = allocate_slots(claims, limits)
+        for place, claim in claims.items():
+            world = worlds[place]
+            world.turn = allotment.permission_for(place, claim)
+            if claim.holds_slot or "Rollout" in world.turn.allowed_purposes:
+                began[place] += not claim.holds_slot
+                if world.status["phase"] == "Analyzing":
+                    world.annotate(promote=world.wanted)
+                world.step()
+                world.schedule()
+                world.ready()
+        for world in worlds.values():
+            world.now += 5 * MINUTE
+        holding = Counter(
+            place[0] for place, world in worlds.items() if (claim := read_slot_claim(world.document)) and claim.holds_slot
+        )
+        most = max(most, sum(holding.values()))
+        assert sum(holding.values()) <= 4
+        assert max(holding.values(), default=0) <= 3
+    assert {world.status["phase"] for world in worlds.values()} == {"Ready"}
+    assert all(world.status["stable"]["revision"] == world.wanted for world in worlds.values())
+    assert (most, began) == (4, Counter(dict.fromkeys(worlds, 1)))

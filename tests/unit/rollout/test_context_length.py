@@ -1,0 +1,69 @@
+"""A canary whose engine takes shorter requests than the stable pods do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aerie.rollout.facts.context_length import ContextLengths, shorter_context_message
+from tests.unit.rollout.world import World, canarying
+
+
+def canary_with(world: World, canary: int, control: int) -> str:
+    """The canary's phase after one more look, at which these lengths are known."""
+    world.contexts = ContextLengths(canary, control)
+    world.step()
+    return str(world.status.get("canary", {}).get("phase"))
+
+
+def test_a_shorter_context_is_named_with_both_lengths_and_the_way_out() -> None:
+    told = shorter_context_message(ContextLengths(4096, 131_072), ("--max-num-seqs=64",))
+    assert told.startswith("Its engine takes requests of up to 4096 tokens (max_model_len of /v1/models), and that of the stable")
+    assert "up to 131072" in told
+    assert "set --max-model-len=4096 in spec.engine.args" in told
+
+
+@pytest.mark.parametrize(
+    ("found", "args"),
+    [
+        (None, ()),
+        (ContextLengths(4096, 4096), ()),
+        (ContextLengths(8192, 4096), ()),
+        (ContextLengths(4096, 8192), ("--max-model-len=4096",)),
+        (ContextLengths(4096, 8192), ("--max-model-len", "4k")),
+    ],
+)
+def test_nothing_is_said_where_it_is_no_shorter_not_known_or_asked_for(
+    found: ContextLengths | None, args: tuple[str, ...]
+) -> None:
+    assert shorter_context_message(found, args) == ""
+
+
+@pytest.mark.parametrize("args", [("--max-model-len=8192",), ("--max-model-len=auto",), ("--max-model-len=-1",)])
+def test_less_than_was_asked_for_is_said(args: tuple[str, ...]) -> None:
+    assert shorter_context_message(ContextLengths(4096, 8192), args)
+
+
+@pytest.mark.parametrize("phase", ["WarmingUp", "Analyzing", "Ramping", "Promoting"])
+def test_it_ends_the_canary_in_every_phase_with_the_reason_in_its_outcome(phase: Any) -> None:
+    world, old = canarying(phase)
+    assert canary_with(world, 4096, 8192) == "RollingBack"
+    assert world.status["stable"]["revision"] == old
+    assert world.status["history"][0]["result"] == "RolledBack"
+    assert "requests of up to 4096 tokens" in world.status["history"][0]["reason"]
+    world.settle()
+    assert world.status["rejected"] == world.wanted, "it is not tried again by itself"
+
+
+def test_where_it_is_no_shorter_or_not_known_nothing_changes() -> None:
+    world, _ = canarying("Analyzing")
+    assert canary_with(world, 8192, 8192) == "Analyzing"
+    world.contexts = None
+    world.step()
+    assert world.status["canary"]["phase"] == "Analyzing"
+
+
+def test_a_context_that_the_spec_asks_for_is_rolled_out() -> None:
+    world, _ = canarying("Analyzing", engine={"image": "vllm/vllm-openai:v0.33.0", "args": ["--max-model-len=4096"]})
+    assert canary_with(world, 4096, 8192) == "Analyzing"

@@ -1,0 +1,170 @@
+"""The drafter of a resource that names none: the catalog's first with a commit, and from the first pod on always the same."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from aerie.api import SpeculativeDeployment
+from aerie.engine.models.drafter_catalog import DrafterCatalog, load_published_catalog
+from aerie.engine.speculation import Static
+from aerie.manifests.preflight_job import PreflightJobConfig
+from aerie.manifests.revision_hash import compute_revision
+from aerie.rollout.facts.snapshot import Snapshot
+from aerie.rollout.plan import ReconcilePlan
+from aerie.rollout.reconcile import build_reconcile_plan
+from aerie.rollout.revision.drafter_selection import select_drafter
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def row(repo: str, commit: str | None = None, kind: str = "eagle3.1", target: str = "acme/big") -> str:
+    pinned = f'\nrevision = "{commit}"' if commit else ""
+    return f'targets = ["{target}"]\nrepo = "{repo}"\nkind = "{kind}"' + pinned
+
+
+def catalog(*rows: str) -> DrafterCatalog:
+    return DrafterCatalog(()).with_user_entries({f"row{number}": text for number, text in enumerate(rows)})
+
+
+def hub(repo: str, commit: str = "0" * 40) -> dict[str, Any]:
+    return {"source": {"huggingFace": {"repo": repo, "revision": commit}}}
+
+
+def resource(status: dict[str, Any] | None = None, target: str = "acme/big", **spec: Any) -> SpeculativeDeployment:
+    document = {
+        "metadata": {"name": "chat", "namespace": "default", "uid": "u1", "generation": 1},
+        "spec": {"model": hub(target), "engine": {"image": "vllm/vllm-openai:v0.33.0"}, **spec},
+    }
+    return SpeculativeDeployment.from_dict(document | ({"status": status} if status else {}))
+
+
+def plan(one: SpeculativeDeployment, rows: DrafterCatalog, passed: str = "") -> ReconcilePlan:
+    """One pass; the preflight of the revision `passed` is over."""
+    job = {
+        "kind": "Job",
+        "metadata": {"name": f"chat-{passed}-preflight"},
+        "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+    }
+    return build_reconcile_plan(Snapshot(one, (job,) if passed else ()), PreflightJobConfig("image"), NOW, rows)
+
+
+def deployment(of: ReconcilePlan) -> dict[str, Any] | None:
+    return next((item for item in of.objects_to_apply if item["kind"] == "Deployment"), None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "repo"),
+    [
+        ([row("me/one", OLD)], "me/one"),
+        ([row("me/one"), row("me/two", OLD)], "me/two"),
+        ([row("me/plain", OLD, "eagle3"), row("me/better", NEW)], "me/better"),
+        ([row("me/plain", OLD, "eagle3"), row("me/better")], "me/plain"),
+        ([row("me/other", OLD, "dflash"), row("me/plain", NEW, "eagle3")], "me/plain"),
+        ([row("me/first", OLD), row("me/second", NEW)], "me/first"),
+        ([row("me/elsewhere", OLD, target="acme/small"), row("me/here", NEW)], "me/here"),
+    ],
+)
+def test_the_first_with_a_commit_is_chosen_and_3_1_before_3(rows: list[str], repo: str) -> None:
+    found = select_drafter(resource(), catalog(*rows))
+    assert found.problem == ""
+    assert found.selected_drafter is not None
+    assert (found.selected_drafter.target, found.selected_drafter.repo, found.selected_drafter.used) == ("acme/big", repo, False)
+    drafter = found.resource.spec.drafter
+    assert drafter is not None
+    assert drafter.to_dict()["source"]["huggingFace"]["repo"] == repo
+
+
+def test_a_choice_is_the_same_revision_as_the_same_drafter_written_out() -> None:
+    chosen = select_drafter(resource(), catalog(row("me/one", OLD))).resource
+    assert compute_revision(chosen, Static(3)) == compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
+
+
+@pytest.mark.parametrize("spec", [{"drafter": hub("my/own", NEW)}, {"speculation": {"tokens": 0}}])
+def test_nothing_is_chosen_where_none_is_missing(spec: dict[str, Any]) -> None:
+    one = resource(**spec)
+    found = select_drafter(one, catalog(row("me/one", OLD)))
+    assert (found.resource, found.selected_drafters, found.selected_drafter, found.problem) == (one, (), None, "")
+
+
+def test_candidates_without_a_commit_are_listed_with_what_to_write() -> None:
+    rows = catalog(row("me/better"), row("me/plain", kind="eagle3"), row("me/other", OLD, "dflash"))
+    found = plan(resource(), rows)
+    assert [item["kind"] for item in found.objects_to_apply if item["kind"] in ("Job", "Deployment")] == []
+    (condition,) = [one for one in found.status.conditions if one.type == "PreflightPassed"]
+    assert (condition.status, condition.reason) == ("False", "InvalidSpec")
+    assert condition.message == (
+        "spec.drafter is missing, and the catalog has no drafter for acme/big that is pinned to a commit; it has me/better "
+        "(EAGLE 3.1), me/plain (EAGLE 3): write one of them as spec.drafter.source.huggingFace, such as {repo: me/better, "
+        "revision: <its commit, 40 characters>}, or add its commit to the operator's catalog (value `catalog` of the chart). "
+        "To serve without a drafter, write spec.speculation.tokens: 0."
+    )
+    assert found.status.drafters == []
+
+
+def test_a_target_that_the_catalog_does_not_know() -> None:
+    said = select_drafter(resource(target="acme/unheard-of"), load_published_catalog()).problem
+    assert said.startswith("spec.drafter is missing, and the catalog has no drafter for acme/unheard-of; name a drafter in ")
+    claim = {"source": {"volumeClaim": {"claimName": "models", "path": "big"}}}
+    said = select_drafter(resource(model=claim), load_published_catalog()).problem
+    assert said.startswith("spec.drafter is missing, and spec.model.source names no repository by which")
+
+
+def test_the_choice_is_told_once_looked_at_and_recorded() -> None:
+    rows = catalog(row("me/one", OLD))
+    first = plan(resource(), rows)
+    (event,) = [one for one in first.events if one.reason == "DrafterChosen"]
+    assert event.message == "spec.drafter is missing: me/one at commit aaaaaaaa (EAGLE 3.1) is the catalog's for acme/big"
+    checked = next(item for item in first.objects_to_apply if item["kind"] == "ConfigMap")
+    assert '"repo": "me/one"' in checked["data"]["resource.json"]
+    status = first.status.to_dict()
+    assert status["drafters"] == [{"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": False}]
+    again = plan(resource(status), rows)
+    assert [one for one in again.events if one.reason == "DrafterChosen"] == []
+
+
+def test_before_the_first_pod_the_catalog_may_change_its_mind_and_afterwards_not() -> None:
+    status = plan(resource(), catalog(row("me/one", OLD))).status.to_dict()
+    better = catalog(row("me/better", NEW), row("me/one", OLD))
+    changed = plan(resource(status), better)
+    assert [one.repo for one in changed.status.drafters] == ["me/better"]
+
+    wanted = compute_revision(resource(drafter=hub("me/one", OLD)), Static(3))
+    started = plan(resource(status), catalog(row("me/one", OLD)), passed=wanted)
+    assert deployment(started) is not None
+    status = started.status.to_dict()
+    assert [(one["repo"], one["used"]) for one in status["drafters"]] == [("me/one", True)]
+    for rows in (better, catalog()):
+        kept = plan(resource(status), rows, passed=wanted)
+        assert kept.status.canary is not None
+        assert kept.status.canary.revision == wanted
+        assert kept.status.drafters == started.status.drafters
+
+
+def test_another_engine_keeps_the_drafter_and_a_target_that_is_taken_back_finds_it_again() -> None:
+    used = {"target": "acme/big", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": True}
+    rows = catalog(row("me/better", NEW), row("me/little", NEW, target="acme/small"))
+    moved = select_drafter(resource({"drafters": [used]}, engine={"image": "vllm/vllm-openai:v0.32.0"}), rows)
+    assert moved.selected_drafter is not None
+    assert moved.selected_drafter.repo == "me/one"
+
+    elsewhere = select_drafter(resource({"drafters": [used]}, target="acme/small"), rows)
+    assert [one.repo for one in elsewhere.selected_drafters] == ["me/little", "me/one"]
+    status = {"drafters": [one.to_dict() for one in elsewhere.selected_drafters]}
+    back = select_drafter(resource(status), rows)
+    assert back.selected_drafter is not None
+    assert back.selected_drafter.repo == "me/one"
+    # What was only considered is forgotten, and writing a drafter forgets nothing that was used.
+    assert [one.repo for one in back.selected_drafters] == ["me/one"]
+    assert [one.repo for one in select_drafter(resource(status, drafter=hub("my/own")), rows).selected_drafters] == ["me/one"]
+
+
+def test_a_status_remembers_a_bounded_number_of_targets() -> None:
+    used = [
+        {"target": f"acme/t{number}", "repo": "me/one", "revision": OLD, "kind": "EAGLE 3.1", "used": True} for number in range(8)
+    ]
+    found = select_drafter(resource({"drafters": used}), catalog(row("me/one", OLD)))
+    assert [one.target for one in found.selected_drafters] == ["acme/big", *(f"acme/t{number}" for number in range(7))]

@@ -1,0 +1,144 @@
+"""Pods and Services of an arm go when the gateway no longer sends to it, and not in the moment in which it is told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from aerie.rollout.capacity.drain_order import MIN_ROUTE_PROPAGATION, ROUTE_PROPAGATION_TIMEOUT
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
+from tests.unit.rollout.test_route_status import GATEWAY, PARENT
+from tests.unit.rollout.world import World, canarying
+
+MOMENT = timedelta(milliseconds=100)
+
+
+def weights(world: World) -> dict[str, int]:
+    rule = world.objects["HTTPRoute", "chat"]["spec"]["rules"][0]
+    return {backend["name"]: backend["weight"] for backend in rule["backendRefs"]}
+
+
+def seen(world: World, generation: int) -> None:
+    """The gateway tells that it has seen the route of that generation."""
+    condition: dict[str, Any] = {"type": "Accepted", "status": "True", "observedGeneration": generation}
+    world.objects["HTTPRoute", "chat"]["status"] = {"parents": [{"parentRef": PARENT, "conditions": [condition]}]}
+
+
+def rolled_back() -> tuple[World, str, int]:
+    """A canary that is worse, just told to the gateway: its world, its Deployment, and the route's generation."""
+    world, old = canarying("Analyzing", rollout=GATEWAY)
+    world.dated = True
+    mine = next(name for name in world.replicas() if old not in name)
+    world.annotate(rollback=world.status["canary"]["revision"])
+    world.step()
+    assert weights(world)["chat-canary"] == 0
+    for _ in range(3):
+        world.step()
+    assert weights(world) == {"chat-stable": TOTAL_WEIGHT}
+    generation = world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
+    return world, mine, generation
+
+
+def test_a_canary_keeps_its_pods_until_the_gateway_has_seen_that_it_gets_nothing() -> None:
+    world, mine, generation = rolled_back()
+    seen(world, generation - 1)
+    for left in (MIN_ROUTE_PROPAGATION, MOMENT):
+        world.now += MIN_ROUTE_PROPAGATION - left
+        assert world.step().requeue_after == left
+        assert world.replicas()[mine] == 1
+        assert ("Service", "chat-canary") in world.objects
+    world.now += MOMENT
+    assert world.step().requeue_after == timedelta(seconds=1)
+    assert world.replicas()[mine] == 1
+    seen(world, generation)
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+    assert ("Service", "chat-canary") not in world.objects
+
+
+def test_a_gateway_that_never_tells_what_it_has_seen_is_not_waited_for_for_ever() -> None:
+    world, mine, generation = rolled_back()
+    seen(world, generation - 1)
+    world.now += ROUTE_PROPAGATION_TIMEOUT - MOMENT
+    world.step()
+    assert world.replicas()[mine] == 1
+    world.now += MOMENT
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+
+
+def test_a_gateway_that_says_nothing_at_all_has_the_least_time() -> None:
+    world, mine, _ = rolled_back()
+    del world.objects["HTTPRoute", "chat"]["metadata"]["generation"]
+    world.now += MIN_ROUTE_PROPAGATION
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+
+
+def test_what_grows_is_not_held_up() -> None:
+    world, _ = canarying("Analyzing", rollout=GATEWAY)
+    world.dated = True
+    world.edit(replicas=5)
+    world.step()
+    assert 5 in world.replicas().values()
+
+
+def test_the_servers_clock_may_be_ahead() -> None:
+    world, mine, _ = rolled_back()
+    route = world.objects["HTTPRoute", "chat"]["metadata"]
+    route["managedFields"][0]["time"] = (world.now + timedelta(seconds=9)).isoformat()
+    assert world.step().requeue_after == MIN_ROUTE_PROPAGATION
+    world.now += timedelta(seconds=9) + MIN_ROUTE_PROPAGATION
+    for _ in range(3):
+        world.step()
+    assert mine not in world.replicas()
+
+
+REUSE = {"capacity": "Reuse", "control": "Stable", "ramp": []}
+
+
+def test_the_last_stable_pod_makes_room_when_the_gateway_sends_nothing_to_it() -> None:
+    """With two GPUs for two pods the stable pod has to go before the canary's second one can come."""
+    world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
+    world.dated = True
+    stable = f"chat-{old}"
+    world.annotate(promote=world.status["canary"]["revision"])
+    world.step()
+    assert (weights(world), world.replicas()[stable]) == ({"chat-stable": 0, "chat-canary": TOTAL_WEIGHT}, 1)
+    seen(world, world.objects["HTTPRoute", "chat"]["metadata"]["generation"])
+    world.now += MIN_ROUTE_PROPAGATION
+    world.step()
+    assert world.replicas()[stable] == 0
+
+
+def test_a_canary_that_is_given_up_keeps_its_pods_until_it_gets_nothing() -> None:
+    world, old = canarying("Analyzing", replicas=2, rollout={**GATEWAY, "canary": REUSE})
+    mine = next(name for name in world.replicas() if old not in name)
+    world.annotate(promote=world.status["canary"]["revision"])
+    world.step()
+    world.dated = True
+    world.annotate(rollback=world.status["canary"]["revision"])
+    for _ in range(8):
+        world.step()
+        world.schedule(2)
+        world.ready()
+        sent = weights(world).get("chat-canary", 0)
+        assert sent == 0 or world.replicas()[mine] > 0
+        world.now += timedelta(seconds=5)
+    assert mine not in world.replicas()
+
+
+def test_a_gateway_that_says_nothing_is_asked_more_and_more_rarely() -> None:
+    world, _, generation = rolled_back()
+    seen(world, generation - 1)
+    began, looks = world.now, 0
+    while world.now < began + ROUTE_PROPAGATION_TIMEOUT:
+        again = world.step().requeue_after
+        assert again is not None
+        assert again > timedelta(0)
+        world.now += again
+        looks += 1
+    assert looks < 12

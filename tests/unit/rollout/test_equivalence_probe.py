@@ -1,0 +1,140 @@
+"""Greedy answers in the course of a rollout: when they are asked for, that they count once, and what they end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.api.status import Status
+from aerie.rollout.canary.analysis_run import AnalysisRun
+from aerie.rollout.canary.equivalence_probe import find_probe_skip_reason
+from tests.unit.rollout.world import World, canarying, serving, told
+
+
+def why_not(world: World) -> str:
+    status = Status.model_validate(world.status)
+    assert status.stable is not None
+    assert status.canary is not None
+    return find_probe_skip_reason(world.observed(), status.stable, status.canary)
+
+
+def comparison(world: World) -> dict[str, Any] | None:
+    known = world.status["analysis"].get("comparisons") or []
+    return next((one for one in known if one["metric"] == "GreedyAnswers"), None)
+
+
+def judged(world: World) -> str:
+    """The reason of a verdict for the canary."""
+    for _ in range(40):
+        world.measure(1, +0.2)
+        if world.status["phase"] != "Analyzing":
+            break
+    assert world.status["phase"] == "Ramping"
+    return str(world.status["analysis"]["reason"])
+
+
+# ------------------------------------------------------------------------------------------------------------ when they are asked
+def test_another_drafter_is_asked() -> None:
+    world, _ = canarying("WarmingUp")
+    assert why_not(world) == ""
+
+
+def warming_up(**change: Any) -> World:
+    """A canary with this change, whose pods serve."""
+    world = serving(speculation={"tokens": 2})
+    world.edit(**change)
+    for _ in range(6):
+        world.step()
+        world.check()
+        world.schedule()
+        world.ready()
+    assert world.status["phase"] == "WarmingUp"
+    return world
+
+
+def test_another_number_of_tokens_is_asked() -> None:
+    assert why_not(warming_up(speculation={"tokens": 5})) == ""
+
+
+def test_no_drafter_is_asked() -> None:
+    assert why_not(warming_up(speculation={"tokens": 0})) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model": {"source": {"volumeClaim": {"claimName": "models", "path": "another"}}}}, "the canary serves another target"),
+        ({"engine": {"image": "vllm/vllm-openai:v0.33.1"}}, "more is new in the canary's engine than how it drafts"),
+        ({"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--dtype=float16"]}}, "more is new in the canary's engine"),
+        (
+            {"engine": {"image": "vllm/vllm-openai:v0.33.0", "env": [{"name": "VLLM_ATTENTION_BACKEND", "value": "X"}]}},
+            "more is new in the canary's engine",
+        ),
+        (
+            {"speculation": {"tokens": 5}, "rollout": {"analysis": {"greedyAnswers": "Skip"}}},
+            "spec.rollout.analysis.greedyAnswers is Skip",
+        ),
+        (
+            {"speculation": {"tokens": 5}, "metrics": {"source": {"prometheus": {"address": "http://prometheus:9090"}}}},
+            "spec.metrics.source is given",
+        ),
+    ],
+)
+def test_an_engine_that_may_answer_otherwise_is_not(change: dict[str, Any], why: str) -> None:
+    assert why_not(warming_up(**change)).startswith(why)
+
+
+# ------------------------------------------------------------------------------------------------------------ what becomes of it
+def test_a_canary_that_changes_answers_is_rolled_back_before_a_block_has_closed() -> None:
+    world, old = canarying("WarmingUp")
+    world.answers = told(24)
+    world.step()
+    assert world.status["phase"] == "WarmingUp"
+    world.now += timedelta(minutes=5)
+    for _ in range(2):
+        world.step()
+    assert world.status["phase"] == "RollingBack"
+    world.settle()
+    outcome = world.status["history"][0]
+    assert (outcome["result"], world.status["stable"]["revision"]) == ("RolledBack", old)
+    assert outcome["reason"].startswith("Greedy answers differ from the control's in 24 of 24 prompts")
+    assert [one["metric"] for one in outcome["comparisons"]] == ["GreedyAnswers"]
+
+
+def test_answers_count_once_and_are_shown_beside_the_figures() -> None:
+    world, _ = canarying("Analyzing")
+    world.answers = told(1, 1)
+    world.step()
+    first = world.status["analysis"]
+    assert first["verdict"] == "Continue"
+    assert (comparison(world) or {})["blocks"] == 24
+    assert world.plan().status.to_dict() == world.status, "nothing is written again"
+    world.answers = told(24)  # another operator has asked anew
+    world.step()
+    assert world.status["analysis"] == first
+    evidence = AnalysisRun.unpack(first["state"])
+    assert evidence is not None
+    assert evidence.state.answers == told(1, 1)
+    assert "Greedy answers" not in judged(world)
+    assert (comparison(world) or {})["message"].startswith("Greedy answers differ from the control's in 1 of 24 prompts")
+
+
+def test_without_answers_a_canary_is_accepted_after_its_soak_and_says_so() -> None:
+    world, _ = canarying("Analyzing")
+    assert "Greedy answers were not compared: they did not come in time." in judged(world)
+    assert comparison(world) is None
+
+
+def test_answers_that_nobody_asked_for_count_for_nothing() -> None:
+    world, _ = canarying("Analyzing", rollout={"analysis": {"greedyAnswers": "Skip"}})
+    world.answers = told(24)
+    assert "Greedy answers were not compared: spec.rollout.analysis.greedyAnswers is Skip." in judged(world)
+
+
+def test_answers_that_come_after_the_verdict_are_too_late() -> None:
+    world, _ = canarying("Ramping")
+    world.answers = told(24)
+    world.step()
+    assert world.status["phase"] == "Ramping"

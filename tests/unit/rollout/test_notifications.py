@@ -1,0 +1,113 @@
+"""What a status tells the outside: once for each thing that happened, by ids that stay."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from aerie.api import SpeculativeDeployment
+from aerie.rollout.status.notifications import Notification, build_notifications
+from tests.unit.rollout.world import World, canarying, serving
+
+
+def told(world: World) -> list[Notification]:
+    resource = SpeculativeDeployment.from_dict(world.document)
+    assert resource.status is not None
+    return list(build_notifications(resource, resource.status))
+
+
+def kinds(world: World) -> list[str]:
+    return [notice.event_type for notice in told(world)]
+
+
+def test_the_way_of_a_promotion() -> None:
+    world, _ = canarying("Starting")
+    assert kinds(world) == ["promoted", "begun"]
+    began = told(world)[-1]
+    world, _ = canarying("Ramping")
+    assert kinds(world) == ["promoted", "begun"]
+    assert told(world)[-1].id == began.id, "it is the same one"
+    for _ in range(20):
+        world.schedule()
+        world.ready()
+        world.now += timedelta(minutes=5)
+        world.step()
+    first, last = told(world)
+    assert (first.event_type, last.event_type) == ("promoted", "promoted")
+    assert last.id.rpartition("/")[0] == began.id.rpartition("/")[0], "of the same rollout"
+    assert last.data["comparisons"][0]["metric"] == "TokensPerStep"
+    assert (last.data["drafter"], last.data["against"]) == ("models/eagle31", "models/eagle3")
+
+
+def test_a_person_is_wanted() -> None:
+    world, _ = canarying("Analyzing")
+    world.now += timedelta(hours=4)
+    world.step()
+    assert kinds(world) == ["promoted", "begun", "held"]
+    assert "A person decides: kubectl annotate" in told(world)[-1].data["reason"]
+    world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
+    world.measure(20, +0.2)
+    assert kinds(world) == ["promoted", "begun", "approval-wanted"]
+
+
+def test_the_same_revision_tried_again_is_another_rollout() -> None:
+    world, _ = canarying("Analyzing")
+    world.annotate(rollback=world.wanted)
+    world.settle()
+    assert kinds(world) == ["promoted", "rolled-back"]
+    world.annotate(rollback="", retry="1")
+    world.now += timedelta(minutes=1)
+    world.settle_until("Starting")
+    ids = [notice.id for notice in told(world)]
+    assert kinds(world) == ["promoted", "rolled-back", "begun"]
+    assert len(set(ids)) == 3
+    assert ids[1].split("/")[:2] == ids[2].split("/")[:2]
+    assert ids[1].split("/")[2] != ids[2].split("/")[2]
+
+
+def test_a_refusal_is_told_once_for_each_spec() -> None:
+    world = serving()
+    world.drafter("refused")
+    world.settle()
+    assert kinds(world) == ["promoted", "failed"]
+    refused = told(world)[-1]
+    assert "torn" in refused.data["reason"]
+    world.now += timedelta(hours=1)
+    world.settle()
+    assert told(world)[-1] == refused
+
+
+def test_a_first_revision_that_does_not_come() -> None:
+    world = World()
+    world.settle_until("Starting")
+    assert kinds(world) == ["begun"]
+    world.now += timedelta(minutes=30)
+    world.step()
+    assert kinds(world) == ["begun", "failed"]
+
+
+def test_a_notice_is_a_cloud_event() -> None:
+    world, _ = canarying("Starting")
+    event: dict[str, Any] = json.loads(json.dumps(told(world)[-1].to_cloud_event("prod")))
+    data = event.pop("data")
+    assert event == {
+        "specversion": "1.0",
+        "id": told(world)[-1].id,
+        "source": "prod",
+        "type": "dev.aerie.rollout.begun",
+        "subject": "default/chat",
+        "time": data["startedAt"],
+        "datacontenttype": "application/json",
+    }
+    assert data == {
+        "namespace": "default",
+        "name": "chat",
+        "uid": "u1",
+        "phase": "begun",
+        "revision": world.wanted,
+        "change": "drafter models/eagle31",
+        "drafter": "models/eagle31",
+        "against": "models/eagle3",
+        "startedAt": event["time"],
+    }

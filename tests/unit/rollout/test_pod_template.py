@@ -1,0 +1,119 @@
+"""An upgrade of Aerie that builds pods in another way: what runs stays as it is, until somebody wants it renewed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from aerie.manifests.pod import engine_pod
+from aerie.manifests.revision_hash import RENEW_ANNOTATION
+from tests.unit.rollout.world import World, canarying, serving
+
+CONTAINER = "engine"
+
+
+@pytest.fixture
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Begins to build pods with a variable more, as a later release may."""
+    before = engine_pod.build_pod_template
+
+    def template(*given: Any) -> dict[str, Any]:
+        built = copy.deepcopy(before(*given))
+        built["spec"]["containers"][0].setdefault("env", []).append({"name": "NEW", "value": "1"})
+        return built
+
+    return lambda: monkeypatch.setattr(engine_pod, "template", template)
+
+
+def templates(world: World) -> dict[str, Any]:
+    found = {name: item["spec"]["template"] for (kind, name), item in world.objects.items() if kind == "Deployment"}
+    return copy.deepcopy(found)
+
+
+def is_new(template: dict[str, Any]) -> bool:
+    return any(one["name"] == "NEW" for one in template["spec"]["containers"][0]["env"])
+
+
+def test_an_upgrade_that_builds_other_pods_writes_nothing(upgrade: Any) -> None:
+    world = serving()
+    before = copy.deepcopy((world.objects, world.document))
+    upgrade()
+    plan = world.plan()
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ())
+    assert plan.status.to_dict() == world.status
+    world.settle()
+    assert (world.objects, world.document) == before
+
+
+@pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
+def test_nor_does_one_in_the_middle_of_a_rollout(upgrade: Any, phase: str) -> None:
+    world, _ = canarying(phase, replicas=4)
+    world.step()
+    before = templates(world)
+    upgrade()
+    for _ in range(3):
+        world.step()
+        world.schedule()
+        world.ready()
+    after = templates(world)
+    assert {name: after[name] for name in before if name in after} == {name: before[name] for name in before if name in after}
+
+
+def test_a_fleet_is_scaled_and_repaired_with_the_pods_it_has(upgrade: Any) -> None:
+    world = serving()
+    before = templates(world)
+    upgrade()
+    world.edit(replicas=5)
+    world.settle()
+    assert (sum(world.replicas().values()), templates(world)) == (5, before)
+    (deployment,) = (item for (kind, _), item in world.objects.items() if kind == "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/else:1"
+    world.settle()
+    assert templates(world) == before, "what was changed by hand is put back, as it was"
+
+
+def test_a_lost_or_forged_record_changes_no_pod(upgrade: Any) -> None:
+    world = serving()
+    before = templates(world)
+    upgrade()
+    (record,) = (key for key in world.objects if key[0] == "ConfigMap")
+    forged = json.loads(world.objects[record]["data"]["template.json"])
+    forged["spec"]["containers"][0]["image"] = "evil/engine:1"
+    world.objects[record]["data"]["template.json"] = json.dumps(forged)
+    world.settle()
+    assert templates(world) == before
+    del world.objects[record]
+    world.settle()
+    assert templates(world) == before
+
+
+def test_a_new_revision_gets_the_pods_of_today_and_its_control_those_of_the_stable_one(upgrade: Any) -> None:
+    world = serving(replicas=3)
+    old = world.wanted
+    upgrade()
+    world.drafter("eagle31")
+    for _ in range(3):
+        world.step()
+        world.check()
+    assert {revision: is_new(item["spec"]["template"]) for revision, item in world.deployments().items()} == {
+        old: False,
+        world.wanted: True,
+    }
+    assert not is_new(world.deployments(control=True)[old]["spec"]["template"])
+
+
+def test_who_wants_the_pods_of_today_renews_them_by_a_canary(upgrade: Any) -> None:
+    world = serving()
+    old = world.wanted
+    upgrade()
+    world.annotate(**{RENEW_ANNOTATION.removeprefix("aerie.dev/"): "2026-11"})
+    assert world.wanted != old
+    for _ in range(3):
+        world.step()
+        world.check()
+    assert world.status["canary"]["revision"] == world.wanted
+    assert is_new(world.deployments()[world.wanted]["spec"]["template"])
+    assert world.status["canary"]["change"] == "engine"

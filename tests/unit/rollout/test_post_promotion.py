@@ -1,0 +1,304 @@
+"""After a promotion: old pods are kept for a while, the way back is short, and a fall of acceptance is looked into with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.api.status import Arm
+from aerie.manifests import naming
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
+from aerie.rollout.facts.arm_metrics import ArmMetrics
+from aerie.rollout.reconcile import build_reconcile_plan
+from aerie.rollout.status import build
+from tests.unit.rollout.world import IMAGE, World, watching
+
+GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
+MINUTE = timedelta(minutes=1)
+
+
+def weights(world: World) -> dict[str, int]:
+    (rule,) = world.objects["HTTPRoute", "chat"]["spec"]["rules"]
+    return {backend["name"].removeprefix("chat-"): backend["weight"] for backend in rule["backendRefs"]}
+
+
+def selector(world: World) -> dict[str, str]:
+    found: dict[str, str] = world.objects["Service", "chat"]["spec"]["selector"]
+    return found
+
+
+def last(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.status["history"][0]
+    return found
+
+
+def on_the_way_back(world: World, end: str) -> None:
+    """Looks until the phase: what serves never falls below what the spec says, and pods never need more places than before."""
+    for _ in range(20):
+        assert world.serving() >= 4
+        assert len(world.pods) <= 6
+        world.step()
+        if world.status["phase"] == end:
+            return
+        world.schedule()
+        world.ready()
+    raise AssertionError(f"{world.status['phase']} instead of {end}")
+
+
+# ------------------------------------------------------------------------------------------------------------------- what is kept
+def test_as_many_old_pods_as_canary_and_control_were_stay_ready_without_requests_and_go_in_time() -> None:
+    world, old = watching(rollout=GATEWAY)
+    new = world.wanted
+    assert world.status["phase"] == "Watching"
+    assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}
+    assert selector(world) == {naming.NAME_LABEL: "chat", naming.REVISION_LABEL: new}
+    world.step()  # the stable Service first, and then the route
+    assert weights(world) == {"stable": TOTAL_WEIGHT}
+    assert (last(world)["result"], last(world)["revision"]) == ("Promoted", new)
+    assert world.status["stable"]["revision"] == new
+    assert 2.9 < world.status["stable"]["acceptedLength"] < 3.1
+    world.schedule()
+    world.step()
+    previous = world.status["previous"]
+    assert (previous["revision"], previous["replicas"], previous["readyReplicas"], previous["weight"]) == (old, 2, 2, 0)
+    assert (world.status["replicas"], world.status["readyReplicas"]) == (4, 4)
+    assert world.status["selector"] == f"{naming.NAME_LABEL}=chat,{naming.REVISION_LABEL}={new}", (
+        "an autoscaler must not count idle pods"
+    )
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("Progressing") == ("True", "Watching")
+    assert f"aerie.dev/rollback={new}" in world.message("Progressing")
+    world.now += 9 * MINUTE
+    plan = world.plan()
+    assert (plan.objects_to_apply, plan.objects_to_delete, plan.events, plan.requeue_after) == ((), (), (), MINUTE)
+    assert plan.status.to_dict() == world.status
+    world.now += MINUTE
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert world.replicas() == {f"chat-{new}": 4}
+    assert selector(world) == {naming.NAME_LABEL: "chat"}
+    assert "previous" not in world.status
+    assert world.status["analysis"].get("state", "") == ""
+
+
+@pytest.mark.parametrize("canary", [{"scaleDownDelay": "0s"}, {"capacity": "Reuse"}])
+def test_nothing_is_kept_where_nothing_is_to_be_or_there_is_no_place_for_it(canary: dict[str, Any]) -> None:
+    world, _ = watching(rollout={"canary": canary})
+    assert world.status["phase"] == "Ready"
+    world.settle()
+    assert world.replicas() == {f"chat-{world.wanted}": 4}
+
+
+def test_with_one_place_to_spare_one_pod_is_kept_and_of_fewer_replicas_no_more_than_those() -> None:
+    world, old = watching(rollout={"canary": {"control": "Stable"}})
+    assert world.replicas() == {f"chat-{world.wanted}": 4, f"chat-{old}": 1}
+    world, old = watching()
+    world.edit(replicas=1)
+    world.step()
+    assert world.replicas() == {f"chat-{world.wanted}": 1, f"chat-{old}": 1}
+    world.edit(replicas=6)
+    world.step()
+    assert world.replicas() == {f"chat-{world.wanted}": 6, f"chat-{old}": 1}, "no model is loaded to be kept"
+    world.edit(replicas=0)
+    world.settle()
+    assert world.replicas() == {f"chat-{world.wanted}": 0}
+
+
+def test_paused_they_stay_and_go_when_it_goes_on() -> None:
+    world, old = watching()
+    world.step()
+    before = world.status["previous"]
+    world.edit(rollout={"paused": True, "canary": {"scaleDownDelay": "10m"}})
+    world.now += timedelta(hours=3)
+    world.step()
+    assert world.status["phase"] == "Paused"
+    assert world.status["previous"] == before
+    assert f"chat-{old}" in world.replicas()
+    world.edit(rollout={"canary": {"scaleDownDelay": "10m"}})
+    world.settle()
+    assert world.replicas() == {f"chat-{world.wanted}": 4}
+
+
+# ------------------------------------------------------------------------------------------------------------------- the way back
+@pytest.mark.parametrize("rollout", [{}, GATEWAY])
+def test_a_person_takes_it_back_and_the_old_pods_serve_at_once(rollout: dict[str, Any]) -> None:
+    world, old = watching(rollout=rollout)
+    new = world.wanted
+    world.step()
+    world.annotate(rollback=new)
+    world.step()
+    assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
+    assert selector(world) == {naming.NAME_LABEL: "chat"}
+    assert world.replicas() == {f"chat-{new}": 4, f"chat-{old}": 2}, "traffic goes before pods"
+    assert last(world)["reason"] == "Taken back after its promotion. A person asked for the rollback."
+    assert (last(world)["result"], last(world)["drafter"], last(world)["against"]) == (
+        "RolledBack",
+        "models/eagle31",
+        "models/eagle3",
+    )
+    shares = []
+    for _ in range(4 if rollout else 0):
+        shares.append(weights(world))
+        world.step()
+    if rollout:
+        assert shares[0] == {"stable": 0, "canary": TOTAL_WEIGHT}, (
+            "the promoted pods, until the stable Service leads to the others"
+        )
+        assert shares[-1] == {"stable": TOTAL_WEIGHT // 2, "canary": TOTAL_WEIGHT // 2}, "two of four"
+    on_the_way_back(world, "RolledBack")
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 4}
+    assert world.status["rejected"] == new
+    assert [one["result"] for one in world.status["history"]] == ["RolledBack", "Promoted", "Promoted"]
+
+
+def test_the_old_spec_again_is_as_good_as_a_word() -> None:
+    world, old = watching()
+    world.drafter("eagle3")
+    world.step()
+    assert (world.status["phase"], world.status["stable"]["revision"]) == ("RollingBack", old)
+    on_the_way_back(world, "Ready")
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 4}
+    assert last(world)["result"] == "Superseded"
+    assert "rejected" not in world.status
+
+
+def test_another_spec_gets_a_canary_beside_what_was_promoted_and_the_kept_pods_go_first() -> None:
+    world, old = watching()
+    new = world.wanted
+    world.edit(speculation={"tokens": 4})
+    for _ in range(8):
+        world.step()
+        assert not (f"chat-{old}" in world.replicas() and f"chat-{world.wanted}" in world.replicas())
+        world.check()
+    assert world.status["phase"] == "Starting"
+    assert world.status["stable"]["revision"] == new
+    assert set(world.replicas()) == {f"chat-{new}", f"chat-{new}-control", f"chat-{world.wanted}"}
+
+
+def test_a_crash_loop_takes_it_back_by_itself() -> None:
+    world, old = watching()
+    world.step()
+    world.crash(world.wanted, 3)
+    world.step()
+    assert world.status["stable"]["revision"] == old
+    assert "crashes again and again" in last(world)["reason"]
+
+
+def test_no_accepted_token_takes_it_back_by_itself() -> None:
+    world, old = watching()
+    world.measure_alone(2, 1.0, scatter=0.0)
+    assert world.status["stable"]["revision"] == old
+    assert "has fallen to 1.00" in last(world)["reason"]
+    assert "sleep of level 2" in last(world)["reason"]
+
+
+# -------------------------------------------------------------------------------------------------------------------------- drift
+def test_as_long_as_acceptance_stays_nothing_happens() -> None:
+    world, _ = watching()
+    world.measure_alone(4, 2.97)
+    assert world.status["phase"] == "Watching"
+
+
+def fallen() -> tuple[World, str]:
+    world, old = watching(rollout=GATEWAY)
+    world.measure_alone(4, 2.4)
+    assert world.status["phase"] == "Rechecking"
+    return world, old
+
+
+def test_after_a_fall_the_old_pods_get_requests_to_be_compared_with() -> None:
+    world, _ = fallen()
+    world.step()  # their Service first, and then the route
+    assert weights(world) == {"stable": 66_667, "previous": 33_333}
+    assert selector(world) == {naming.NAME_LABEL: "chat"}
+    assert "2.40 since the promotion, 20 % below the 3.0" in world.status["analysis"]["reason"]
+    assert world.status["analysis"]["reason"] in world.message("Progressing")
+    assert (world.status["replicas"], world.status["previous"]["weight"]) == (6, 33)
+
+
+def test_a_fall_of_both_is_one_of_the_traffic_and_takes_nothing_back() -> None:
+    world, _ = fallen()
+    new = world.wanted
+    world.measure(31, 0.0)
+    assert world.status["phase"] == "Ready"
+    assert world.status["stable"]["revision"] == new
+    assert "were not certainly better at the same time" in world.status["analysis"]["reason"]
+    world.settle()
+    assert world.replicas() == {f"chat-{new}": 4}
+
+
+def test_a_fall_of_the_promoted_pods_alone_takes_them_back() -> None:
+    world, old = fallen()
+    for _ in range(30):
+        world.measure(1, -0.2)
+        if world.status["phase"] != "Rechecking":
+            break
+    assert world.status["stable"]["revision"] == old
+    assert last(world)["reason"].startswith("Taken back after its promotion. Output per verification step is ")
+    assert "certainly at most" in last(world)["reason"]
+    assert last(world)["comparisons"][0]["upper"] < 0
+    on_the_way_back(world, "RolledBack")
+
+
+def test_what_is_counted_goes_on_where_a_lost_write_left_it() -> None:
+    world, _ = watching()
+    for _ in range(4):
+        before = world.status
+        world.measure_alone(1, 2.4)
+        world.document["status"] = before  # the write was lost, and so the look is repeated
+        world.step()
+    assert world.status["phase"] == "Rechecking"
+
+
+@pytest.mark.parametrize(
+    ("arm", "reason"),
+    [
+        ({"acceptanceLength": 1.0}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "acceptedLength": 2.5}, "DraftsRejected"),
+        ({"acceptanceLength": 1.0, "acceptedLength": 1.0}, None),
+        ({"acceptanceLength": 1.01}, None),
+        ({"acceptanceLength": 1.0, "setting": {"mode": "Adaptive", "tokens": 5}}, None),
+        ({}, None),
+    ],
+)
+def test_no_accepted_draft_is_a_warning_of_its_own_whether_the_revision_was_compared_or_not(
+    arm: dict[str, Any], reason: str | None
+) -> None:
+    found = build._build_regression_condition(Arm.model_validate({"revision": "r1", **arm}))
+    assert (found and found.reason) == reason
+    assert found is None or "after a sleep of level 2" in found.message
+
+
+def test_later_a_lasting_fall_is_a_warning_and_nothing_else() -> None:
+    world, _ = watching()
+    world.now += 10 * MINUTE
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert world.condition("Degraded")[0] == "False"
+    group = naming.deployment_name("chat", world.wanted, control=False)
+
+    def look(length: float) -> None:
+        figures = {group: ArmMetrics(acceptance_length=length)}
+        plan = build_reconcile_plan(replace(world.observed(), metrics_by_deployment=figures), IMAGE, world.now)
+        assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
+        world.document["status"] = plan.status.to_dict()
+
+    look(2.7)
+    assert world.condition("Degraded")[0] == "False"
+    look(2.4)
+    assert world.condition("Degraded") == ("True", "DriftSuspected")
+    assert "2.40, 20 % below the 3." in world.message("Degraded")
+    look(2.9)
+    assert world.condition("Degraded")[0] == "False"
+    look(1.02)
+    assert world.condition("Degraded") == ("True", "DriftSuspected")
+    look(1.0)
+    assert world.condition("Degraded") == ("True", "DraftsRejected"), "lost weights are no drift, however little is left to fall"
+    assert "its weights are lost: after a sleep of level 2" in world.message("Degraded")
+    look(2.9)
+    assert world.condition("Degraded")[0] == "False"

@@ -1,0 +1,267 @@
+"""The step from what was observed to what is to be done, where nothing is compared: the first revision, refusals, repairs.
+
+Canaries are in test_canary.py, and whatever may happen to a resource in test_rollouts.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.engine.models.drafter_catalog import DrafterCatalog
+from aerie.manifests import preflight_job
+from aerie.rollout.reconcile import with_apply_errors
+from tests.unit.rollout.world import START, World, serving
+
+
+def test_the_first_revision_is_looked_at_before_a_pod_is_made() -> None:
+    world = World()
+    world.step()
+    assert world.status["phase"] == "Preflight"
+    assert world.deployments() == {}
+    assert ("Job", preflight_job.preflight_job_name("chat", world.wanted)) in world.objects
+    world.check()
+    world.step()
+    assert list(world.deployments()) == [world.wanted]
+    assert world.status["phase"] == "Starting"
+    assert world.status.get("stable") is None
+    world.schedule()
+    world.ready()
+    world.step()
+    assert world.status["phase"] == "Ready"
+    assert world.status["stable"]["revision"] == world.wanted
+    assert world.status["stable"]["drafter"] == "models/eagle3"
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.status["history"][0]["result"] == "Promoted"
+
+
+def test_a_refused_drafter_never_gets_a_pod_and_says_why() -> None:
+    world = World(drafter={"source": {"volumeClaim": {"claimName": "models", "path": "refused"}}})
+    world.settle()
+    assert world.deployments() == {}
+    assert world.status["phase"] == "Failed"
+    assert world.condition("PreflightPassed") == ("False", "PreflightRefused")
+    assert "C9 weights: torn." in world.message("PreflightPassed")
+    assert "delete Job" in world.message("PreflightPassed")
+
+
+def test_a_refused_change_leaves_what_serves_alone() -> None:
+    world = serving()
+    before = copy.deepcopy(world.deployments())
+    world.drafter("refused")
+    world.settle()
+    assert world.deployments() == before
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("PreflightPassed") == ("False", "PreflightRefused")
+    assert world.condition("Progressing")[0] == "False"
+
+
+def test_a_catalog_that_grows_or_shrinks_rolls_nothing() -> None:
+    row = 'targets = ["acme/big"]\nkind = "eagle3.1"\nrepo = "me/{0}"\nrevision = "{1}"'
+    world = World(drafter=None, model={"source": {"huggingFace": {"repo": "acme/big", "revision": "0" * 40}}})
+    world.catalog = DrafterCatalog(()).with_user_entries({"one": row.format("one", "1" * 40)})
+    world.settle()
+    assert world.status["stable"]["drafter"] == "me/one@11111111"
+    before = set(world.deployments())
+    for rows in ({"a": row.format("better", "2" * 40), "one": row.format("one", "3" * 40)}, {}):
+        world.catalog = DrafterCatalog(()).with_user_entries(rows)
+        assert world.plan().objects_to_apply == ()
+        world.edit(replicas=len(rows) + 1)
+        world.settle()
+        assert set(world.deployments()) == before
+    world.catalog = DrafterCatalog(()).with_user_entries({"a": row.format("better", "2" * 40)})
+    world.edit(model={"source": {"huggingFace": {"repo": "acme/big", "revision": "1" * 40}}})
+    world.settle()
+    assert world.status["stable"]["drafter"] == "me/one@11111111"
+
+
+def test_a_first_revision_that_is_late_keeps_its_pods_to_be_looked_at() -> None:
+    world = World()
+    for _ in range(3):
+        world.step()
+        world.check()
+        world.schedule()
+    world.now += timedelta(hours=1)
+    world.step()
+    assert list(world.deployments()) == [world.wanted]
+    assert world.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
+    world.ready()
+    world.step()
+    assert world.status["phase"] == "Ready", "late is better than never"
+
+
+def test_an_error_that_is_no_verdict_is_tried_again_later() -> None:
+    world = World()
+    world.step()
+    name = preflight_job.preflight_job_name("chat", world.wanted)
+    world.conclude(name, {"ok": None, "error": "the Hub does not answer"})
+    plan = world.step()
+    assert plan.requeue_after is not None
+    assert world.condition("PreflightPassed") == ("Unknown", "PreflightError")
+    assert "the Hub does not answer" in world.message("PreflightPassed")
+    assert ("Job", name) in world.objects
+    world.now += timedelta(minutes=6)
+    world.checks.clear()
+    world.step()
+    assert ("Job", name) not in world.objects
+    world.settle()
+    assert world.status["phase"] == "Ready"
+
+
+def test_paused_changes_nothing_but_the_status() -> None:
+    world = serving()
+    world.edit(rollout={"paused": True}, replicas=5)
+    plan = world.step()
+    assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
+    assert world.status["phase"] == "Paused"
+    world.edit(rollout={})
+    world.settle()
+    assert (world.status["phase"], len(world.pods)) == ("Ready", 5)
+
+
+def test_what_is_left_of_a_deleted_namesake_neither_serves_nor_stands_in_the_way() -> None:
+    world = serving()
+    for pod in world.pods:
+        pod["metadata"]["creationTimestamp"] = (START - timedelta(hours=1)).isoformat()
+    del world.document["status"]
+    world.document["metadata"] |= {"uid": "u2", "creationTimestamp": START.isoformat()}
+    for _ in range(3):
+        plan = world.step()
+        assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
+        assert plan.requeue_after is not None
+        assert plan.requeue_after <= timedelta(seconds=10)
+    assert world.status["phase"] == "Preflight", "the Job of before has looked at other files, perhaps"
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    world.objects.clear()  # the garbage collector has come; the pods are the last to go
+    for _ in range(3):
+        world.step()
+        world.check()
+    assert list(world.deployments()) == [world.wanted]
+    assert world.condition("Ready")[0] == "False"
+    assert "0 of 2 pods" in world.message("Ready")
+    world.pods = []
+    world.settle()
+    assert world.status["phase"] == "Ready"
+    assert len(world.status["history"]) == 1
+
+
+def test_replicas_change_at_any_time_without_a_new_revision() -> None:
+    world = serving()
+    before = world.wanted
+    world.edit(replicas=3)
+    world.step()
+    assert world.deployments()[before]["spec"]["replicas"] == 3
+    assert world.condition("Ready")[0] == "False"
+    world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+    world.edit(replicas=0)
+    world.settle()
+    assert world.condition("Ready") == ("True", "ScaledToZero")
+
+
+def test_a_child_that_was_edited_or_deleted_is_put_back() -> None:
+    world = serving()
+    plain = copy.deepcopy(world.objects)
+    world.objects["Service", "chat"]["spec"]["selector"] = {"app": "other"}
+    del world.objects["PodDisruptionBudget", f"chat-{world.wanted}"]
+    world.step()
+    for key in plain:
+        world.objects[key]["metadata"]["uid"] = plain[key]["metadata"]["uid"]
+    assert world.objects == plain
+
+
+def test_a_name_that_is_taken_is_named_and_left_alone() -> None:
+    world = World()
+    owner = {"kind": "Deployment", "name": "other", "controller": True, "uid": "u9"}
+    world.foreign = [{"kind": "Service", "metadata": {"name": "chat", "uid": "s", "ownerReferences": [owner]}}]
+    world.settle()
+    assert ("Service", "chat") not in world.objects
+    assert world.condition("Degraded") == ("True", "NameTaken")
+    assert world.message("Degraded").startswith("Service chat belongs to Deployment other")
+
+
+def test_what_the_api_server_refuses_is_said_and_told_once() -> None:
+    world = World()
+    plan = with_apply_errors(world.plan(), None, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
+    found = next(c for c in plan.status.conditions if c.type == "Degraded")
+    assert (found.status, found.reason) == ("True", "Refused")
+    assert "spec.nope" in found.message
+    again = with_apply_errors(world.plan(), plan.status, ["Deployment chat: spec.template.spec.nope: unknown field"], world.now)
+    assert [event.reason for event in plan.events].count("Refused") == 1
+    assert [event.reason for event in again.events].count("Refused") == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"drafter": None}, "spec.drafter is missing"),
+        ({"engine": {"image": "vllm/vllm-openai:latest"}}, "version"),
+        ({"engine": {"image": "vllm/vllm-openai:v0.33.0", "args": ["--nnodes=2"]}}, "--nnodes"),
+        (
+            {
+                "engine": {
+                    "image": "a/b:v0.33.0",
+                    "version": "0.33.0",
+                    "podTemplate": {"spec": {"containers": [{"name": "engine", "args": ["a"]}]}},
+                }
+            },
+            "write spec.engine.args",
+        ),
+    ],
+)
+def test_a_spec_that_cannot_run_is_said_without_a_job(spec: dict[str, Any], said: str) -> None:
+    world = World(**spec)
+    world.settle()
+    assert world.condition("PreflightPassed") == ("False", "InvalidSpec")
+    assert said in world.message("Progressing")
+    assert not [key for key in world.objects if key[0] in ("Job", "Deployment")]
+
+
+def test_mode_gateway_has_a_route_and_leaving_it_removes_it() -> None:
+    gateway = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
+    world = serving(rollout=gateway)
+    assert {("HTTPRoute", "chat"), ("Service", "chat-stable")} <= world.objects.keys()
+    world.edit(rollout={})
+    world.settle()
+    assert not {("HTTPRoute", "chat"), ("Service", "chat-stable")} & world.objects.keys()
+
+
+def test_without_tokens_there_is_no_drafter() -> None:
+    world = serving(speculation={"tokens": 0})
+    (deployment,) = world.deployments().values()
+    (engine,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--speculative-config" not in engine["args"]
+    assert world.status["stable"]["setting"] == {"mode": "Off", "tokens": 0}
+
+
+def test_a_source_of_metrics_that_is_of_no_use_is_a_condition_that_outlasts_the_operator() -> None:
+    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    plan = world.step()
+    assert [(event.type, event.reason, event.message) for event in plan.events] == [
+        ("Warning", "MetricsUnavailable", "http://prometheus:9090 cannot be reached")
+    ]
+    assert world.condition("Degraded") == ("True", "MetricsUnavailable")
+    assert world.condition("Ready") == ("True", "Serving")
+    before = copy.deepcopy(world.status)
+    world.source_trouble = None  # another operator, which has not asked yet
+    assert world.step().events == ()
+    assert world.status == before
+    world.source_trouble = ""
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
+
+
+def test_a_source_that_is_gone_from_the_spec_is_no_trouble_any_more() -> None:
+    world = serving(metrics={"source": {"prometheus": {"address": "http://prometheus:9090"}}})
+    world.source_trouble = "http://prometheus:9090 cannot be reached"
+    world.step()
+    world.edit(metrics={})
+    world.source_trouble = None
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    assert world.status["phase"] == "Ready", "where metrics come from is no matter of a revision"

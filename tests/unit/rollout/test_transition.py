@@ -1,0 +1,377 @@
+"""Canaries, from the change of a drafter to its promotion or its end, as decisions in a world that does what Kubernetes would."""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
+from tests.unit.rollout.world import World, canarying, serving
+
+MINUTE = timedelta(minutes=1)
+GATEWAY = {"traffic": {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "public"}]}}}
+
+
+def weights(world: World) -> dict[str, int]:
+    (rule,) = world.objects["HTTPRoute", "chat"]["spec"]["rules"]
+    return {backend["name"].removeprefix("chat-"): backend["weight"] for backend in rule["backendRefs"]}
+
+
+def until(world: World, phase: str, looks: int = 30, minutes: float = 1.0, among: tuple[str, ...] = ()) -> None:
+    """Looks until the phase; `among`: no other phase may come before it."""
+    for _ in range(looks):
+        world.step()
+        assert not among or world.status["phase"] in among
+        if world.status["phase"] == phase:
+            return
+        world.check()
+        world.schedule()
+        world.ready()
+        world.now += timedelta(minutes=minutes)
+    raise AssertionError(f"{world.status['phase']} instead of {phase}: {world.message('Progressing')}")
+
+
+def last(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.status["history"][0]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------ the way there
+def test_canary_and_control_start_together_beside_the_stable_pods() -> None:
+    world, old = canarying("Starting")
+    new = world.wanted
+    assert world.replicas() == {f"chat-{old}": 2, f"chat-{new}": 1, f"chat-{old}-control": 1}
+    stable, control = world.deployments()[old], world.deployments(control=True)[old]
+    template = copy.deepcopy(control["spec"]["template"]["spec"])
+    assert template.pop("affinity")
+    assert template == stable["spec"]["template"]["spec"], "control is the stable revision"
+    assert world.status["canary"]["change"] == "drafter models/eagle31"
+    assert world.message("Progressing").startswith("0 of 1 canary and 0 of 1 control pods serve")
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+def test_the_pods_of_a_spec_that_is_gone_are_put_back_as_they_were() -> None:
+    world, old = canarying("WarmingUp")
+    before = world.objects.pop(("Deployment", f"chat-{old}"))
+    world.step()
+    after = world.objects["Deployment", f"chat-{old}"]
+    assert after["spec"] == before["spec"]
+
+
+def test_a_better_canary_warms_up_is_analyzed_ramped_and_promoted_without_a_new_pod_of_its_own() -> None:
+    world, old = canarying("WarmingUp", rollout={**GATEWAY, "analysis": {"soak": "1h"}}, replicas=4)
+    new = world.wanted
+    assert weights(world) == {"stable": 66_666, "canary": 16_667, "control": 16_667}
+    world.now += 4 * MINUTE
+    assert world.step().requeue_after == MINUTE
+    world.now += MINUTE
+    world.step()
+    assert world.status["phase"] == "Analyzing"
+    world.measure(29, +0.2)
+    assert world.status["phase"] == "Analyzing"
+    assert "of the soak are left" in world.status["analysis"]["reason"]
+    (length, *_) = world.status["analysis"]["comparisons"]
+    assert length["metric"] == "TokensPerStep"
+    assert 0.15 < length["lower"] < length["estimate"] < length["upper"] < 0.25
+    world.now += 2 * MINUTE
+    world.step()
+    assert world.status["phase"] == "Ramping", "the soak is over"
+    world.step()
+    assert f"chat-{old}-control" not in world.replicas()
+    seen: set[str] = set()
+    for _ in range(40):
+        world.schedule()
+        world.ready()
+        world.step()
+        mine = {pod["metadata"]["name"] for pod in world.pods if f"chat-{new}" in pod["metadata"]["name"]}
+        assert seen <= mine, "a pod of the canary is gone"
+        seen = mine
+        assert world.serving() >= 4
+        world.now += MINUTE
+        if world.status["phase"] == "Ready":
+            break
+    assert last(world)["result"] == "Promoted"
+    assert "output per verification step is" in last(world)["reason"].lower()
+    assert last(world)["comparisons"][0]["estimate"] > 0.15
+    assert (last(world)["drafter"], last(world)["against"]) == ("models/eagle31", "models/eagle3")
+    assert world.status["stable"]["revision"] == new
+    world.settle()
+    assert world.replicas() == {f"chat-{new}": 4}
+    assert weights(world) == {"stable": TOTAL_WEIGHT}
+    assert not [key for key in world.objects if key[0] == "Service" and key[1] in ("chat-canary", "chat-control")]
+    assert world.objects["Service", "chat-stable"]["spec"]["selector"]["aerie.dev/revision"] == new
+
+
+def test_a_worse_canary_loses_its_traffic_and_then_its_pods_and_is_not_tried_again() -> None:
+    world, old = canarying("Analyzing", rollout=GATEWAY)
+    new = world.wanted
+    for _ in range(30):
+        world.measure(1, -0.2)
+        if world.status["phase"] != "Analyzing":
+            break
+    assert world.status["phase"] == "RollingBack"
+    assert weights(world) == {"stable": TOTAL_WEIGHT, "canary": 0}
+    assert f"chat-{new}" in world.replicas(), "its pods go after its traffic"
+    until(world, "RolledBack", among=("RollingBack", "RolledBack"))
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 2}
+    assert world.status["phase"] == "RolledBack"
+    assert last(world)["result"] == "RolledBack"
+    assert "certainly at most" in last(world)["reason"]
+    assert "aerie.dev/retry" in world.message("Progressing")
+    before = world.status["analysis"]
+    assert world.condition("Ready") == ("True", "Serving")
+    world.annotate(retry="now")
+    world.settle_until("Starting")
+    assert f"chat-{new}" in world.replicas()
+    until(world, "Analyzing")
+    assert world.status["analysis"]["startedAt"] != before["startedAt"]
+
+
+def test_missing_data_never_promotes_and_ends_undecided() -> None:
+    world, _ = canarying("Analyzing")
+    world.now += timedelta(hours=3)
+    world.step()
+    assert world.status["phase"] == "Analyzing"
+    world.now += timedelta(hours=1)
+    world.step()
+    assert world.status["phase"] == "Held"
+    assert world.condition("Progressing") == ("False", "Held")
+    assert f"aerie.dev/promote={world.wanted}" in world.message("Progressing")
+    assert world.plan().objects_to_apply == ()
+    world.annotate(promote=world.wanted)
+    until(world, "Ready")
+    assert last(world)["reason"] == "A person asked for the promotion."
+
+
+def test_undecided_is_rolled_back_where_the_spec_says_so() -> None:
+    world, old = canarying("Analyzing", rollout={"analysis": {"onInconclusive": "Rollback"}})
+    world.now += timedelta(hours=4)
+    world.settle()
+    assert last(world)["result"] == "RolledBack"
+    assert last(world)["reason"].startswith("No decision within")
+    assert world.replicas() == {f"chat-{old}": 2}
+
+
+def test_a_person_is_asked_where_the_spec_says_so() -> None:
+    world, _ = canarying("Analyzing", rollout={"canary": {"approval": "Manual"}})
+    world.measure(20, +0.2)
+    assert world.status["phase"] == "AwaitingApproval"
+    world.annotate(promote="another")
+    world.step()
+    assert world.status["phase"] == "AwaitingApproval", "a word about another revision"
+    world.annotate(promote=world.wanted)
+    until(world, "Ready")
+
+
+def test_what_a_person_promotes_in_its_warm_up_is_compared_in_the_ramp_all_the_same() -> None:
+    world, _ = canarying("WarmingUp")
+    world.annotate(promote=world.wanted)
+    until(world, "Ramping")
+    for _ in range(3):  # it grows for its share
+        world.schedule()
+        world.ready()
+        world.step()
+    world.measure(30, -0.2, seconds=10)
+    assert last(world)["result"] == "RolledBack"
+    assert "certainly at most" in last(world)["reason"]
+
+
+def test_a_person_ends_it_at_any_time() -> None:
+    world, old = canarying("Promoting", replicas=4)
+    world.annotate(rollback=world.wanted)
+    while world.status["phase"] != "RolledBack":
+        world.step()
+        assert world.serving() >= 4, "stable pods come before the canary's go"
+        world.schedule()
+        world.ready()
+    assert last(world)["reason"] == "A person asked for the rollback."
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 4}
+
+
+# ------------------------------------------------------------------------------------------------------------- what goes wrong
+def test_a_canary_that_crashes_again_and_again_is_rolled_back_at_once() -> None:
+    world, old = canarying("Analyzing")
+    world.crash(world.wanted, 2)
+    world.step()
+    assert world.status["phase"] == "Analyzing"
+    world.crash(world.wanted, 3)
+    world.settle()
+    assert "crashes again and again" in last(world)["reason"]
+    assert world.replicas() == {f"chat-{old}": 2}
+
+
+def test_a_canary_that_turns_bad_in_the_ramp_is_rolled_back() -> None:
+    world, _ = canarying("Ramping", replicas=4, rollout={"canary": {"rampHold": "1h"}})
+    for _ in range(25):
+        world.schedule()
+        world.ready()
+        world.measure(1, -0.2)
+        if world.status["phase"] == "RollingBack":
+            break
+    assert world.status["phase"] == "RollingBack"
+    assert "below the control's" in last(world)["reason"]
+
+
+def test_pods_that_do_not_start_fail_the_rollout() -> None:
+    world, old = canarying("Starting")
+    world.schedule()
+    world.now += timedelta(minutes=31)
+    world.settle_until("Failed")
+    assert last(world)["result"] == "Failed"
+    assert "spec.rollout.progressDeadline" in last(world)["reason"]
+    world.settle()
+    assert world.replicas() == {f"chat-{old}": 2}
+
+
+# --------------------------------------------------------------------------------------------------------- what happens meanwhile
+@pytest.mark.parametrize("phase", ["Starting", "WarmingUp", "Analyzing", "Ramping", "Promoting"])
+def test_a_spec_that_is_taken_back_ends_it_at_once(phase: str) -> None:
+    world, old = canarying(phase, replicas=4)
+    world.drafter("eagle3")
+    for _ in range(20):
+        world.step()
+        assert phase not in ("Ramping", "Promoting") or world.serving() >= 4
+        world.schedule()
+        world.ready()
+    assert last(world)["result"] == "Superseded"
+    assert last(world)["reason"] == "The spec is that of the stable revision again."
+    assert world.status["phase"] == "Ready"
+    assert world.replicas() == {f"chat-{old}": 4}
+
+
+def test_another_spec_starts_anew_with_the_same_stable_pods() -> None:
+    world, old = canarying("Analyzing")
+    first = world.wanted
+    world.edit(speculation={"tokens": 4})
+    world.settle_until("Starting")
+    assert last(world)["revision"] == first
+    assert world.status["canary"]["revision"] == world.wanted != first
+    assert world.status["stable"]["revision"] == old
+    world.step()
+    assert set(world.replicas()) == {f"chat-{old}", f"chat-{old}-control", f"chat-{world.wanted}"}
+
+
+def test_what_a_kill_left_of_one_canary_goes_before_the_next_begins() -> None:
+    world = serving()
+    old = world.wanted
+    world.drafter("eagle31")
+    world.step()
+    world.check()
+    left = world.wanted
+    world.step(len(world.plan().objects_to_apply))  # killed before the status names it
+    world.drafter("another")
+    world.step(len(world.plan().objects_to_apply))  # and again, before anything is deleted
+    world.check()
+    assert set(world.deployments()) == {old, left}
+    world.step()
+    assert world.condition("Progressing") == ("True", "Preflight")
+    assert world.message("Progressing") == f"pods of revision {left}, which nothing asks for any more, go first"
+    assert set(world.deployments()) == {old}
+    world.step()
+    assert set(world.deployments()) == {old, world.wanted}
+    assert world.status["phase"] == "Starting"
+
+
+def test_replicas_may_change_meanwhile() -> None:
+    world, old = canarying("Analyzing")
+    world.edit(replicas=5)
+    world.step()
+    assert world.replicas() == {f"chat-{old}": 5, f"chat-{world.wanted}": 1, f"chat-{old}-control": 1}
+    assert world.status["phase"] == "Analyzing"
+
+
+def test_paused_it_stands_still_and_what_is_compared_stays_the_same() -> None:
+    world, _ = canarying("Analyzing")
+    world.step()
+    before = world.status["canary"]
+    assert before["control"]["replicas"] == 1
+    world.edit(rollout={"paused": True})
+    world.now += timedelta(hours=9)
+    plan = world.step()
+    assert (plan.objects_to_apply, plan.objects_to_delete) == ((), ())
+    assert world.status["phase"] == "Paused"
+    assert world.status["canary"] == before
+
+
+def test_where_nothing_serves_nor_will_the_new_revision_takes_its_place() -> None:
+    world = serving()
+    old = world.wanted
+    world.crash(old, 5)
+    world.drafter("eagle31")
+    world.settle_until("Promoting")
+    for _ in range(10):
+        world.step()
+        world.schedule()
+        world.ready(world.wanted)
+    assert world.status["phase"] == "Ready"
+    assert world.status["stable"]["revision"] == world.wanted != old
+
+
+def test_where_nothing_serves_for_a_moment_it_is_a_canary_all_the_same() -> None:
+    world = serving()
+    world.ready(value="False")
+    world.drafter("eagle31")
+    world.settle_until("Starting")
+
+
+def test_scaled_to_nothing_a_canary_is_not_promoted_for_that() -> None:
+    world, old = canarying("Analyzing")
+    world.edit(replicas=0)
+    for _ in range(3):
+        world.step()
+        world.schedule()
+        world.ready()
+    assert world.status["stable"]["revision"] == old
+    assert world.condition("Progressing") == ("False", "ScaledToZero")
+    assert not any(world.replicas().values()), "no pod of any arm is asked for"
+    world.edit(replicas=2)
+    world.step()
+    assert world.status["phase"] == "Starting", "what is judged starts with pods of one age"
+    assert world.replicas() == {f"chat-{old}": 2, f"chat-{old}-control": 1, f"chat-{world.wanted}": 1}
+
+
+@pytest.mark.parametrize(("word", "result"), [("promote", "Promoted"), ("rollback", "RolledBack")])
+def test_a_person_may_decide_about_a_canary_without_pods(word: str, result: str) -> None:
+    world, _ = canarying("Analyzing")
+    world.edit(replicas=0)
+    world.step()
+    world.annotate(**{word: world.wanted})
+    world.step()
+    assert world.status["history"][0]["result"] == result
+
+
+def test_reuse_needs_no_place_beyond_those_of_the_spec() -> None:
+    world = serving(replicas=4, rollout={"canary": {"capacity": "Reuse"}})
+    old = world.wanted
+    world.drafter("eagle31")
+    for _ in range(60):
+        world.step()
+        world.check()
+        world.schedule(places=4)
+        assert world.serving() >= 2
+        world.ready()
+        if world.status["phase"] == "Analyzing":
+            world.measure(1, +0.2)
+        world.now += MINUTE
+    assert world.status["phase"] == "Ready"
+    assert world.replicas() == {f"chat-{world.wanted}": 4}
+    assert old != world.wanted
+
+
+def test_nothing_is_written_while_nothing_happens() -> None:
+    for phase in ("Starting", "WarmingUp", "Analyzing", "Ramping"):
+        world, _ = canarying(phase, replicas=4)
+        if phase != "Starting":
+            world.schedule()
+            world.ready()
+            world.step()
+            world.step()
+        world.now += timedelta(seconds=7)
+        plan = world.plan()
+        assert (plan.objects_to_apply, plan.objects_to_delete, plan.events) == ((), (), ()), phase
+        assert plan.status.to_dict() == world.status, phase
